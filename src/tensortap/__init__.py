@@ -1,0 +1,66 @@
+"""See every tensor inside a running network, and change nothing."""
+
+from tensortap.errors import TensortapError
+from tensortap.ledger import TensortapWarning
+from tensortap.probes import Probe, probe
+from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats
+from tensortap.reduce.summary import Summary, summarize
+from tensortap.sinks.console import Console
+from tensortap.sinks.csv import Csv
+from tensortap.sinks.jsonl import JsonLines
+from tensortap.sinks.memory import Memory
+from tensortap.sinks.npy import Npy
+from tensortap.step import Record
+from tensortap.store.compact import compact
+from tensortap.store.run import Run
+from tensortap.store.run import open_run as open
+from tensortap.triggers import (
+    Trigger,
+    at,
+    between,
+    chance,
+    every,
+    first,
+    metric,
+    nonfinite,
+    powers_of,
+    spike,
+)
+from tensortap.watch import Tap, tap, watch
+
+__all__ = [
+    "Console",
+    "Csv",
+    "JsonLines",
+    "Memory",
+    "Npy",
+    "Probe",
+    "Record",
+    "Run",
+    "Summary",
+    "Tap",
+    "TensortapError",
+    "TensortapWarning",
+    "Trigger",
+    "at",
+    "between",
+    "chance",
+    "compact",
+    "every",
+    "first",
+    "full",
+    "histogram",
+    "metric",
+    "nonfinite",
+    "open",
+    "powers_of",
+    "probe",
+    "quantiles",
+    "rows",
+    "sample",
+    "spike",
+    "stats",
+    "summarize",
+    "tap",
+    "watch",
+]

@@ -1,0 +1,234 @@
+"""The command `tensortap`: one short function a command.
+
+What a command needs is imported when it runs, so that `tensortap --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from tensortap.errors import RunError, TensortapError
+
+if TYPE_CHECKING:
+    from tensortap.store.run import Run
+
+OURS, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 1, 70, 128 + signal.SIGINT, 128 + signal.SIGPIPE
+SORTS: Final = ("worst", "order", "name", "std", "absmax", "zeros", "nan")
+TARGETS: Final = ("csv", "jsonl", "npy")
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Commands(click.Group):
+    """Commands whose errors are a line or two on stderr and an exit code, never a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; see the exit codes above."""
+        try:
+            with _plain_warnings():
+                result = super().invoke(ctx)
+                sys.stdout.flush()
+                return result
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except BrokenPipeError:
+            _silence()
+            ctx.exit(BROKEN_PIPE)
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except Exception as error:
+            ctx.exit(_explain(error))
+
+
+class StepRange(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
+    """`7`, `-1` (the last), `10:20` (without 20), `10:` or `:20`."""
+
+    name = "N|A:B"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | slice:
+        """A number or a slice."""
+        try:
+            first, colon, last = str(value).partition(":")
+            if not colon:
+                return int(first)
+            return slice(int(first) if first else None, int(last) if last else None)
+        except ValueError:
+            self.fail(f"{value!r} is neither a step nor a range of steps; write 7, 10:20, 10: or :20", param, ctx)
+
+
+def _selection(command: Command) -> Command:
+    """The options by which commands choose what of a run they take."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--step", type=StepRange(), help="One step (-1: the last), or steps A up to B."),
+        click.option("--site", "sites", multiple=True, metavar="PATTERN", help="Sites such as 'blocks.*.mlp:output'."),
+        click.argument("path", metavar="RUN"),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="tensortap", message="%(prog)s %(version)s")
+def cli() -> None:
+    """See every tensor inside a running network, and change nothing."""
+
+
+@cli.command()
+@_selection
+@click.option("--sort", type=click.Choice(SORTS), default="worst", show_default=True, help="Which rows come first.")
+@click.option("--limit", type=click.IntRange(0), default=40, show_default=True, help="At most so many rows; 0: all.")
+def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, as_json: bool) -> None:
+    """Show a run: a line for every site, the worst first; or one site closely."""
+    from tensortap.view.progress import waiting
+    from tensortap.view.show import draw, look
+
+    with waiting(f"reading {path}"):
+        run = _open(path)
+        seen = look(run, list(sites), _steps(run, step), sort, limit)
+    if as_json:
+        _print_json(seen.as_json())
+    else:
+        draw(seen)
+
+
+@cli.command()
+@_selection
+@click.option("--to", type=click.Choice(TARGETS), required=True, help="csv and jsonl: records; npy: kept tensors.")
+@click.option("-o", "--output", required=True, type=click.Path(), help="The file, or for npy the folder, to write.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+def export(
+    path: str, sites: tuple[str, ...], step: int | slice | None, to: str, output: str, overwrite: bool, as_json: bool
+) -> None:
+    """Write a run's records or tensors in another format."""
+    from tensortap import export as exporting
+    from tensortap.view.progress import waiting
+
+    with waiting(f"exporting {path}") as advance:
+        run = _open(path)
+        steps = _steps(run, step)
+        done = exporting.export(
+            run, to, output, sites=list(sites) or None, steps=steps, overwrite=overwrite, progress=advance
+        )
+    if as_json:
+        _print_json(done._asdict())
+    else:
+        click.echo(exporting.describe(done))
+
+
+@cli.command()
+@click.argument("path", metavar="RUN")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def compact(path: str, as_json: bool) -> None:
+    """Fold a run's many small files into few large ones, which are quicker to read."""
+    from tensortap import text
+    from tensortap.store.compact import compact as fold
+    from tensortap.view.progress import waiting
+
+    with waiting(f"compacting {path}") as advance:
+        done = fold(path, progress=advance)
+    if as_json:
+        _print_json(done._asdict())
+        return
+    files, sizes = (done.before_files, done.after_files), (done.before_bytes, done.after_bytes)
+    click.echo(
+        f"{path}: {done.rows} rows, {files[0]} → {files[1]} files, {text.size(sizes[0])} → {text.size(sizes[1])}"
+    )
+
+
+@cli.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Say what is installed, which kernel is active, what is missing and how to get it."""
+    from tensortap import doctor as examine
+    from tensortap.view.checks import draw_checks
+
+    found = examine.checks()
+    if as_json:
+        _print_json(examine.as_json(found))
+    else:
+        draw_checks(found)
+
+
+def main() -> None:
+    """The entry point."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    cli.main(prog_name="tensortap")
+
+
+def _open(path: str) -> Run:
+    from tensortap.store.run import open_run
+
+    return open_run(path)
+
+
+def _steps(run: Run, step: int | slice | None) -> int | slice | None:
+    """The steps asked for, held against those there are; negative numbers count from the end."""
+    if step is None:
+        return None
+    known = run.steps
+    if isinstance(step, int):
+        step = known[step] if -len(known) <= step < 0 else step
+        found = step in known
+    else:
+        found = any(_within(s, step) for s in known)
+    if not found:
+        raise RunError(_no_such_step(run.path, step, known))
+    return step
+
+
+def _within(step: int, wanted: slice) -> bool:
+    return (wanted.start is None or step >= wanted.start) and (wanted.stop is None or step < wanted.stop)
+
+
+def _no_such_step(path: str, step: int | slice, known: list[int]) -> str:
+    if not known:
+        return f"{path} holds no records yet"
+    start, stop = (step, step) if isinstance(step, int) else (step.start, step.stop)
+    asked = str(start) if isinstance(step, int) else f"{'' if start is None else start}:{'' if stop is None else stop}"
+    near = sorted(sorted(known, key=lambda s: abs(s - (start or 0)))[:3])
+    return (
+        f"{path} has no records at step {asked}; it has {len(known)} steps from {known[0]} to {known[-1]}, "
+        f"the nearest are {', '.join(map(str, near))}: --step {near[0]}"
+    )
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, allow_nan=False, indent=1))
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong; the exit code."""
+    if os.environ.get("TENSORTAP_DEBUG"):
+        traceback.print_exception(error)
+    elif isinstance(error, (TensortapError, OSError)):
+        click.echo(f"error: {error}", err=True)
+    else:
+        click.echo(f"unexpected error: {type(error).__name__}: {error}", err=True)
+        click.echo("run with TENSORTAP_DEBUG=1 for the traceback", err=True)
+    return OURS if isinstance(error, (TensortapError, OSError)) else UNEXPECTED
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Warnings as a line on stderr, without file and line number."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *args, **more: click.echo(f"warning: {message}", err=True)
+        yield
+
+
+def _silence() -> None:
+    """After a broken pipe: nothing more can be written, and Python must not complain about it at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

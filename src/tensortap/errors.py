@@ -1,0 +1,56 @@
+"""Every error of ours. Each names the bad value, what it was held against, and the corrected call."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class TensortapError(Exception):
+    """Base of all errors raised by tensortap."""
+
+
+class PatternError(TensortapError, ValueError):
+    """A site pattern cannot be parsed, or matches nothing."""
+
+
+class ProbeError(TensortapError, ValueError):
+    """A probe, trigger or reducer was given a value it cannot use."""
+
+
+class UnsupportedError(TensortapError, TypeError):
+    """A value, model or framework that cannot be observed."""
+
+
+class RunError(TensortapError):
+    """A run folder cannot be opened, read or written."""
+
+
+class NotARunError(RunError, FileNotFoundError):
+    """The folder holds no run."""
+
+
+class RunExistsError(RunError, FileExistsError):
+    """The folder already holds a run, and nothing said to resume or overwrite it."""
+
+
+class SchemaError(RunError):
+    """The run was written by a newer tensortap."""
+
+
+class MissingExtraError(TensortapError, ImportError):
+    """An optional package is needed for this call."""
+
+
+def nearest(word: str, known: Iterable[str], n: int = 3) -> list[str]:
+    """The names most like `word`, best first: what an error offers instead."""
+    names = list(dict.fromkeys(known))
+    close = difflib.get_close_matches(word, names, n=n, cutoff=0.5)
+    holding = [name for name in names if word and word in name and name not in close]
+    return (close + holding)[:n]
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """A sentence offering the nearest names, or nothing when there is none near."""
+    names = nearest(word, known)
+    return f" Did you mean {' or '.join(repr(name) for name in names)}?" if names else ""

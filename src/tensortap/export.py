@@ -1,0 +1,155 @@
+"""A stored run, replayed through a sink into another format."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy.typing as npt
+
+from tensortap.errors import ProbeError, RunError, suggest
+from tensortap.reduce.summary import summarize
+from tensortap.sinks.base import RecordSink
+from tensortap.sinks.csv import Csv
+from tensortap.sinks.jsonl import JsonLines
+from tensortap.sinks.npy import Npy
+from tensortap.step import Record
+from tensortap.store.run import Run
+from tensortap.store.tensors import TensorKey
+from tensortap.types import Place
+
+Advance = Callable[[int, int], None]
+_BATCH: Final = 64
+
+
+class Target(NamedTuple):
+    """A format: what makes its sink from a path, and whether records, tensors or both are replayed through it."""
+
+    sink: Callable[[Path], RecordSink]
+    records: bool = True
+    tensors: bool = False
+
+
+TARGETS: Final[dict[str, Target]] = {
+    "csv": Target(Csv),
+    "jsonl": Target(JsonLines),
+    "npy": Target(Npy, records=False, tensors=True),
+}
+
+
+class Exported(NamedTuple):
+    """What was written, and where."""
+
+    path: str
+    records: int
+    tensors: int
+
+
+def export(
+    run: Run,
+    to: str,
+    path: str | os.PathLike[str],
+    *,
+    sites: list[str] | None = None,
+    steps: Any = None,
+    overwrite: bool = False,
+    progress: Advance = lambda done, total: None,
+) -> Exported:
+    """Write the chosen records or tensors to `path`: whole, or not at all."""
+    if to not in TARGETS:
+        raise ProbeError(f"cannot export to {to!r}, only to {', '.join(TARGETS)}.{suggest(to, TARGETS)}")
+    place = Path(path).absolute()
+    _check(place, overwrite)
+    hidden = place.with_name(f".{place.name}.partial-{os.getpid()}")
+    try:
+        records, tensors = _replay(run, TARGETS[to], hidden, sites, steps, progress)
+        _remove(place)
+        hidden.rename(place)
+    finally:
+        _remove(hidden)
+    return Exported(str(path), records, tensors)
+
+
+def describe(done: Exported) -> str:
+    """What was written, in a line."""
+    if not done.records and not done.tensors:
+        return f"{done.path}: nothing was there to write; full(), rows(), sample() keep tensors for npy"
+    parts = [f"{count} {noun}" for count, noun in ((done.records, "records"), (done.tensors, "tensors")) if count]
+    return f"{done.path}: {' and '.join(parts)} written"
+
+
+def _replay(
+    run: Run, target: Target, path: Path, sites: list[str] | None, steps: Any, progress: Advance
+) -> tuple[int, int]:
+    sink = target.sink(path)
+    records = tensors = 0
+    try:
+        if target.records:
+            for records, record in enumerate(_counted(run, sites, steps, progress), 1):  # noqa: B007
+                sink.record(record)
+        if target.tensors:
+            for tensors, (record, key, array) in enumerate(_tensors(run, sites, steps), 1):  # noqa: B007
+                sink.tensor(record, key.kind, array)
+    finally:
+        sink.close()
+    return records, tensors
+
+
+def _counted(run: Run, sites: list[str] | None, steps: Any, progress: Advance) -> Iterator[Record]:
+    """The records, telling how far in the run's steps they are."""
+    known = run.steps
+    place = {step: n for n, step in enumerate(known)}
+    last = None
+    for record in run.records(sites=sites, steps=steps):
+        if record.step != last:
+            last = record.step
+            progress(place.get(last, 0), len(known))
+        yield record
+
+
+def _tensors(run: Run, sites: list[str] | None, steps: Any) -> Iterator[tuple[Record, TensorKey, npt.NDArray[Any]]]:
+    """Every kept tensor with its record; records are looked up for some tensors at a time."""
+    for some in _batched(run.tensors(sites=sites, steps=steps), _BATCH):
+        wanted = sorted({key.step for key, _ in some})
+        known = {_identity(record): record for record in run.records(sites=sites, steps=wanted)}
+        for key, array in some:
+            yield known.get(tuple(key._replace(kind=""))) or _record(key, array), key, array
+
+
+def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    rest = iter(items)
+    while some := list(itertools.islice(rest, size)):
+        yield some
+
+
+def _identity(record: Record) -> tuple[Any, ...]:
+    place = record.place
+    return tuple(
+        TensorKey(record.step, record.rank, place.site, place.port, place.slot, record.call, "", record.recomputed)
+    )
+
+
+def _record(key: TensorKey, array: npt.NDArray[Any]) -> Record:
+    """A record for a tensor whose row is gone: what the tensor itself tells."""
+    place = Place(key.site, key.port, key.slot)
+    return Record(key.step, "", key.rank, place, key.call, 0, "", key.recomputed, 0, summarize(array))
+
+
+def _check(path: Path, overwrite: bool) -> None:
+    if not path.exists():
+        return
+    if not overwrite:
+        raise RunError(f"{path} exists already and is left as it is; name another path or add --overwrite")
+    if path.is_dir() and any(path.iterdir()) and not (path / "index.jsonl").is_file():
+        raise RunError(f"{path} is a folder that no export wrote; it is not overwritten. Name another path")
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,64 @@
+"""What was dropped, thinned, skipped or went wrong: counted always, said once, raised only when asked to."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections import Counter
+
+
+class TensortapWarning(UserWarning):
+    """Something of ours went wrong beside the user's work, which goes on."""
+
+
+class Ledger:
+    """Counts by name, and a warning the first time each thing happens.
+
+    >>> ledger = Ledger()
+    >>> ledger.add("dropped_steps"); ledger.add("dropped_steps", 2); ledger.counts()
+    {'dropped_steps': 3}
+    """
+
+    def __init__(self, *, strict: bool = False) -> None:
+        self.strict = strict
+        self._counts: Counter[str] = Counter()
+        self._details: dict[str, str] = {}
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, name: str, n: int = 1) -> None:
+        """Count `n` more of something."""
+        with self._lock:
+            self._counts[name] += n
+
+    def counts(self) -> dict[str, int]:
+        """What was counted, by name."""
+        with self._lock:
+            return dict(sorted(self._counts.items()))
+
+    def details(self) -> dict[str, str]:
+        """The first message of each kind of trouble."""
+        with self._lock:
+            return dict(self._details)
+
+    def warn(self, key: str, message: str) -> None:
+        """Say it the first time, and remember it."""
+        with self._lock:
+            if key in self._warned:
+                return
+            self._warned.add(key)
+            self._details[key] = message
+        warnings.warn(message, TensortapWarning, stacklevel=3)
+
+    def failed(self, name: str, what: str, error: BaseException) -> None:
+        """An error of ours or of a user's function: count it, name it once; with `strict` let it out."""
+        self.note(name, what, error)
+        if self.strict:
+            raise error
+
+    def note(self, name: str, what: str, error: BaseException) -> None:
+        """Count an error and name it once, where nobody could catch it."""
+        self.add(name)
+        self.warn(
+            f"{name}:{what}", f"{what} failed: {type(error).__name__}: {error} (counted as {name}; your code goes on)"
+        )

@@ -1,0 +1,100 @@
+"""The look-back ring: the last steps nobody wanted yet, in memory, until a trigger wants them after all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.ledger import Ledger
+from tensortap.step import Step
+from tensortap.table import StepTable
+
+
+class Split(NamedTuple):
+    """A closed step's rows: to be written now, waiting for a later trigger, and written but with tensors waiting."""
+
+    kept: StepTable | None
+    held: StepTable | None
+    pending: StepTable | None
+
+
+def split(table: StepTable, fired: int, waiting: int) -> Split:
+    """Part a table by the probes that want it now (`fired`) and those that may want it later (`waiting`)."""
+    if not table.rows:
+        return Split(None, None, None)
+    probes = table.column("probes")
+    wanted = _any(probes, fired)
+    held = ~wanted & _any(probes, waiting)
+    pending = np.zeros_like(wanted)
+    pending[[kept.row for kept in table.tensors if kept.probe & waiting and wanted[kept.row]]] = True
+    late = _part(table, pending)
+    if late is not None:
+        late.tensors = [kept for kept in late.tensors if kept.probe & waiting]
+        late.values = []
+    return Split(_part(table, wanted), _part(table, held), late)
+
+
+def _any(probes: npt.NDArray[np.uint64], mask: int) -> npt.NDArray[np.bool_]:
+    return (probes & np.uint64(mask)) != 0
+
+
+def _part(table: StepTable, chosen: npt.NDArray[np.bool_]) -> StepTable | None:
+    if chosen.all():
+        return table
+    return table.take(np.flatnonzero(chosen)) if chosen.any() else None
+
+
+class _Held(NamedTuple):
+    step: Step
+    waiting: int
+
+
+class LookBack:
+    """Holds what the last `steps` steps left unwritten, within `most_bytes`; what must be let go is counted.
+
+    Kept tensors count like rows. Bytes run out oldest first.
+    """
+
+    def __init__(self, steps: int, most_bytes: int, ledger: Ledger) -> None:
+        self.steps = steps
+        self.most_bytes = most_bytes
+        self.nbytes = 0
+        self._ledger = ledger
+        self._held: deque[_Held] = deque()
+
+    def __len__(self) -> int:
+        return len({held.step.number for held in self._held})
+
+    def hold(self, step: Step, waiting: int) -> None:
+        """Remember a step's rows for the probes that may want them later."""
+        self._held.append(_Held(step, waiting))
+        self.nbytes += step.nbytes
+        while self._held and self.nbytes > self.most_bytes:
+            self._ledger.add("lookback_let_go_steps")
+            self._drop()
+
+    def expire(self, number: int) -> Iterator[StepTable]:
+        """Let go of what lies further back than promised before step `number`; its memory can be used again."""
+        while self._held and self._held[0].step.number < number - self.steps:
+            yield self._drop().table
+
+    def release(self, fired: int) -> Iterator[Step]:
+        """The held steps that the fired probes want, oldest first. What others wait for stays."""
+        held, self._held, self.nbytes = self._held, deque(), 0
+        for step, waiting in held:
+            part = split(step.table, fired & waiting, waiting & ~fired)
+            if part.kept is not None:
+                yield replace(step, table=part.kept)
+            for rest, written in ((part.held, step.tensors_only), (part.pending, True)):
+                if rest is not None:
+                    self.hold(replace(step, table=rest, tensors_only=written), waiting & ~fired)
+
+    def _drop(self) -> Step:
+        step = self._held.popleft().step
+        self.nbytes -= step.nbytes
+        return step

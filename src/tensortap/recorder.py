@@ -1,0 +1,279 @@
+"""The recorder: opens a step, takes rows, and at its end decides what is kept, held for look-back, or dropped."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from tensortap.errors import TensortapError
+from tensortap.ledger import Ledger
+from tensortap.lookback import LookBack, split
+from tensortap.probes import Probe
+from tensortap.reduce.buffers import array_of
+from tensortap.step import Step, summary_of
+from tensortap.table import Kept, Names, StepTable, Value
+from tensortap.triggers import Answer
+from tensortap.types import PHASES, Buffer, Place, Seen
+
+LOOKBACK_BYTES: Final = 256 << 20
+_SPARE_TABLES: Final = 4
+_SMALL_ARRAY: Final = 4096
+_METRIC_PATIENCE: Final = 100  # steps without a metric that a trigger reads before that is said
+_NO_ROWS: Final = StepTable(1)
+
+
+class Point:
+    """One place as an adapter holds it: its number and the probes that want it, decided once."""
+
+    __slots__ = ("keeping", "key", "place", "probes", "text")
+
+    def __init__(self, place: Place, key: int, probes: int, keeping: int) -> None:
+        self.place = place
+        self.key = key
+        self.probes = probes
+        self.keeping = keeping
+        self.text = str(place)
+
+
+class OpenStep:
+    """A step being recorded. `armed` is the set of probes, as bits, that may want this step: 0 costs nothing."""
+
+    __slots__ = ("armed", "maybe", "number", "phase", "table")
+
+    def __init__(self, number: int, table: StepTable, armed: int, maybe: int) -> None:
+        self.number = number
+        self.table = table
+        self.armed = armed
+        self.maybe = maybe
+        self.phase = ""
+
+
+class Recorder:
+    """Takes what adapters see, step by step, and emits what is to be written.
+
+    `current` is the open step. Several may be open at once (one per request in a server): `open()` gives another.
+    """
+
+    def __init__(
+        self,
+        probes: Sequence[Probe],
+        *,
+        rank: int = 0,
+        start: int = 0,
+        lookback: int = 0,
+        lookback_bytes: int = LOOKBACK_BYTES,
+        ledger: Ledger | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.probes = tuple(probes)
+        self.rank = rank
+        self.names = Names()
+        self.ledger = ledger or Ledger()
+        self.paused = False
+        self._clock = clock
+        self._numbers = itertools.count(start)
+        self._points: dict[tuple[Place, int], Point] = {}
+        self._hist = _bits(p.histogram for p in self.probes)
+        self._keeping = _bits(bool(p.keepers or p.customs) for p in self.probes)
+        self._quantiles = [(1 << i, p.quantiles) for i, p in enumerate(self.probes) if p.quantiles]
+        self._ring = LookBack(lookback, lookback_bytes, self.ledger)
+        self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
+        self._metrics_seen: set[str] = set()
+        self._metrics_read = {name for p in self.probes for name in p.when.metrics()}
+        self._lock = threading.RLock()
+        self.current = self.open()
+
+    def point(self, place: Place, probes: int) -> Point:
+        """The handle of a place for the probes (as bits) that matched it; the same one every time."""
+        with self._lock:
+            known = self._points.get((place, probes))
+            if known is None:
+                known = Point(place, self.names.key(place), probes, probes & self._keeping)
+                self._points[place, probes] = known
+            return known
+
+    def open(self) -> OpenStep:
+        """Begin a step: ask every trigger before any data is touched."""
+        with self._lock:
+            number = next(self._numbers)
+            armed = maybe = 0
+            for i, probe in enumerate(self.probes):
+                answer = probe.when.before(number)
+                armed |= (answer is not Answer.NO) << i
+                maybe |= (answer is Answer.MAYBE) << i
+            table = self._spare.pop() if self._spare else StepTable()
+            table.reset(int(self._clock() * 1e6) if self._clock else 0)
+            return OpenStep(number, table, 0 if self.paused else armed, maybe)
+
+    def observe(
+        self, point: Point, buffer: Buffer, value: Any = None, *, recomputed: bool = False, step: OpenStep | None = None
+    ) -> int:
+        """Record one tensor at a place; the row's number in its step, or −1 when no probe wants this step."""
+        step = step or self.current
+        armed = step.armed & point.probes
+        if not armed:
+            return -1
+        table = step.table
+        row = table.record(
+            point.key,
+            armed,
+            bool(armed & self._hist),
+            recomputed,
+            buffer.dtype,
+            buffer.address,
+            buffer.shape,
+            buffer.strides,
+        )
+        if armed & point.keeping:
+            self.keep(table, row, point, armed, buffer, value)
+        return row
+
+    def keep(self, table: StepTable, row: int, point: Point, armed: int, buffer: Buffer, value: Any) -> None:
+        """Copy out of a recorded tensor what the armed probes' reducers want of its elements."""
+        for i, probe in enumerate(self.probes):
+            if not armed >> i & 1:
+                continue
+            for keeper in probe.keepers:
+                try:
+                    picked = keeper.pick(array_of(buffer), point.text)
+                except Exception as error:
+                    self.ledger.failed("reducer_errors", f"{keeper} at {point.text}", error)
+                    continue
+                if picked is None:
+                    self.ledger.add("rows_absent")
+                else:
+                    table.tensors.append(Kept(row, keeper.kind, picked, 1 << i))
+            for custom in probe.customs:
+                try:
+                    result = custom.function(array_of(buffer) if value is None else value)
+                    self._keep_result(table, row, 1 << i, custom.name, result)
+                except Exception as error:
+                    self.ledger.failed("reducer_errors", f"{custom.name}() at {point.text}", error)
+
+    def _keep_result(self, table: StepTable, row: int, probe: int, name: str, result: Any) -> None:
+        if result is None:
+            return
+        if isinstance(result, Mapping):
+            table.values.extend(Value(row, f"{name}.{key}", float(number), probe) for key, number in result.items())
+            return
+        array = np.asarray(result)
+        if array.ndim == 0:
+            table.values.append(Value(row, name, float(array), probe))
+        elif array.size <= _SMALL_ARRAY:
+            table.tensors.append(Kept(row, name, np.array(array, copy=True), probe))
+        else:
+            raise TensortapError(
+                f"it returned {array.size} elements; a function keeps a number, a dict of numbers or an array of at "
+                f"most {_SMALL_ARRAY}; to keep tensors use full(), rows() or sample()"
+            )
+
+    def pause(self) -> None:
+        """Record nothing until `resume`."""
+        self.paused = True
+        self.current.armed = 0
+
+    def resume(self) -> None:
+        """Record again, from the next step on."""
+        self.paused = False
+
+    def close(
+        self, metrics: Mapping[str, float] | None = None, *, phase: str = "", step: OpenStep | None = None
+    ) -> list[Step]:
+        """End a step: what is to be written now, oldest first. Without `step` the current one, and a new one opens."""
+        with self._lock:
+            closing = step or self.current
+            seen = Seen(metrics or {}, closing.table.nonfinite)
+            steps = self._decide(closing, seen, phase or closing.phase)
+            if closing is self.current:
+                self.current = self.open()
+            return steps
+
+    def release(self, step: Step) -> None:
+        """Take back the memory of a step that every sink has written."""
+        self._spare.append(step.table)
+
+    def _decide(self, closing: OpenStep, seen: Seen, phase: str) -> list[Step]:
+        reasons = self._ask(closing.number, seen)
+        self._check_metrics(closing.number, seen)
+        fired = sum(1 << i for i in reasons)
+        late = fired & closing.maybe
+        for table in self._ring.expire(closing.number):
+            self._spare.append(table)
+        earlier = list(self._ring.release(late)) if late else []
+        waiting = closing.maybe & ~fired if self._ring.steps else 0
+        step = Step(closing.number, phase, self.rank, self._now(), seen.metrics, closing.table, self.names)
+        part = split(closing.table, fired, waiting)
+        for rest, written in ((part.held, False), (part.pending, True)):
+            if rest is not None:
+                self._ring.hold(replace(step, table=rest, tensors_only=written), waiting)
+        if closing.table not in part:
+            self._spare.append(closing.table)
+        for old in earlier:
+            self._finish(old, late, reasons, "lookback: ")
+        now = replace(step, table=part.kept or _NO_ROWS)
+        self._finish(now, fired, reasons)
+        return [*earlier, now]
+
+    def _finish(self, step: Step, fired: int, reasons: Mapping[int, str], prefix: str = "") -> None:
+        """Fill in what is known only now: the step's number and phase, the words, why each row is kept."""
+        table = step.table
+        if not table.rows:
+            return
+        columns, rows = table.columns, slice(table.rows)
+        columns["step"][rows] = step.number
+        columns["phase"][rows] = PHASES.index(step.phase) if step.phase in PHASES else 0
+        self.names.fill(table)
+        masks, which = np.unique(table.column("probes") & np.uint64(fired), return_inverse=True)
+        texts = [prefix + "; ".join(dict.fromkeys(r for i, r in reasons.items() if int(m) >> i & 1)) for m in masks]
+        columns["reason"][rows] = np.array([self.names.reason(text) for text in texts], np.int32)[which]
+        table.tensors = [kept for kept in table.tensors if kept.probe & fired]
+        table.values = [value for value in table.values if value.probe & fired]
+        self._add_quantiles(table, fired)
+
+    def _add_quantiles(self, table: StepTable, fired: int) -> None:
+        for bit, wanted in self._quantiles:
+            if not bit & fired:
+                continue
+            for row in np.flatnonzero(table.column("probes") & np.uint64(bit)).tolist():
+                summary = summary_of(table, row)
+                table.values.extend(Value(row, f"q{q:g}", summary.quantile(q), bit) for q in wanted)
+
+    def _ask(self, number: int, seen: Seen) -> dict[int, str]:
+        """The probes that want the step, with their reasons. Every trigger is asked, for it may keep history."""
+        reasons = {}
+        for i, probe in enumerate(self.probes):
+            try:
+                reason = probe.when.after(number, seen)
+            except Exception as error:
+                self.ledger.failed("trigger_errors", f"trigger {probe.when}", error)
+                continue
+            if reason is not None:
+                reasons[i] = reason
+        return reasons
+
+    def _now(self) -> int:
+        return int((self._clock or time.time)() * 1e6)
+
+    def _check_metrics(self, number: int, seen: Seen) -> None:
+        self._metrics_seen.update(seen.metrics)
+        if number != _METRIC_PATIENCE or not self._metrics_read:
+            return
+        for name in sorted(self._metrics_read - self._metrics_seen):
+            known = ", ".join(sorted(self._metrics_seen)) or "none"
+            self.ledger.add("metrics_missing")
+            self.ledger.warn(
+                f"metric:{name}",
+                f"a trigger reads the metric {name!r}, which no step has given so far (seen: {known}); "
+                f"pass it as tap.step({name}=...)",
+            )
+
+
+def _bits(flags: Iterable[bool]) -> int:
+    return sum(1 << i for i, flag in enumerate(flags) if flag)

@@ -1,0 +1,31 @@
+"""Types of the C extension; what it computes is described in _kernel.c."""
+
+from typing import Final
+
+LEVELS: Final[tuple[str, ...]]
+
+def level() -> str: ...
+def set_level(name: str, /) -> None: ...
+def threads() -> int: ...
+def set_threads(number: int, /) -> None: ...
+def reduce(
+    row_address: int,
+    hist_address: int,
+    address: int,
+    dtype: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    /,
+) -> tuple[int, int]: ...
+def record(
+    layout_address: int,
+    key: int,
+    probes: int,
+    want: int,
+    recomputed: bool | int,
+    dtype: int,
+    address: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...] | None,
+    /,
+) -> int: ...

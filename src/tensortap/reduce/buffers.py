@@ -1,0 +1,141 @@
+"""Any array or tensor, as memory the kernel can read: no copy where there need be none, no framework imported.
+
+A framework's tensor is recognised by the module of its type and asked through its own methods, so nothing is
+imported that the user has not imported already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.errors import UnsupportedError
+from tensortap.types import DTYPE_CODE, DTYPES, Buffer
+
+NUMPY_DTYPES: tuple[np.dtype[Any], ...] = tuple(
+    np.dtype(getattr(ml_dtypes, d.name)) if hasattr(ml_dtypes, d.name) else np.dtype(d.name) for d in DTYPES
+)
+_CODE_OF = {dtype: code for code, dtype in enumerate(NUMPY_DTYPES)}
+
+
+def buffer_of(value: Any) -> Buffer:
+    """The memory of any array-like value.
+
+    >>> buffer_of(np.zeros((2, 3), np.float32)).shape
+    (2, 3)
+    """
+    if isinstance(value, np.ndarray):
+        return _of_numpy(value)
+    if type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "data_ptr"):
+        return _of_torch(value)
+    return _of_numpy(_asarray(value))
+
+
+def array_of(buffer: Buffer) -> npt.NDArray[Any]:
+    """A read-only NumPy view of the buffer. It is valid as long as the buffer's owner is."""
+    dtype = NUMPY_DTYPES[buffer.dtype]
+    strides = buffer.strides or _contiguous(buffer.shape, dtype.itemsize)
+    if not all(buffer.shape):
+        return np.empty(buffer.shape, dtype)
+    array = np.asarray(_Memory(buffer, strides, dtype.itemsize)).view(dtype)
+    array.flags.writeable = False
+    return array
+
+
+def nbytes(buffer: Buffer) -> int:
+    """How many bytes a copy of the buffer takes."""
+    return int(np.prod(buffer.shape, dtype=np.int64)) * DTYPES[buffer.dtype].itemsize
+
+
+class _Memory:
+    """Carries an address through NumPy's array interface, as plain integers of the right width."""
+
+    def __init__(self, buffer: Buffer, strides: tuple[int, ...], itemsize: int) -> None:
+        self.owner = buffer.owner
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (buffer.address, True),
+            "shape": buffer.shape,
+            "strides": strides,
+            "typestr": f"<u{itemsize}" if itemsize <= 8 else f"<c{itemsize}",
+        }
+
+
+def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    strides, step = [], itemsize
+    for dim in reversed(shape):
+        strides.append(step)
+        step *= dim
+    return tuple(reversed(strides))
+
+
+def _asarray(value: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(value)
+    except Exception as error:
+        raise UnsupportedError(
+            f"cannot read a {type(value).__name__} as an array ({error}); give an array, a tensor or a number"
+        ) from error
+    if array.dtype.kind in "OSUMm" or (array.dtype.kind == "V" and array.dtype.names):
+        raise UnsupportedError(
+            f"cannot summarise a {type(value).__name__} of dtype {array.dtype}; give numbers: one of "
+            + ", ".join(d.name for d in DTYPES)
+        )
+    return array
+
+
+def _of_numpy(array: npt.NDArray[Any]) -> Buffer:
+    code = _CODE_OF.get(array.dtype)
+    if code is None:
+        array = _convert(array)
+        code = _CODE_OF[array.dtype]
+    strides = None if array.flags.c_contiguous else array.strides
+    return Buffer(array.__array_interface__["data"][0], code, array.shape, strides, array)
+
+
+def _convert(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """An equal array of a type the kernel reads: byte-swapped, long double, or one of ml_dtypes' small floats."""
+    native = array.dtype.newbyteorder("=")
+    if native in _CODE_OF:
+        return array.astype(native)
+    if array.dtype.kind == "f":
+        return array.astype(np.float64)
+    if array.dtype.kind == "c":
+        return array.astype(np.complex128)
+    try:
+        return array.astype(np.float32)
+    except (TypeError, ValueError) as error:
+        raise UnsupportedError(
+            f"cannot summarise an array of dtype {array.dtype}; one of {', '.join(d.name for d in DTYPES)} works"
+        ) from error
+
+
+def _of_torch(tensor: Any) -> Buffer:
+    tensor = _plain(tensor.detach())
+    code = DTYPE_CODE.get(str(tensor.dtype).removeprefix("torch."))
+    if code is None:
+        raise UnsupportedError(f"cannot summarise a tensor of dtype {tensor.dtype}")
+    strides = None if tensor.is_contiguous() else tuple(s * tensor.element_size() for s in tensor.stride())
+    return Buffer(tensor.data_ptr(), code, tuple(tensor.shape), strides, tensor)
+
+
+def _plain(tensor: Any) -> Any:
+    """A dense CPU tensor holding the values of a quantised, sparse, lazily conjugated or device tensor."""
+    if tensor.device.type == "meta":
+        raise UnsupportedError("a meta tensor has a shape but no values; nothing can be summarised")
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout is not _strided(tensor):
+        tensor = tensor.to_dense()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if hasattr(tensor, "to_local"):
+        tensor = tensor.to_local()
+    return tensor.cpu() if tensor.device.type != "cpu" else tensor
+
+
+def _strided(tensor: Any) -> Any:
+    return tensor.layout if str(tensor.layout) == "torch.strided" else None

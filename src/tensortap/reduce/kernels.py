@@ -1,0 +1,156 @@
+"""The kernel in use: the C extension where it was built, otherwise its NumPy twin, which gives the same results.
+
+`TENSORTAP_KERNEL` = `avx512`, `avx2`, `plain` or `numpy` forces one; `ACTIVE` says which was chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.reduce import fallback
+
+try:
+    from tensortap.reduce import _kernel
+except ImportError:
+    _kernel = None  # type: ignore[assignment]
+
+ROW: Final = np.dtype(
+    [(name, np.int64) for name in ("numel", "nan", "posinf", "neginf", "zeros")]
+    + [(name, np.float64) for name in ("min", "max", "mean", "std", "l1", "l2")]
+)
+"""One reduction, as `reduce` writes it."""
+
+# A step table's header: these counters, room for more, then the address of each column in this order.
+HEADER: Final = (
+    "rows", "row_capacity", "hist_used", "hist_capacity", "dims_used", "dims_capacity", "nonfinite", "fixed_time",
+    "key_capacity",
+)  # fmt: skip
+FIRST_POINTER: Final = 16
+COLUMNS: Final = (
+    ("key", np.int32), ("call", np.int32), ("seq", np.int32), ("dtype", np.int8), ("recomputed", np.uint8),
+    ("probes", np.uint64), ("time", np.int64), ("numel", np.int64), ("nan", np.int64), ("posinf", np.int64),
+    ("neginf", np.int64), ("zeros", np.int64), ("min", np.float64), ("max", np.float64), ("mean", np.float64),
+    ("std", np.float64), ("l1", np.float64), ("l2", np.float64), ("defined", np.uint8), ("hist_offset", np.int32),
+    ("hist_valid", np.uint8), ("hist_ends", np.int32), ("hist_counts", np.uint32), ("dims_ends", np.int32),
+    ("dims", np.int64), ("calls", np.int32),
+)  # fmt: skip
+HEADER_LENGTH: Final = FIRST_POINTER + len(COLUMNS)
+
+_MISSING = (
+    "tensortap's C kernel is not built, so NumPy reduces the tensors: the same results, but slower. Install a C "
+    "compiler and run `pip install --force-reinstall --no-binary tensortap tensortap`."
+)
+
+
+def _choose(forced: str) -> str:
+    """The name of the kernel to use; the C extension is set to its level."""
+    available = (*(_kernel.LEVELS if _kernel is not None else ()), "numpy")
+    if forced and forced not in available:
+        raise ValueError(f"TENSORTAP_KERNEL={forced!r} is not available here; choose one of {', '.join(available)}")
+    chosen = forced or available[0]
+    if chosen == "numpy":
+        return chosen
+    _kernel.set_level(chosen)
+    return f"c:{chosen}"
+
+
+_FORCED: Final = os.environ.get("TENSORTAP_KERNEL", "")
+ACTIVE: Final[str] = _choose(_FORCED)
+_warned = ACTIVE != "numpy" or bool(_FORCED)
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(_MISSING, RuntimeWarning, stacklevel=3)
+
+
+def _numpy_reduce(*args: Any) -> tuple[int, int]:
+    _warn_once()
+    return fallback.reduce(*args)
+
+
+def _numpy_record(*args: Any) -> int:
+    _warn_once()
+    return fallback.record(*args)
+
+
+reduce = _numpy_reduce if ACTIVE == "numpy" else _kernel.reduce
+"""`reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)`.
+
+Writes a `ROW` and, unless `hist_address` is 0, up to `buckets.BUCKETS` uint32 counts; a length of -1 says that no
+histogram was taken. `strides` are in bytes; None means one dense run.
+"""
+
+record = _numpy_record if ACTIVE == "numpy" else _kernel.record
+"""`record(bound, key, probes, want, recomputed, dtype, address, shape, strides) -> row`.
+
+Reduces and appends a row to the step table that `bind` was given; -1, with nothing written, says that the table has
+to grow first. Bit 1 of `want` asks for the histogram.
+"""
+
+
+def bind(table: Any) -> Any:
+    """What `record` takes as its first argument for `table`, an object with `header` and the `COLUMNS` as arrays.
+
+    Called again whenever the table has replaced an array: the addresses are written into its header here.
+    """
+    for i, (name, dtype) in enumerate(COLUMNS):
+        array = getattr(table, name)
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            raise TypeError(f"column {name!r} must be a contiguous array of {np.dtype(dtype)}, not {array.dtype}")
+        table.header[FIRST_POINTER + i] = array.ctypes.data
+    return table if ACTIVE == "numpy" else table.header.ctypes.data
+
+
+def merge_rows(rows: npt.NDArray[np.void]) -> np.void:
+    """The row of all elements of several rows together: counts add, moments follow Chan's formula.
+
+    >>> parts = np.array([(2, 0, 0, 0, 0, 1, 3, 2, 1, 4, 10**0.5), (1, 0, 0, 0, 0, 5, 5, 5, 0, 5, 5)], ROW)
+    >>> merged = merge_rows(parts)
+    >>> int(merged["numel"]), float(merged["mean"]), round(float(merged["l2"]) ** 2)
+    (3, 3.0, 35)
+    """
+    rows = np.asarray(rows, ROW).reshape(-1)
+    out = np.zeros(1, ROW)
+    for name in ("numel", "nan", "posinf", "neginf", "zeros"):
+        out[name] = rows[name].sum()
+    out["min"] = out["max"] = out["mean"] = out["std"] = np.nan
+    finite = rows["numel"] - rows["nan"] - rows["posinf"] - rows["neginf"]
+    used, n = rows[finite > 0], finite[finite > 0].astype(np.float64)
+    if n.size:
+        out["min"], out["max"] = used["min"].min(), used["max"].max()
+        out["mean"], out["std"] = _merged_moments(used, n)
+        with np.errstate(over="ignore"):
+            out["l1"] = used["l1"].sum()
+        out["l2"] = _norm(used["l2"])
+    merged: np.void = out[0]
+    return merged
+
+
+def _exponent(values: npt.NDArray[np.float64]) -> int:
+    """The power of two above all magnitudes: dividing by it keeps squares inside the range of float64."""
+    return int(np.frexp(np.max(np.abs(values)))[1])
+
+
+def _merged_moments(rows: npt.NDArray[np.void], n: npt.NDArray[np.float64]) -> tuple[float, float]:
+    power = _exponent(np.concatenate([rows["min"], rows["max"], rows["std"]]))
+    mean, std = np.ldexp(rows["mean"], -power), np.ldexp(rows["std"], -power)
+    weight = n / n.sum()
+    centre = mean[0] + (weight * (mean - mean[0])).sum()
+    variance = (weight * (std * std + (mean - centre) ** 2)).sum()
+    return float(np.ldexp(centre, power)), float(np.ldexp(np.sqrt(variance), power))
+
+
+def _norm(values: npt.NDArray[np.float64]) -> float:
+    if not np.all(np.isfinite(values)):
+        return float(values.max())
+    power = _exponent(values)
+    with np.errstate(over="ignore"):
+        return float(np.ldexp(np.sqrt((np.ldexp(values, -power) ** 2).sum()), power))

@@ -1,0 +1,81 @@
+"""Folding many rows into one: counts add, moments combine as if the elements had been seen together.
+
+All groups are folded at once. With every row's mean and std known, the mean of a group and then the deviations
+from it are taken in two passes, which is Chan's formula without its order of merging.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.reduce.buckets import BUCKETS
+from tensortap.types import COUNTS
+
+Columns = Mapping[str, npt.NDArray[Any]]
+Ints = npt.NDArray[np.int64]
+_GROUPS_AT_ONCE = 2048
+
+
+def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
+    """Fold rows, sorted by group, into one row a group; `starts` are the groups' first rows.
+
+    >>> merged = merge_groups(
+    ...     {"numel": np.array([1, 3]), "nan": np.array([0, 0]), "posinf": np.array([0, 0]), "neginf": np.array([0, 0]),
+    ...      "zeros": np.array([0, 1]), "min": np.array([4.0, 0.0]), "max": np.array([4.0, 4.0]),
+    ...      "mean": np.array([4.0, 2.0]), "std": np.array([0.0, 1.0]), "l1": np.array([4.0, 6.0]),
+    ...      "l2": np.array([4.0, 5.0])}, np.array([0]))
+    >>> int(merged["numel"][0]), float(merged["mean"][0]), float(merged["l1"][0])
+    (4, 2.5, 10.0)
+    """
+    merged: dict[str, npt.NDArray[Any]] = {
+        name: np.add.reduceat(columns[name], starts) for name in ("numel", *COUNTS, "l1")
+    }
+    finite = (columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]).astype(np.float64)
+    count = np.add.reduceat(finite, starts)
+    merged["min"] = np.fmin.reduceat(columns["min"], starts)
+    merged["max"] = np.fmax.reduceat(columns["max"], starts)
+    sizes = np.diff(np.append(starts, len(finite)))
+    scale = _scale(columns, starts)
+    wide = np.repeat(scale, sizes)
+    mean, std = (np.where(finite > 0, columns[name], 0.0) * wide for name in ("mean", "std"))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        center = np.add.reduceat(finite * mean, starts) / count
+        away = mean - np.repeat(np.nan_to_num(center), sizes)
+        square = np.add.reduceat(finite * (std * std + away * away), starts)
+        merged["mean"] = center / scale
+        merged["std"] = np.sqrt(square / count) / scale
+    merged["l2"] = np.sqrt(np.add.reduceat((columns["l2"] * wide) ** 2, starts)) / scale
+    return merged
+
+
+def _scale(columns: Columns, starts: Ints) -> npt.NDArray[np.float64]:
+    """A power of two for each group that keeps squares of its largest value from overflowing or vanishing."""
+    largest = np.fmax(np.nan_to_num(np.abs(columns["mean"])), np.nan_to_num(columns["std"]))
+    top = np.fmax.reduceat(np.fmax(largest, np.nan_to_num(columns["l2"])), starts)
+    extreme = (top > 2.0**400) | ((top < 2.0**-400) & (top > 0))
+    return np.where(extreme, np.exp2(-np.clip(np.frexp(top)[1], -1000, 1000).astype(np.float64)), 1.0)
+
+
+def merge_histograms(offsets: Ints, ends: Ints, counts: Ints, starts: Ints) -> list[tuple[int, npt.NDArray[np.int64]]]:
+    """Fold rows' histograms into one a group: exact, whatever the order. `ends` are Arrow's list offsets."""
+    lengths = np.diff(ends)
+    group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(offsets))))
+    bucket = np.repeat(offsets - ends[:-1], lengths) + np.arange(ends[0], ends[-1])
+    owner = np.repeat(group, lengths)
+    merged: list[tuple[int, npt.NDArray[np.int64]]] = []
+    for low in range(0, len(starts), _GROUPS_AT_ONCE):
+        high = min(low + _GROUPS_AT_ONCE, len(starts))
+        first, last = np.searchsorted(owner, [low, high])
+        flat = (owner[first:last] - low) * BUCKETS + bucket[first:last]
+        dense = np.bincount(flat, counts[ends[0] :][first:last], (high - low) * BUCKETS).astype(np.int64)
+        merged.extend(_trim(row) for row in dense.reshape(high - low, BUCKETS))
+    return merged
+
+
+def _trim(dense: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:
+    used = np.flatnonzero(dense)
+    return (int(used[0]), dense[used[0] : used[-1] + 1].copy()) if len(used) else (0, dense[:0].copy())

@@ -1,0 +1,208 @@
+"""What to keep of a tensor: statistics, a histogram, quantiles, a sample, chosen rows, everything, your own number."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.errors import ProbeError
+
+Array = npt.NDArray[Any]
+
+
+@runtime_checkable
+class Keeper(Protocol):
+    """A reducer that keeps elements themselves: it copies what it wants out of a view it must not change."""
+
+    @property
+    def kind(self) -> str:
+        """The name under which `run.tensor(..., kind=)` finds what was kept."""
+
+    def pick(self, array: Array, place: str) -> Array | None:
+        """The elements to keep as an array of their own, or None when this tensor has none of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Counts and moments. They are taken of every recorded tensor; this says that nothing else is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """The complete float-bit histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantiles:
+    """Chosen quantiles, derived from the histogram and written beside the statistics."""
+
+    at: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """`n` elements at positions that depend only on seed, place and shape, so that steps and runs can be compared."""
+
+    n: int
+    seed: int = 0
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return "sample"
+
+    def pick(self, array: Array, place: str) -> Array:  # noqa: D102
+        indices = sample_indices(self.n, self.seed, place, array.shape)
+        return array[np.unravel_index(indices, array.shape)] if array.ndim else array.reshape(1).copy()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Chosen samples of the batch: entries along the first axis."""
+
+    indices: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return "rows"
+
+    def pick(self, array: Array, place: str) -> Array | None:  # noqa: D102
+        if not array.ndim:
+            return None
+        there = [i for i in self.indices if -array.shape[0] <= i < array.shape[0]]
+        return array[there] if there else None
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """The whole tensor."""
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return "full"
+
+    def pick(self, array: Array, place: str) -> Array:  # noqa: D102
+        return np.array(array, order="C", copy=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Custom:
+    """A function of the user's: tensor in; a number, a dict of numbers or a small array out."""
+
+    function: Callable[[Any], Any]
+    name: str
+
+
+Reducer = Stats | Histogram | Quantiles | Sample | Rows | Full | Custom
+
+
+def stats() -> Stats:
+    """Keep count, NaN, ±Inf, zeros, min, max, mean, std, L1 and L2."""
+    return Stats()
+
+
+def histogram() -> Histogram:
+    """Keep the complete histogram, from which quantiles can be derived later."""
+    return Histogram()
+
+
+def quantiles(*at: float) -> Quantiles:
+    """Keep quantiles, e.g. `quantiles(0.05, 0.5, 0.95)`; approximate to 1/16 of the value, exact at 0 and 1."""
+    bad = [q for q in at if not 0 <= q <= 1]
+    if bad or not at:
+        raise ProbeError(f"quantiles lie between 0 and 1, got {bad or 'none'}; write quantiles(0.05, 0.5, 0.95)")
+    return Quantiles(tuple(float(q) for q in at))
+
+
+def sample(n: int, seed: int = 0) -> Sample:
+    """Keep `n` elements, at the same positions in every step and run with this seed, place and shape."""
+    if n < 1:
+        raise ProbeError(f"sample(n) keeps at least one element, got {n!r}; write sample(256)")
+    return Sample(int(n), int(seed))
+
+
+def rows(indices: Iterable[int]) -> Rows:
+    """Keep chosen samples of the batch, e.g. `rows([0, 2])`. Those a smaller batch lacks are left out."""
+    try:
+        chosen = tuple(int(i) for i in indices)
+    except TypeError:
+        raise ProbeError(f"rows() takes a list of positions, got {indices!r}; write rows([0, 2])") from None
+    if not chosen:
+        raise ProbeError("rows([]) would keep nothing; write rows([0, 2])")
+    return Rows(chosen)
+
+
+def full() -> Full:
+    """Keep the whole tensor. It is copied when seen, so later in-place changes do not reach it."""
+    return Full()
+
+
+def as_reducers(keep: Any) -> tuple[Reducer, ...]:
+    """The `keep=` argument of a probe as reducers: one or several, functions among them."""
+    if keep is None:
+        return (Stats(), Histogram())
+    items = keep if isinstance(keep, (list, tuple)) else [keep]
+    return tuple(_as_reducer(item) for item in items)
+
+
+def _as_reducer(item: Any) -> Reducer:
+    if isinstance(item, Reducer):
+        return item
+    if item in _FACTORIES:
+        raise ProbeError(f"keep={item.__name__} is the function itself; call it: keep={_FACTORIES[item]}")
+    if callable(item):
+        return Custom(item, getattr(item, "__name__", type(item).__name__))
+    raise ProbeError(
+        f"cannot keep {item!r}; keep= takes stats(), histogram(), quantiles(...), sample(n), rows([...]), full() "
+        "or a function of the tensor"
+    )
+
+
+_FACTORIES: dict[Any, str] = {
+    stats: "stats()",
+    histogram: "histogram()",
+    quantiles: "quantiles(0.05, 0.5, 0.95)",
+    sample: "sample(256)",
+    rows: "rows([0, 2])",
+    full: "full()",
+}
+
+
+@functools.lru_cache(maxsize=4096)
+def sample_indices(n: int, seed: int, place: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+    """The sorted flat positions that `sample(n, seed)` takes at a place: the same on every machine and version.
+
+    >>> sample_indices(3, 0, "fc:output", (4, 5)).tolist() == sample_indices(3, 0, "fc:output", (4, 5)).tolist()
+    True
+    """
+    numel = int(np.prod(shape, dtype=np.int64))
+    if n >= numel:
+        return np.arange(numel)
+    digest = hashlib.blake2b(f"{seed}|{place}|{shape}".encode(), digest_size=8).digest()
+    start = int.from_bytes(digest, "little")
+    chosen = np.empty(0, np.int64)
+    drawn = 0
+    while len(chosen) < n:
+        more = _positions(start, drawn, 2 * n, numel)
+        drawn += 2 * n
+        merged = np.concatenate([chosen, more])
+        _, first = np.unique(merged, return_index=True)
+        chosen = merged[np.sort(first)]
+    indices = np.sort(chosen[:n])
+    indices.flags.writeable = False
+    return indices
+
+
+def _positions(start: int, skip: int, count: int, numel: int) -> npt.NDArray[np.int64]:
+    """SplitMix64, whose stream, unlike NumPy's, is ours to keep unchanged."""
+    with np.errstate(over="ignore"):
+        z = np.uint64(start) + np.arange(skip + 1, skip + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    return (z % np.uint64(numel)).astype(np.int64)

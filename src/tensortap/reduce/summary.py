@@ -1,0 +1,126 @@
+"""One tensor in one small value: the public face of a kernel row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import text
+from tensortap.reduce import buckets, kernels
+from tensortap.reduce.buffers import buffer_of
+from tensortap.types import DTYPES
+
+_SHORT = {d.name: d.short for d in DTYPES}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Summary(Mapping[str, Any]):
+    """What is known of one tensor: counts over all elements, statistics over the finite ones.
+
+    >>> s = summarize([1.0, 2.0, 3.0, float("nan")])
+    >>> s.nan, s["mean"], s.quantile(1.0)
+    (1, 2.0, 3.0)
+
+    `min`, `max`, `mean` and `std` are NaN when no element is finite; `std` is the population's.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    numel: int
+    nan: int
+    posinf: int
+    neginf: int
+    zeros: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    l1: float
+    l2: float
+    hist_offset: int | None = None
+    hist_counts: npt.NDArray[Any] | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _NAMES:
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_NAMES)
+
+    def __len__(self) -> int:
+        return len(_NAMES)
+
+    @property
+    def finite(self) -> int:
+        """How many elements are neither NaN nor infinite."""
+        return self.numel - self.nan - self.posinf - self.neginf
+
+    def quantile(self, q: float) -> float:
+        """The value below which a share `q` of the finite elements lies, derived from the histogram.
+
+        Exact at 0 and 1; between them the relative error is at most `buckets.RELATIVE_ERROR`. NaN when the
+        histogram was not kept or nothing is finite.
+        """
+        if self.hist_counts is None or self.hist_offset is None:
+            return float("nan")
+        return float(
+            buckets.quantile(q, self.hist_offset, self.hist_counts, self.zeros, minimum=self.min, maximum=self.max)
+        )
+
+    def bars(self, width: int = 8) -> str:
+        """The histogram between minimum and maximum as one short line; empty when it was not kept."""
+        if self.hist_counts is None or self.hist_offset is None or not self.finite:
+            return ""
+        return text.bars(
+            buckets.rebin(self.hist_offset, self.hist_counts, self.zeros, self.min, self.max, width).tolist()
+        )
+
+    def __str__(self) -> str:
+        return describe(self)
+
+
+_NAMES = tuple(f.name for f in fields(Summary))
+
+
+def describe(summary: Summary) -> str:
+    """The one-line form: `[8,128,256] f32 mean 0.013 std 1.02 min −4.1 max 4.4 zeros 0.1% nan 0 ▁▂▅█▅▂▁`."""
+    head = f"{text.shape(summary.shape)} {_SHORT.get(summary.dtype, summary.dtype)}"
+    moments = " ".join(f"{name} {text.number(summary[name])}" for name in ("mean", "std", "min", "max"))
+    tail = f"zeros {text.percent(summary.zeros, summary.numel)} nan {summary.nan}"
+    if infinite := summary.posinf + summary.neginf:
+        tail += f" inf {infinite}"
+    return f"{head} {moments} {tail} {summary.bars()}".rstrip()
+
+
+def summarize(value: Any, *, histogram: bool = True) -> Summary:
+    """The statistics and histogram of any array, tensor, list or number, in one pass over its memory.
+
+    >>> print(summarize(np.arange(8, dtype=np.float32)))
+    [8] f32 mean 3.5 std 2.29 min 0 max 7 zeros 12.5% nan 0 ████████
+
+    Works for NumPy, PyTorch, TensorFlow and JAX values; complex numbers are taken by magnitude, quantised and
+    sparse tensors by their values.
+    """
+    buffer = buffer_of(value)
+    row = np.zeros(1, kernels.ROW)
+    counts = np.empty(buckets.BUCKETS if histogram else 0, np.uint32)
+    offset, length = kernels.reduce(
+        row.ctypes.data,
+        counts.ctypes.data if histogram else 0,
+        buffer.address,
+        buffer.dtype,
+        buffer.shape,
+        buffer.strides,
+    )
+    return Summary(
+        dtype=DTYPES[buffer.dtype].name,
+        shape=buffer.shape,
+        **dict(zip(kernels.ROW.names or (), row[0].item(), strict=True)),
+        hist_offset=offset if length >= 0 else None,
+        hist_counts=counts[:length].copy() if length >= 0 else None,
+    )

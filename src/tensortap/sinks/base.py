@@ -1,0 +1,43 @@
+"""What every sink here shares: a step is taken apart into records and kept tensors, one method each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from tensortap.step import Record, Step
+
+
+class RecordSink:
+    """A sink that takes records and kept tensors one by one; `tensortap export` replays a stored run through it.
+
+    >>> class Names(RecordSink):
+    ...     def record(self, record):
+    ...         print(record.place)
+    """
+
+    def write(self, step: Step) -> None:
+        """Take a step apart. The rows of a `tensors_only` step were written when it closed."""
+        if not step.tensors_only:
+            for record in step.records():
+                self.record(record)
+        for record, kept in step.tensors():
+            self.tensor(record, kept.kind, kept.array)
+        self.flush()
+
+    def record(self, record: Record) -> None:
+        """Take one record."""
+
+    def tensor(self, record: Record, kind: str, array: npt.NDArray[Any]) -> None:
+        """Take what one reducer kept of a record's tensor."""
+
+    def flush(self) -> None:
+        """Write out what is buffered. Called after every step."""
+
+    def close(self) -> None:
+        """Write out what is left."""
+        self.flush()
+
+    def __str__(self) -> str:
+        return type(self).__name__

@@ -1,0 +1,77 @@
+"""Records as comma-separated values."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from tensortap.errors import RunError
+from tensortap.sinks.base import RecordSink
+from tensortap.sinks.linefile import LineFile
+from tensortap.sinks.plain import dumps
+from tensortap.step import Record
+from tensortap.types import COLUMNS
+
+_COLUMNS: Final = (*COLUMNS, "numbers")
+
+
+class Csv(RecordSink):
+    """Appends one line a record: the contract's columns and `numbers`; lists and `numbers` are JSON text.
+
+    >>> import tempfile
+    >>> sink = Csv(f"{tempfile.mkdtemp()}/records.csv")
+
+    A cell is empty where there is no number: no finite element, or no histogram taken.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        header = _line(_COLUMNS)
+        _check_header(Path(path), header)
+        self._file = LineFile(path, header)
+
+    def record(self, record: Record) -> None:
+        """Append one line."""
+        self._file.add(_line([_cell(record[name]) for name in COLUMNS] + [dumps(record.numbers)]))
+
+    def flush(self) -> None:
+        """Write the waiting lines."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        self._file.close()
+
+    def __str__(self) -> str:
+        return str(self._file.path)
+
+
+def _line(cells: Iterable[Any]) -> str:
+    out = io.StringIO()
+    csv.writer(out, lineterminator="").writerow(cells)
+    return out.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return "" if math.isnan(value) else value
+    return dumps(value)
+
+
+def _check_header(path: Path, header: str) -> None:
+    """Rows of one kind never follow rows of another."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        first = file.readline().rstrip("\r\n")
+    if first != header:
+        raise RunError(
+            f"{path} already holds other columns ({first[:60]!r}…) and is left as it is; name another file: "
+            f"Csv({str(path.with_stem(path.stem + '-2'))!r})"
+        )

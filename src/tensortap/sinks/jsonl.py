@@ -1,0 +1,38 @@
+"""Records as JSON lines."""
+
+from __future__ import annotations
+
+import os
+
+from tensortap.sinks.base import RecordSink
+from tensortap.sinks.linefile import LineFile
+from tensortap.sinks.plain import dumps, row
+from tensortap.step import Record
+
+
+class JsonLines(RecordSink):
+    """Appends one JSON object a record: the contract's columns and `numbers`.
+
+    >>> import tempfile
+    >>> sink = JsonLines(f"{tempfile.mkdtemp()}/records.jsonl")
+
+    What is not finite is null, and the counts beside it say what happened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._file = LineFile(path)
+
+    def record(self, record: Record) -> None:
+        """Append one line."""
+        self._file.add(dumps(row(record)))
+
+    def flush(self) -> None:
+        """Write the waiting lines."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """Write what waits and close the file."""
+        self._file.close()
+
+    def __str__(self) -> str:
+        return str(self._file.path)

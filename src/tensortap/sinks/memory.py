@@ -1,0 +1,53 @@
+"""Records in memory: for notebooks and tests."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from tensortap.errors import ProbeError
+from tensortap.sinks.base import RecordSink
+from tensortap.step import Record, Step
+
+
+class KeptTensor(NamedTuple):
+    """What one reducer kept of a tensor, with the tensor's record."""
+
+    record: Record
+    kind: str
+    array: npt.NDArray[Any]
+
+
+class Memory(RecordSink):
+    """Keeps records, kept tensors and metrics; with `most`, the newest so many records and tensors.
+
+    >>> memory = Memory(most=1000)
+    >>> [record["max"] for record in memory.records if record.place.site == "fc"], memory.forgotten
+    ([], 0)
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        if most is not None and most < 1:
+            raise ProbeError(f"Memory(most=) is how many records to keep, got {most!r}; write Memory(most=1000)")
+        self.records: deque[Record] = deque(maxlen=most)
+        self.tensors: deque[KeptTensor] = deque(maxlen=most)
+        self.metrics: dict[int, dict[str, float]] = {}
+        self.forgotten = 0
+
+    def write(self, step: Step) -> None:
+        """Take a step with its metrics."""
+        super().write(step)
+        if step.metrics:
+            self.metrics.setdefault(step.number, {}).update(step.metrics)
+
+    def record(self, record: Record) -> None:
+        """Keep one record."""
+        self.forgotten += len(self.records) == self.records.maxlen
+        self.records.append(record)
+
+    def tensor(self, record: Record, kind: str, array: npt.NDArray[Any]) -> None:
+        """Keep a tensor of a record. The array is its keeper's own copy."""
+        self.forgotten += len(self.tensors) == self.tensors.maxlen
+        self.tensors.append(KeptTensor(record, kind, array))

@@ -1,0 +1,40 @@
+"""Values as JSON can hold them: no NaN, no infinity, no arrays."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from tensortap.step import Record
+from tensortap.types import COLUMNS
+
+
+def plain(value: Any) -> Any:
+    """The value with lists for arrays and null for what is not finite; the counts beside it say what happened.
+
+    >>> plain({"mean": float("nan"), "shape": (2, 3)})
+    {'mean': None, 'shape': [2, 3]}
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+def row(record: Record) -> dict[str, Any]:
+    """A record as a JSON object: the contract's columns, then the numbers that reducers gave."""
+    return plain({name: record[name] for name in COLUMNS} | {"numbers": record.numbers})  # type: ignore[no-any-return]
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON that every parser takes."""
+    return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,118 @@
+"""A finished step, and one record of it: what sinks receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensortap.reduce.summary import Summary, describe
+from tensortap.table import Kept, Names, StepTable
+from tensortap.types import COLUMNS, COUNTS, DTYPES, STATISTICS, Place
+
+_OF_SUMMARY = frozenset(("dtype", "shape", "numel", *COUNTS, *STATISTICS, "hist_offset", "hist_counts"))
+_OF_PLACE = frozenset(Place._fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record(Mapping[str, Any]):
+    """One row: where and when, what was seen, and why it was kept. A mapping over the contract's columns.
+
+    `numbers` are what quantiles and the user's own functions gave.
+    """
+
+    step: int
+    phase: str
+    rank: int
+    place: Place
+    call: int
+    seq: int
+    reason: str
+    recomputed: bool
+    time: int
+    summary: Summary
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in _OF_SUMMARY:
+            return getattr(self.summary, name)
+        if name in _OF_PLACE:
+            return getattr(self.place, name)
+        if name in COLUMNS:
+            return getattr(self, name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COLUMNS)
+
+    def __len__(self) -> int:
+        return len(COLUMNS)
+
+    def __str__(self) -> str:
+        call = f" call {self.call}" if self.call else ""
+        return f"{self.place}{call} {describe(self.summary)}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A closed step: its number, the user's metrics and the rows that were kept.
+
+    `tensors_only` marks a look-back step whose rows were written when it closed; its tensors come now.
+    """
+
+    number: int
+    phase: str
+    rank: int
+    time: int
+    metrics: Mapping[str, float]
+    table: StepTable
+    names: Names
+    tensors_only: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds in memory."""
+        return self.table.nbytes
+
+    def place(self, row: int) -> Place:
+        """Where a row was seen."""
+        return self.names.places[int(self.table.columns["key"][row])]
+
+    def tensors(self) -> Iterator[tuple[Record, Kept]]:
+        """What was kept of tensors, each with its record."""
+        for kept in self.table.tensors:
+            yield self.record(kept.row), kept
+
+    def records(self) -> Iterator[Record]:
+        """The rows, one by one."""
+        return map(self.record, range(self.table.rows))
+
+    def record(self, row: int) -> Record:
+        """One row as a value of its own."""
+        table = self.table
+        reasons = tuple(self.names.words["reason"])
+        return Record(
+            step=self.number,
+            phase=self.phase,
+            rank=self.rank,
+            place=self.place(row),
+            call=int(table.columns["call"][row]),
+            seq=int(table.columns["seq"][row]),
+            reason=reasons[int(table.columns["reason"][row])],
+            recomputed=bool(table.columns["recomputed"][row >> 3] >> (row & 7) & 1),
+            time=int(table.columns["time"][row]),
+            summary=summary_of(table, row),
+            numbers={value.name: value.number for value in table.values if value.row == row},
+        )
+
+
+def summary_of(table: StepTable, row: int) -> Summary:
+    """The statistics of one row of a table."""
+    offset, counts = table.histogram(row) or (None, None)
+    return Summary(
+        dtype=DTYPES[int(table.columns["dtype"][row])].name,
+        shape=table.shape(row),
+        hist_offset=offset,
+        hist_counts=counts,
+        **{name: table.columns[name][row].item() for name in ("numel", *COUNTS, *STATISTICS)},
+    )

@@ -1,0 +1,1 @@
+"""The run folder: writing it, reading it, keeping it tidy."""

@@ -1,0 +1,111 @@
+"""Where a run lies: a local folder or any fsspec address, behind the few verbs the store needs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from tensortap.errors import RunError
+
+
+class Files:
+    """A folder, local or remote. Names are relative to it and use forward slashes.
+
+    >>> files = Files("memory://example-run")
+    >>> files.write("a/b.json", b"{}"); files.read("a/b.json"), files.list("a")
+    (b'{}', ['b.json'])
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.url = os.fspath(path)
+        try:
+            self.fs, root = url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise RunError(f"cannot use the path {self.url!r}: {error}") from error
+        self.root = str(root).rstrip("/") or "/"
+        self.local = Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
+
+    def __str__(self) -> str:
+        return self.url
+
+    def path(self, name: str = "") -> str:
+        """The full path of a name, as the file system wants it."""
+        return f"{self.root}/{name}" if name else self.root
+
+    def exists(self, name: str = "") -> bool:
+        """Whether there is such a file or folder."""
+        return bool(self.fs.exists(self.path(name)))
+
+    def list(self, name: str = "") -> list[str]:
+        """The names in a folder, sorted; none when there is no such folder."""
+        self.fs.invalidate_cache()
+        try:
+            found = self.fs.ls(self.path(name), detail=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in found)
+
+    def open(self, name: str) -> IO[bytes]:
+        """A file for reading."""
+        opened: IO[bytes] = self.fs.open(self.path(name), "rb")
+        return opened
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes."""
+        return bytes(self.fs.cat_file(self.path(name)))
+
+    def size(self, name: str) -> int:
+        """A file's length in bytes."""
+        return int(self.fs.size(self.path(name)) or 0)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a whole file in place, never half of it."""
+        with self.replacing(name) as hidden:
+            hidden.write_bytes(data)
+
+    @contextlib.contextmanager
+    def replacing(self, name: str) -> Iterator[Path]:
+        """A local path to write to; when the block ends well, the file stands under `name`, whole."""
+        hidden = self._hidden(name)
+        hidden.parent.mkdir(parents=True, exist_ok=True)
+        hidden.touch()
+        mode = hidden.stat().st_mode
+        try:
+            yield hidden
+            hidden.chmod(mode)  # safetensors makes files only their owner may read
+            if self.local is not None:
+                hidden.replace(self.local / name)
+            else:
+                self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
+                self.fs.put_file(os.fspath(hidden), self.path(name))
+        finally:
+            hidden.unlink(missing_ok=True)
+
+    def remove(self, name: str) -> None:
+        """Delete a file; nothing happens when it is gone already."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm_file(self.path(name))
+
+    def remove_all(self) -> None:
+        """Delete the folder with everything in it."""
+        if self.exists():
+            self.fs.rm(self.root, recursive=True)
+
+    def staging(self) -> Path:
+        """A local folder for what is still being appended to: the run itself, or for a remote run one of our own."""
+        if self.local is not None:
+            return self.local
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return Path(base, "tensortap", hashlib.sha256(f"{self.fs.protocol}{self.root}".encode()).hexdigest()[:16])
+
+    def _hidden(self, name: str) -> Path:
+        folder, _, last = name.rpartition("/")
+        return self.staging() / folder / f".{last}.{uuid.uuid4().hex[:8]}"

@@ -1,0 +1,280 @@
+"""A run, opened for reading: live, finished or crashed, local or remote. It never writes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.errors import MissingExtraError, RunError, suggest
+from tensortap.reduce.summary import Summary
+from tensortap.step import Record
+from tensortap.store import layout
+from tensortap.store.chosen import Sites, Steps, all_of, any_of, equal, places_matching, step_filter, step_test
+from tensortap.store.claim import is_locked, read_info
+from tensortap.store.files import Files
+from tensortap.store.fold import Over, fold
+from tensortap.store.series import Series, columns_for, series_of
+from tensortap.store.sources import (
+    PLAIN_METRICS,
+    PLAIN_RECORDS,
+    Catalog,
+    Outline,
+    Sources,
+    dataset,
+    settled,
+    tail_outline,
+    tail_table,
+)
+from tensortap.store.tensors import Array, TensorKey
+from tensortap.store.vault import Vault
+from tensortap.types import COUNTS, STATISTICS, Place
+
+_OF_SUMMARY = ("dtype", "numel", *COUNTS, *STATISTICS)
+
+
+class Run:
+    """What was written, for reading.
+
+    >>> import tensortap as tt                                          # doctest: +SKIP
+    >>> run = tt.open("runs/exp1")                                      # doctest: +SKIP
+    >>> run.series("blocks.3.mlp", "std")                               # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.files = Files(path)
+        self.path = self.files.url
+        self.info = read_info(self.files)
+        self._catalog = Catalog(self.files)
+        self._vault = Vault(self.files)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}: {self.state}, {len(self.steps)} steps, {len(self.sites)} sites>"
+
+    @property
+    def state(self) -> Literal["live", "finished", "crashed"]:
+        """Whether it is being written, was closed, or its process is gone without closing it."""
+        ranks = self.ranks
+        if any(is_locked(self.files.staging() / layout.rank_folder(rank)) for rank in ranks):
+            return "live"
+        return "finished" if all(s.get("state") == "finished" for s in self._states()) else "crashed"
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that took part."""
+        return self._catalog.ranks()
+
+    @property
+    def places(self) -> list[Place]:
+        """Every place seen, in order of execution."""
+        first: dict[Place, int] = {}
+        for outline in self._outlines():
+            for site, port, slot, op, seq, _ in outline.places:
+                place = Place(site, port, slot, op)
+                first[place] = min(seq, first.get(place, seq))
+        return sorted(first, key=lambda place: (first[place], place))
+
+    @property
+    def sites(self) -> list[str]:
+        """Every place seen as `path:port`, in order of execution."""
+        return [str(place) for place in self.places]
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have records, in order."""
+        found: set[int] = set()
+        for outline in self._outlines():
+            for first, last, stride in outline.steps:
+                found.update(range(first, last + 1, stride))
+        return sorted(found)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was dropped, thinned, skipped or not seen, over all ranks; and what cannot be read any more."""
+        total: dict[str, int] = {}
+        for state in self._states():
+            for name, n in state.get("counts", {}).items():
+                total[name] = total.get(name, 0) + n
+        if self._catalog.damaged:
+            total["damaged_segments"] = len(self._catalog.damaged)
+        return total
+
+    def table(
+        self, sites: Sites = None, ports: str | Sequence[str] | None = None, steps: Steps = None,
+        columns: Sequence[str] | None = None,
+    ) -> Any:  # fmt: skip
+        """The records as a `pyarrow.Table`, by step, rank and order of execution.
+
+        `sites` are patterns as in a probe, `steps` a number, a `(start, stop)` pair, a list or a slice.
+        """
+        wanted = list(columns) if columns is not None else PLAIN_RECORDS.names
+        if unknown := [name for name in wanted if name not in PLAIN_RECORDS.names]:
+            raise RunError(f"no column {unknown[0]!r}.{suggest(unknown[0], PLAIN_RECORDS.names)}")
+        rows = self._read(self._catalog.records, PLAIN_RECORDS, wanted, self._filter(sites, ports, steps))
+        order = [("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")]
+        return rows.sort_by(order).select(wanted)
+
+    def records(
+        self, sites: Sites = None, ports: str | Sequence[str] | None = None, steps: Steps = None
+    ) -> Iterator[Record]:
+        """The records one by one."""
+        for batch in self.table(sites, ports, steps).to_batches(max_chunksize=4096):
+            yield from map(_record, batch.to_pylist())
+
+    def metrics(self) -> Any:
+        """The user's metrics as a `pyarrow.Table`: step, rank, name, value, time."""
+        rows = self._read(self._catalog.metrics, PLAIN_METRICS, PLAIN_METRICS.names, None)
+        return rows.sort_by([("step", "ascending"), ("rank", "ascending")])
+
+    def series(
+        self, site: str, stat: str, *, port: str | None = None, slot: str | None = None, call: int | None = None,
+        rank: int | None = None,
+    ) -> Series:  # fmt: skip
+        """One statistic of one site over steps; several calls or ranks of a step are folded into one value.
+
+        `stat` is a column, `nonfinite`, `absmax`, a quantile such as `q0.95`, or a number that a function of yours
+        gave.
+        """
+        place = self._place(site, port, slot)
+        chosen = all_of(
+            [
+                equal(place),
+                None if call is None else pc.field("call") == call,
+                None if rank is None else pc.field("rank") == rank,
+            ]
+        )
+        wanted = ["step", "rank", "call", "seq", *columns_for(stat)]
+        return series_of(self._read(self._catalog.records, PLAIN_RECORDS, wanted, chosen).sort_by("step"), stat)
+
+    def merged(self, over: Over | Sequence[Over], sites: Sites = None, steps: Steps = None) -> Any:
+        """Records folded over ranks, steps or calls: counts exact, moments to rounding, histograms exact."""
+        return fold(self.table(sites, steps=steps), over)
+
+    def tensor(
+        self, site: str, step: int, *, port: str | None = None, slot: str | None = None, call: int = 0,
+        kind: str | None = None, rank: int | None = None,
+    ) -> Array:  # fmt: skip
+        """What was kept of a tensor at a step: whole, a sample or rows (`kind=` when there are several)."""
+        place = self._place(site, port, slot)._replace(op="")
+        ranks = self.ranks if rank is None else [rank]
+        found: Array = settled(lambda: self._vault.one(place, step, call, kind, ranks))
+        return found
+
+    def tensors(self, sites: Sites = None, steps: Steps = None) -> Iterator[tuple[TensorKey, Array]]:
+        """Every kept tensor, by step."""
+        chosen = None if sites is None else {p._replace(op="") for p in places_matching(sites, self.places)}
+        wanted = step_test(steps)
+        for key, read in self._vault.all(self.ranks):
+            if wanted(key.step) and (chosen is None or key.place in chosen):
+                yield key, read()
+
+    def sql(self, query: str) -> Any:
+        """Ask DuckDB about the tables `records` and `metrics`; the answer is a `pyarrow.Table`."""
+        try:
+            import duckdb
+        except ImportError:
+            raise MissingExtraError("run.sql() needs DuckDB: pip install 'tensortap[query]'") from None
+        connection = duckdb.connect()
+        for name, catalog, schema in (
+            ("records", self._catalog.records, PLAIN_RECORDS),
+            ("metrics", self._catalog.metrics, PLAIN_METRICS),
+        ):
+            _register(connection, name, self.files, catalog(), schema)
+        try:
+            return connection.sql(query).to_arrow_table()
+        except duckdb.Error as error:
+            raise RunError(f"{error}\nThe tables are records ({', '.join(PLAIN_RECORDS.names)}) and metrics "
+                           f"({', '.join(PLAIN_METRICS.names)})") from error  # fmt: skip
+
+    def _states(self) -> list[dict[str, Any]]:
+        states = []
+        for rank in self.ranks:
+            try:
+                states.append(json.loads(self.files.read(f"{layout.rank_folder(rank)}/{layout.RANK_JSON}")))
+            except (OSError, ValueError):
+                states.append({})
+        return states
+
+    def _outlines(self) -> Iterator[Outline]:
+        for sources in self._catalog.records():
+            yield from sources.segments.values()
+            yield tail_outline(tail_table(sources, PLAIN_RECORDS))
+
+    def _read(self, catalog: Callable[[], list[Sources]], schema: Any, wanted: list[str], chosen: Any) -> Any:
+        names = list(dict.fromkeys([*wanted, *(n for n in ("step", "rank", "seq") if n in schema.names)]))
+        return settled(lambda: _scan(self.files, catalog(), schema, names, chosen))
+
+    def _filter(self, sites: Sites, ports: str | Sequence[str] | None, steps: Steps) -> Any:
+        places = None if sites is None else any_of(map(equal, places_matching(sites, self.places)))
+        port = None if ports is None else pc.field("port").isin([ports] if isinstance(ports, str) else list(ports))
+        return all_of([places, port, step_filter(steps)])
+
+    def _place(self, site: str, port: str | None, slot: str | None) -> Place:
+        """The one place a reader means by a site's name."""
+        places = self.places
+        exact = [p for p in places if str(p) == site or p.site == site]
+        fitting = [p for p in exact if (port is None or p.port == port) and (slot is None or p.slot == slot)]
+        if not fitting:
+            raise RunError(f"no records of {site!r} in {self.path}.{suggest(site, map(str, places))}")
+        named = [p for p in fitting if str(p) == site]
+        if named or len(fitting) == 1:
+            return (named or fitting)[0]
+        outputs = [p for p in fitting if p.port == "output" and not p.slot]
+        if len(outputs) == 1 and port is None:
+            return outputs[0]
+        raise RunError(f"{site!r} is several places: say which of {', '.join(map(str, fitting))}")
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run folder, local or remote, while it is written or afterwards."""
+    return Run(path)
+
+
+def _scan(files: Files, found: list[Sources], schema: Any, names: list[str], chosen: Any) -> Any:
+    """The wanted columns of the rows that pass, from sealed segments and tails together."""
+    tables = [tail_table(sources, schema) for sources in found]
+    rest = [table.filter(chosen) if chosen is not None else table for table in tables]
+    sealed = [name for sources in found for name in sources.segments]
+    if sealed:
+        rest.append(dataset(files, sealed, schema).to_table(columns=names, filter=chosen))
+    whole = [table.select(names) for table in rest] or [schema.empty_table().select(names)]
+    return pa.concat_tables(whole)
+
+
+def _register(connection: Any, name: str, files: Files, found: list[Sources], schema: Any) -> None:
+    """Make a view of sealed segments, read by DuckDB itself where it can, and tails."""
+    tails = pa.concat_tables([tail_table(sources, schema) for sources in found] or [schema.empty_table()])
+    connection.register(f"{name}_tail", tails)
+    sealed = [segment for sources in found for segment in sources.segments]
+    columns = ", ".join(f'"{column}"' for column in schema.names)
+    view = f"select {columns} from {name}_tail"
+    if sealed and files.local is not None:
+        paths = ", ".join("'" + files.path(segment).replace("'", "''") + "'" for segment in sealed)
+        source = f"read_parquet([{paths}], hive_partitioning=true, union_by_name=true)"
+        view += f" union all by name select * replace (rank::integer as rank) from {source}"
+    elif sealed:
+        connection.register(f"{name}_sealed", dataset(files, sealed, schema))
+        view += f" union all by name select {columns} from {name}_sealed"
+    connection.execute(f"create view {name} as {view}")
+
+
+def _record(row: dict[str, Any]) -> Record:
+    known: dict[str, Any] = {name: float("nan") if row[name] is None else row[name] for name in _OF_SUMMARY}
+    summary = Summary(
+        shape=tuple(row["shape"] or ()),
+        hist_offset=row["hist_offset"],
+        hist_counts=None if row["hist_counts"] is None else np.array(row["hist_counts"], np.uint32),
+        **known,
+    )
+    return Record(
+        place=Place(row["site"], row["port"], row["slot"], row["op"]),
+        summary=summary,
+        numbers=dict(row["numbers"] or ()),
+        time=int(row["time"].timestamp() * 1e6),
+        **{name: row[name] for name in ("step", "phase", "rank", "call", "seq", "reason", "recomputed")},
+    )

@@ -1,0 +1,112 @@
+"""Raw tensors in safetensors files, bf16 and fp8 included, read back one at a time from any file system."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
+
+from tensortap.reduce.buffers import NUMPY_DTYPES
+from tensortap.step import Step
+from tensortap.types import Place
+
+Array = npt.NDArray[Any]
+_BY_NAME = {dtype.name: dtype for dtype in NUMPY_DTYPES}
+_UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
+
+
+class TensorKey(NamedTuple):
+    """Which tensor: the record it belongs to and the reducer that kept it."""
+
+    step: int
+    rank: int
+    site: str
+    port: str
+    slot: str
+    call: int
+    kind: str
+    recomputed: bool = False
+
+    @property
+    def place(self) -> Place:
+        """Where it was seen."""
+        return Place(self.site, self.port, self.slot)
+
+    def name(self) -> str:
+        """How it is called in its file."""
+        again = "r" if self.recomputed else ""
+        return f"step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}"
+
+
+class Stored(NamedTuple):
+    """A tensor on its way to a file: its name there, what the file's index says of it, its elements."""
+
+    name: str
+    entry: str
+    array: Array
+
+
+def tensors_of(step: Step) -> Iterator[Stored]:
+    """What a step kept of tensors, under names that do not collide."""
+    taken: dict[str, int] = {}
+    for record, kept in step.tensors():
+        place = record.place
+        key = TensorKey(
+            step.number, step.rank, place.site, place.port, place.slot, record.call, kept.kind, record.recomputed
+        )
+        name = key.name()
+        taken[name] = taken.get(name, 0) + 1
+        yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", index_entry(key), kept.array)
+
+
+def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
+    """Write a safetensors file. Types that the format does not know go in as bytes; the index knows better."""
+    content: dict[str, Array] = {}
+    index: dict[str, Any] = {}
+    for name, entry, array in tensors:
+        index[name] = json.loads(entry) | {"dtype": array.dtype.name, "shape": list(array.shape)}
+        array = np.ascontiguousarray(array)
+        content[name] = np.frombuffer(array.tobytes(), np.uint8) if array.dtype.name in _UNSUPPORTED else array
+    save_file(content, path, metadata={"tensortap": json.dumps(index)})
+
+
+def array_of_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Array:
+    """An array of its own from raw bytes."""
+    return np.frombuffer(bytearray(data), _BY_NAME[dtype]).reshape(shape)
+
+
+def index_entry(key: TensorKey) -> str:
+    """What a file's metadata says of a tensor."""
+    return json.dumps(key._asdict())
+
+
+class TensorReader:
+    """Reads the header of a safetensors file once, then single tensors out of it.
+
+    safetensors' own NumPy loader knows no fp8 and no remote files; the format is a JSON header and raw bytes.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        self._data = 8 + length
+        index = json.loads(header.pop("__metadata__", {}).get("tensortap", "{}"))
+        self.entries = {name: (header[name], index[name]) for name in index}
+
+    def keys(self) -> dict[str, TensorKey]:
+        """The tensors in the file."""
+        fields = TensorKey._fields
+        return {name: TensorKey(**{f: entry[f] for f in fields}) for name, (_, entry) in self.entries.items()}
+
+    def read(self, name: str) -> Array:
+        """One tensor, as an array of its own."""
+        header, entry = self.entries[name]
+        begin, end = header["data_offsets"]
+        self._file.seek(self._data + begin)
+        return array_of_bytes(entry["dtype"], entry["shape"], self._file.read(end - begin))

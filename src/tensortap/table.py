@@ -1,0 +1,275 @@
+"""The step table: one step's rows, laid out in memory as the Arrow columns they will be written as.
+
+The kernel appends rows through raw pointers; nothing here is an object per row. A table grows by doubling and is
+used again for later steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.reduce import kernels
+from tensortap.reduce.buckets import BUCKETS
+from tensortap.types import Place
+
+Array = npt.NDArray[Any]
+
+# KERNEL AGENT: this file now uses kernels.HEADER, COLUMNS, HEADER_LENGTH, record, bind, commit - final, keep them.
+# How long each of the kernel's columns is; those not named have one entry a row.
+_LENGTHS: Final = {
+    **dict.fromkeys(("recomputed", "defined", "hist_valid"), "bits"),
+    **dict.fromkeys(("hist_ends", "dims_ends"), "ends"),
+    "hist_counts": "hist",
+    "dims": "dims",
+    "calls": "keys",
+}
+# What closing the step fills in: the step's own number, and numbers of words.
+_WORDS: Final = ("site", "port", "slot", "op", "reason")
+_CLOSING: Final = (("step", np.int64), ("phase", np.int8), *((word, np.int32) for word in _WORDS))
+_COLUMNS: Final = tuple((name, dtype, _LENGTHS.get(name, "rows")) for name, dtype in (*kernels.COLUMNS, *_CLOSING))
+_KIND: Final = {name: kind for name, _, kind in _COLUMNS}
+_ROWS, _ROW_CAP, _HIST, _HIST_CAP, _DIMS, _DIMS_CAP, _NONFINITE, _TIME, _KEY_CAP = range(len(kernels.HEADER))
+
+
+class Kept(NamedTuple):
+    """Elements kept of one row's tensor: by which reducer, for which probe."""
+
+    row: int
+    kind: str
+    array: Array
+    probe: int
+
+
+class Value(NamedTuple):
+    """A named number kept of one row's tensor."""
+
+    row: int
+    name: str
+    number: float
+    probe: int
+
+
+class StepTable:
+    """Rows of one step. `record` is the hot path; everything else happens once a step.
+
+    >>> table = StepTable()
+    >>> x = np.arange(6, dtype=np.float32)
+    >>> table.record(0, 1, 0, 0, 1, x.ctypes.data, x.shape, None)
+    0
+    >>> float(table.column("max")[0]), table.rows
+    (5.0, 1)
+    """
+
+    def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256) -> None:
+        self.header = np.zeros(kernels.HEADER_LENGTH, np.int64)
+        self.columns: dict[str, Array] = {}
+        self.tensors: list[Kept] = []
+        self.values: list[Value] = []
+        self.generation = 0
+        self._allocate(rows, hist or rows, dims, keys)
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return int(self.header[_ROWS])
+
+    @property
+    def nonfinite(self) -> int:
+        """How many rows saw a NaN or an infinity."""
+        return int(self.header[_NONFINITE])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use by rows, histograms and kept tensors."""
+        fixed = 160 * self.rows + 4 * int(self.header[_HIST]) + 8 * int(self.header[_DIMS])
+        return fixed + self.tensor_bytes
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of kept tensors."""
+        return sum(kept.array.nbytes for kept in self.tensors)
+
+    def __getattr__(self, name: str) -> Array:
+        try:
+            return self.__dict__["columns"][name]  # type: ignore[no-any-return]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def column(self, name: str) -> Array:
+        """The used part of a column (row-shaped columns and bitmaps as bools)."""
+        array = self.columns[name]
+        if _KIND[name] == "bits":
+            return np.unpackbits(array, count=self.rows, bitorder="little").astype(bool)
+        return array[: self.rows]
+
+    def record(
+        self,
+        key: int,
+        probes: int,
+        want: int,
+        recomputed: int,
+        dtype: int,
+        address: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+    ) -> int:
+        """Reduce the memory at `address` and append its row; the row's index."""
+        row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
+        while row < 0:
+            self._grow(key, len(shape))
+            row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
+        return row
+
+    def insert(
+        self,
+        key: int,
+        probes: int,
+        recomputed: bool,
+        dtype: int,
+        shape: tuple[int, ...],
+        row: Sequence[float],
+        hist_offset: int = 0,
+        hist_counts: Array | None = None,
+    ) -> int:
+        """Append a row whose statistics were computed elsewhere: on a device, or inside a compiled graph.
+
+        `row` has the fields of `kernels.ROW`, in their order.
+        """
+        while not self._fits(key, len(shape), 0 if hist_counts is None else len(hist_counts)):
+            self._grow(key, len(shape))
+        return kernels.commit(self, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
+
+    def reset(self, time: int = 0) -> None:
+        """Forget all rows; keep the memory."""
+        self.header[[_ROWS, _HIST, _DIMS, _NONFINITE]] = 0
+        self.header[_TIME] = time
+        self.columns["calls"][:] = 0
+        self.tensors, self.values = [], []
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        """The shape of a row's tensor."""
+        ends = self.columns["dims_ends"]
+        return tuple(self.columns["dims"][ends[row] : ends[row + 1]].tolist())
+
+    def histogram(self, row: int) -> tuple[int, Array] | None:
+        """A row's histogram as (offset, counts), if it was taken."""
+        if not self.columns["hist_valid"][row >> 3] >> (row & 7) & 1:
+            return None
+        ends = self.columns["hist_ends"]
+        return int(self.columns["hist_offset"][row]), self.columns["hist_counts"][ends[row] : ends[row + 1]].copy()
+
+    def take(self, rows: npt.NDArray[np.intp]) -> StepTable:
+        """A table of its own with the chosen rows and what was kept of them."""
+        hist_take, hist_ends = _runs(self.columns["hist_ends"], rows)
+        dims_take, dims_ends = _runs(self.columns["dims_ends"], rows)
+        other = StepTable(max(len(rows), 1), max(len(hist_take), 1), max(len(dims_take), 1), 1)
+        for name, _, kind in _COLUMNS:
+            if kind == "rows":
+                other.columns[name][: len(rows)] = self.columns[name][rows]
+            elif kind == "bits":
+                packed = np.packbits(self.column(name)[rows], bitorder="little")
+                other.columns[name][: len(packed)] = packed
+        for ends, data, source, new in (
+            ("hist_ends", "hist_counts", hist_take, hist_ends),
+            ("dims_ends", "dims", dims_take, dims_ends),
+        ):
+            other.columns[ends][: len(new)] = new
+            other.columns[data][: len(source)] = self.columns[data][source]
+        other.header[[_ROWS, _HIST, _DIMS]] = len(rows), len(hist_take), len(dims_take)
+        other.header[_NONFINITE] = int(
+            np.count_nonzero(sum(self.columns[c][rows] for c in ("nan", "posinf", "neginf")))
+        )
+        place = {int(old): new for new, old in enumerate(rows)}
+        other.tensors = [kept._replace(row=place[kept.row]) for kept in self.tensors if kept.row in place]
+        other.values = [value._replace(row=place[value.row]) for value in self.values if value.row in place]
+        return other
+
+    def _fits(self, key: int, dims: int, hist: int) -> bool:
+        head = self.header
+        return bool(
+            head[_ROWS] < head[_ROW_CAP]
+            and head[_DIMS] + dims <= head[_DIMS_CAP]
+            and head[_HIST] + hist <= head[_HIST_CAP]
+            and key < head[_KEY_CAP]
+        )
+
+    def _grow(self, key: int, dims: int) -> None:
+        head = self.header
+        rows, hist, dim_cap, keys = (int(head[i]) for i in (_ROW_CAP, _HIST_CAP, _DIMS_CAP, _KEY_CAP))
+        if head[_ROWS] >= rows:
+            rows *= 2
+        if head[_DIMS] + dims > dim_cap:
+            dim_cap = 2 * dim_cap + dims
+        if key >= keys:
+            keys = max(2 * keys, key + 1)
+        if head[_HIST] + BUCKETS > hist:
+            hist = 2 * hist + BUCKETS
+        self._allocate(rows, hist, dim_cap, keys)
+
+    def _allocate(self, rows: int, hist: int, dims: int, keys: int) -> None:
+        lengths = {"rows": rows, "bits": -(-rows // 8), "ends": rows + 1, "hist": hist, "dims": dims, "keys": 2 * keys}
+        old = self.columns
+        self.columns = {name: np.zeros(lengths[kind], dtype) for name, dtype, kind in _COLUMNS}
+        for name, array in old.items():
+            self.columns[name][: len(array)] = array
+        head = self.header
+        head[[_ROW_CAP, _HIST_CAP, _DIMS_CAP, _KEY_CAP]] = rows, hist, dims, keys
+        self._append: Callable[..., int] = functools.partial(kernels.record, kernels.bind(self))
+        self.generation += 1
+
+
+def _runs(ends: Array, rows: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Array]:
+    """The positions of the chosen rows' list elements, and the new list ends."""
+    starts, lengths = ends[rows], ends[rows + 1] - ends[rows]
+    new_ends = np.concatenate([[0], np.cumsum(lengths)])
+    shift = np.repeat(starts - new_ends[:-1], lengths)
+    return np.arange(new_ends[-1]) + shift, new_ends
+
+
+class Names:
+    """Places and reasons, numbered once and for all: rows carry the number, files a dictionary.
+
+    >>> names = Names()
+    >>> names.key(Place("fc")), names.key(Place("fc", "input")), names.key(Place("fc"))
+    (0, 1, 0)
+    """
+
+    FIELDS = ("site", "port", "slot", "op")
+
+    def __init__(self) -> None:
+        self.places: list[Place] = []
+        self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason")}
+        self._keys: dict[Place, int] = {}
+        self._codes = np.zeros((len(self.FIELDS), 64), np.int32)
+
+    def key(self, place: Place) -> int:
+        """The number of a place; a new one for a new place."""
+        known = self._keys.get(place)
+        if known is not None:
+            return known
+        key = len(self.places)
+        if key == self._codes.shape[1]:
+            self._codes = np.concatenate([self._codes, np.zeros_like(self._codes)], axis=1)
+        self._codes[:, key] = [self._word(field, getattr(place, field)) for field in self.FIELDS]
+        self.places.append(place)
+        self._keys[place] = key
+        return key
+
+    def reason(self, text: str) -> int:
+        """The number of a reason."""
+        return self._word("reason", text)
+
+    def fill(self, table: StepTable) -> None:
+        """Write the numbers of site, port, slot and op for every row of a table."""
+        keys = table.column("key")
+        for field, codes in zip(self.FIELDS, self._codes, strict=True):
+            np.take(codes, keys, out=table.columns[field][: len(keys)], mode="clip")
+
+    def _word(self, field: str, text: str) -> int:
+        words = self.words[field]
+        return words.setdefault(text, len(words))

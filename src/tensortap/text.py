@@ -1,0 +1,94 @@
+"""Numbers, shapes and bars as people read them: one way of writing them for every surface."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+_BARS = "▁▂▃▄▅▆▇█"
+_UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def number(value: float) -> str:
+    """A number in at most seven characters or so.
+
+    >>> [number(v) for v in (0.0, 0.0131, -4.1, 1234567.0, 3e-09, float("nan"), 12)]
+    ['0', '0.0131', '−4.1', '1.23e6', '3e-9', 'nan', '12']
+    """
+    if math.isnan(value):
+        return "nan"
+    if math.isinf(value):
+        return "inf" if value > 0 else "−inf"
+    text = f"{value:.3g}"
+    if "e" in text:
+        mantissa, exponent = text.split("e")
+        text = f"{mantissa}e{int(exponent)}"
+    return text.replace("-", "−", 1) if value < 0 else text
+
+
+def percent(part: float, whole: float) -> str:
+    """A share that never rounds something down to nothing.
+
+    >>> percent(1, 1000), percent(1, 10_000_000), percent(0, 5), percent(5, 5), percent(1, 0)
+    ('0.1%', '<0.1%', '0%', '100%', '0%')
+    """
+    if not part or not whole:
+        return "0%"
+    share = 100 * part / whole
+    if share < 0.1 and part:
+        return "<0.1%"
+    if share > 99.9 and part != whole:
+        return ">99.9%"
+    return f"{share:.3g}%"
+
+
+def shape(dims: Iterable[int]) -> str:
+    """A shape without spaces: `[8,128,256]`."""
+    return "[" + ",".join(map(str, dims)) + "]"
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes.
+
+    >>> size(0), size(1536), size(3 * 10**9)
+    ('0 B', '1.54 kB', '3 GB')
+    """
+    for unit in _UNITS:
+        if nbytes < 1000 or unit == _UNITS[-1]:
+            break
+        nbytes /= 1000
+    return f"{nbytes:.3g} {unit}"
+
+
+def bars(heights: Sequence[float]) -> str:
+    """One character a value, from the lowest bar to the highest; a gap where there is nothing.
+
+    >>> bars([0, 1, 4, 8, 4, 1, 0])
+    ' ▁▄█▄▁ '
+    """
+    top = max((h for h in heights if math.isfinite(h)), default=0)
+    if top <= 0:
+        return " " * len(heights)
+    return "".join(_bar(h / top) if math.isfinite(h) and h > 0 else " " for h in heights)
+
+
+def _bar(share: float) -> str:
+    return _BARS[max(0, math.ceil(share * len(_BARS)) - 1)]
+
+
+def spark(values: Sequence[float], width: int = 16) -> str:
+    """A line over time: the values between their own minimum and maximum, `!` where one is not finite.
+
+    >>> spark([1, 2, 3, float("nan"), 2])
+    '▁▅█!▅'
+    """
+    picked = [values[i * len(values) // width] for i in range(width)] if len(values) > width else list(values)
+    finite = [v for v in picked if math.isfinite(v)]
+    if not finite:
+        return "!" * len(picked)
+    low, span = min(finite), max(finite) - min(finite)
+    return "".join(_tick((v - low) / span if span else 0.5) if math.isfinite(v) else "!" for v in picked)
+
+
+def _tick(share: float) -> str:
+    return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]

@@ -1,0 +1,73 @@
+"""Columns that fit: the less important go first when the terminal is narrow, long names are shortened in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+T = TypeVar("T")
+GAP: Final = 2
+_NARROWEST: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Column(Generic[T]):
+    """One column: its title, what it says of a row and how, and how long it holds out (higher stays longer)."""
+
+    title: str
+    cell: Callable[[T], str]
+    keep: float
+    style: Callable[[T], str] = lambda row: ""
+    left: bool = False
+
+
+def grid(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> Table:
+    """The rows as a table of at most `width`; the first column takes what room there is."""
+    cells = [[column.cell(row) for row in rows] for column in columns]
+    widths = [max(map(cell_len, [column.title, *said])) for column, said in zip(columns, cells, strict=True)]
+    chosen, room = _fit([column.keep for column in columns], widths, width)
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for i in chosen:
+        table.add_column(Text(columns[i].title), justify="left" if columns[i].left else "right", no_wrap=True)
+    for n, row in enumerate(rows):
+        said = [shorten(cells[i][n], room) if i == 0 else cells[i][n] for i in chosen]
+        table.add_row(*(Text(text, style=columns[i].style(row)) for i, text in zip(chosen, said, strict=True)))
+    return table
+
+
+def _fit(keep: Sequence[float], widths: Sequence[int], width: int) -> tuple[list[int], int]:
+    """Which columns stay, and how wide the first may be."""
+    chosen = list(range(len(widths)))
+    least = min(widths[0], max(_NARROWEST, width // 3))
+    while len(chosen) > 1 and least + _taken(widths, chosen) > width:
+        chosen.remove(min(chosen[1:], key=lambda i: keep[i]))
+    room = width - _taken(widths, chosen)
+    return chosen, min(widths[0], max(room, 1))
+
+
+def _taken(widths: Sequence[int], chosen: Sequence[int]) -> int:
+    return sum(widths[i] + GAP for i in chosen[1:])
+
+
+def shorten(text: str, width: int) -> str:
+    """The text with its middle left out: what a site ends with says more than what it begins with.
+
+    >>> shorten("model.decoder.layers.11.self_attn:output", 24)
+    'model.dec…lf_attn:output'
+    """
+    if cell_len(text) <= width:
+        return text
+    head = max(0, (width - 1) * 2 // 5)
+    return f"{_cut(text, head)}…{_cut(text[::-1], width - 1 - head)[::-1]}"
+
+
+def _cut(text: str, width: int) -> str:
+    text = text[: max(width, 0)]
+    while cell_len(text) > width:
+        text = text[:-1]
+    return text

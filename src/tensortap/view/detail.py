@@ -1,0 +1,177 @@
+"""One site, looked at closely: its statistics step by step with the metrics, its quantiles and histogram."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rich.text import Text
+
+from tensortap import text
+from tensortap.reduce import buckets
+from tensortap.reduce.summary import Summary
+from tensortap.sinks.line import printable
+from tensortap.sinks.plain import plain, row
+from tensortap.step import Record
+from tensortap.store.run import Run
+from tensortap.view import cells
+from tensortap.view.columns import Column, grid
+from tensortap.view.overview import Overview, about
+from tensortap.view.terminal import Screen, head
+
+QUANTILES: Final = (0.01, 0.05, 0.5, 0.95, 0.99)
+_BINS: Final = 64
+_HEIGHT: Final = 8
+_BARS: Final = 10
+_LEVELS: Final = " ▁▂▃▄▅▆▇█"
+
+Metrics = Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Detail:
+    """One site's last records, and the metrics of their steps."""
+
+    name: str
+    records: list[Record]
+    metrics: Metrics
+    earlier: int
+
+    @property
+    def last(self) -> Record:
+        """The newest record."""
+        return self.records[-1]
+
+    def as_json(self, view: Overview) -> dict[str, Any]:
+        """Everything the terminal shows, as plain values."""
+        first = view.first_bad and view.first_bad._asdict()
+        return {
+            **about(view.run),
+            "site": self.name,
+            "nonfinite": {"records": view.bad_records, "first": first},
+            "records": [row(record) | {"metrics": plain(self.metrics.get(record.step, {}))} for record in self.records],
+            "earlier": self.earlier,
+            "quantiles": {
+                "approximate": True,
+                "relative_error": buckets.RELATIVE_ERROR,
+                "step": self.last.step,
+                "values": {str(q): plain(self.last.summary.quantile(q)) for q in QUANTILES},
+            },
+        }
+
+
+def detail(run: Run, name: str, sites: list[str], steps: Any, most: int) -> Detail:
+    """The newest `most` records of a site (0: all), oldest first."""
+    found = list(run.records(sites=sites, steps=steps))
+    records = found[-most:] if most else found
+    return Detail(name, records, _metrics(run, {record.step for record in records}), len(found) - len(records))
+
+
+def _metrics(run: Run, steps: set[int]) -> Metrics:
+    table = run.metrics()
+    found: dict[int, dict[str, float]] = {}
+    columns = (table[name].to_pylist() for name in ("step", "name", "value"))
+    for step, name, value in zip(*columns, strict=True):
+        if step in steps:
+            found.setdefault(step, {})[name] = value
+    return found
+
+
+def draw_detail(view: Overview, shown: Detail, screen: Screen) -> None:
+    """The head, the steps, then the newest record closely."""
+    screen.draw(*head(view), Text())
+    screen.draw(Text(printable(shown.name), style="bold"))
+    if shown.earlier:
+        screen.draw(Text(f"… {shown.earlier} earlier records; --limit 0 shows all", style="dim"))
+    screen.draw(grid(list(_columns(shown)), shown.records, screen.width), Text())
+    screen.draw(*_closely(shown.last, screen.width))
+
+
+def _columns(shown: Detail) -> Iterator[Column[Record]]:
+    yield Column("step", lambda r: str(r.step), 99)
+    for name in ("rank", "call"):
+        if any(record[name] for record in shown.records):
+            yield _key(name)
+    yield Column("nan/inf", lambda r: cells.bad(r.summary), 10, lambda r: cells.bad_style(r.summary))
+    for name, keep in (("mean", 8.0), ("std", 9.0), ("min", 5.0), ("max", 6.0)):
+        yield _stat(name, keep)
+    yield Column("zeros", lambda r: cells.zeros(r.summary), 7, lambda r: cells.zeros_style(r.summary))
+    yield Column("histogram", lambda r: r.summary.bars(_BARS), 4.5, left=True)
+    for n, name in enumerate(sorted({name for metrics in shown.metrics.values() for name in metrics})):
+        yield _metric(name, shown.metrics, 6.5 - n / 4)
+    for name in dict.fromkeys(name for record in shown.records for name in record.numbers):
+        yield _value(name)
+    yield Column("shape", lambda r: text.shape(r.summary.shape), 3, left=True)
+    yield Column("dtype", lambda r: cells.SHORT.get(r["dtype"], r["dtype"]), 2, left=True)
+    yield Column("kept because", lambda r: printable(r.reason), 1, left=True)
+
+
+def _key(name: str) -> Column[Record]:
+    return Column(name, lambda r: str(r[name]), 50)
+
+
+def _stat(name: str, keep: float) -> Column[Record]:
+    return Column(name, lambda r: cells.stat(r.summary, name), keep)
+
+
+def _metric(name: str, metrics: Metrics, keep: float) -> Column[Record]:
+    return Column(printable(name), lambda r: _number(metrics.get(r.step, {}).get(name)), keep, lambda r: "cyan")
+
+
+def _value(name: str) -> Column[Record]:
+    return Column(printable(name), lambda r: _number(r.numbers.get(name)), 4)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else text.number(value)
+
+
+def _closely(record: Record, width: int) -> Iterator[Text]:
+    """Quantiles and a larger histogram of one record, if its histogram was kept."""
+    summary = record.summary
+    if summary.hist_counts is None or not summary.finite:
+        why = "no histogram was kept" if summary.finite else "no element is finite"
+        yield Text(f"step {record.step}: {why}", style="dim")
+        return
+    values = "  ".join(f"{100 * q:g}% {text.number(summary.quantile(q))}" for q in QUANTILES)
+    error = f"approximate, within {100 * buckets.RELATIVE_ERROR:.2g}%"
+    yield Text(f"step {record.step}, quantiles ({error}): {values}")
+    yield Text()
+    yield from map(Text, _chart(summary, min(_BINS, max(width - 12, 8))))
+
+
+def _chart(summary: Summary, bins: int) -> Iterator[str]:
+    """Bars over an axis from the minimum to the maximum, with counts at the side."""
+    assert summary.hist_offset is not None
+    assert summary.hist_counts is not None
+    heights = buckets.rebin(
+        summary.hist_offset, summary.hist_counts, summary.zeros, summary.min, summary.max, bins
+    ).tolist()
+    top = max(heights)
+    for level in reversed(range(_HEIGHT)):
+        label = {_HEIGHT - 1: text.number(top), 0: "0"}.get(level, "")
+        yield f"{label:>9} │{''.join(_block(h / top * _HEIGHT - level) for h in heights)}".rstrip()
+    yield f"{'':>9} └{'─' * bins}"
+    yield _axis(summary.min, summary.max, bins)
+
+
+def _block(height: float) -> str:
+    return _LEVELS[max(0, min(8, math.ceil(height * 8)))]
+
+
+def _axis(low: float, high: float, bins: int) -> str:
+    """The ends and the middle of the axis, and zero where it lies between them."""
+    marks: Sequence[tuple[float, float]] = [(0.0, low), (1.0, high)]
+    share = -low / (high - low) if low < 0 < high else 0.5
+    if high > low:
+        marks = [marks[0], (share, 0.0 if low < 0 < high else (low + high) / 2), marks[1]]
+    line = [" "] * (bins + 20)
+    for share, value in marks:
+        label = text.number(value)
+        start = 11 + round(share * (bins - 1)) - (len(label) // 2 if 0 < share < 1 else 0)
+        start = start - len(label) + 1 if share == 1 else start
+        if all(c == " " for c in line[max(start - 1, 0) : start + len(label) + 1]):
+            line[start : start + len(label)] = label
+    return "".join(line).rstrip()

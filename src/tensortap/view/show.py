@@ -1,0 +1,56 @@
+"""What `show` was asked for: all sites in a table, or one of them closely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import IO, Any
+
+from tensortap.errors import PatternError, RunError, suggest
+from tensortap.store.run import Run
+from tensortap.view.detail import Detail, detail, draw_detail
+from tensortap.view.overview import TREND_OF, Overview, SiteRow, overview
+from tensortap.view.terminal import Screen, draw_overview
+from tensortap.view.worst import SORTS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seen:
+    """What there is to draw: the overview, the rows within the limit, and the one site asked for, if it is one."""
+
+    view: Overview
+    shown: list[SiteRow]
+    closely: Detail | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain values."""
+        return self.closely.as_json(self.view) if self.closely else self.view.as_json(self.shown)
+
+
+def look(run: Run, sites: list[str], steps: Any = None, sort: str = "worst", limit: int = 0) -> Seen:
+    """Read what was asked for. One pattern that is one site is looked at closely."""
+    chosen = sites or None
+    view = overview(run, chosen, steps, "std" if sort not in TREND_OF else sort)
+    if view is None:
+        raise _nothing(run, sites)
+    rows = SORTS[sort](view.rows)
+    shown = rows[:limit] if limit else rows
+    alone = len(sites) == 1 and len(rows) == 1
+    return Seen(view, shown, detail(run, rows[0].name, sites, steps, limit) if alone else None)
+
+
+def draw(seen: Seen, stream: IO[str] | None = None) -> None:
+    """Draw it on the terminal."""
+    screen = Screen(stream)
+    if seen.closely:
+        draw_detail(seen.view, seen.closely, screen)
+    else:
+        draw_overview(seen.view, seen.shown, screen)
+
+
+def _nothing(run: Run, sites: list[str]) -> Exception:
+    known = run.sites
+    if not known:
+        return RunError(f"{run.path} ({run.state}) holds no records yet")
+    if not sites:
+        return RunError(f"{run.path} has no records at these steps")
+    return PatternError(f"--site {sites[0]} matches none of {len(known)} sites.{suggest(sites[0], known)}")
