@@ -2,6 +2,7 @@
 
 from tensortap.errors import TensortapError
 from tensortap.ledger import TensortapWarning
+from tensortap.look import capture, sites, verify
 from tensortap.probes import Probe, probe
 from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats
 from tensortap.reduce.summary import Summary, summarize
@@ -44,6 +45,7 @@ __all__ = [
     "Trigger",
     "at",
     "between",
+    "capture",
     "chance",
     "compact",
     "every",
@@ -58,9 +60,11 @@ __all__ = [
     "quantiles",
     "rows",
     "sample",
+    "sites",
     "spike",
     "stats",
     "summarize",
     "tap",
+    "verify",
     "watch",
 ]

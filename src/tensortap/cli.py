@@ -5,6 +5,7 @@ What a command needs is imported when it runs, so that `tensortap --help` answer
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -13,11 +14,12 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from tensortap.errors import RunError, TensortapError
+from tensortap.errors import TensortapError
 
 if TYPE_CHECKING:
     from tensortap.store.run import Run
@@ -77,8 +79,17 @@ def _selection(command: Command) -> Command:
     return command
 
 
+def _version(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        try:
+            click.echo(f"tensortap {metadata.version('tensortap')}")
+        except metadata.PackageNotFoundError:
+            click.echo("tensortap (run from its source, not installed)")
+        ctx.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(package_name="tensortap", message="%(prog)s %(version)s")
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Say which.")
 def cli() -> None:
     """See every tensor inside a running network, and change nothing."""
 
@@ -86,15 +97,17 @@ def cli() -> None:
 @cli.command()
 @_selection
 @click.option("--sort", type=click.Choice(SORTS), default="worst", show_default=True, help="Which rows come first.")
-@click.option("--limit", type=click.IntRange(0), default=40, show_default=True, help="At most so many rows; 0: all.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", default=40, show_default=True,
+              help="At most so many rows; 0: all.")  # fmt: skip
 def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, as_json: bool) -> None:
     """Show a run: a line for every site, the worst first; or one site closely."""
+    from tensortap.view.asked import sites_asked, steps_asked
     from tensortap.view.progress import waiting
     from tensortap.view.show import draw, look
 
     with waiting(f"reading {path}"):
         run = _open(path)
-        seen = look(run, list(sites), _steps(run, step), sort, limit)
+        seen = look(run, sites_asked(run, sites), steps_asked(run, step), sort, limit)
     if as_json:
         _print_json(seen.as_json())
     else:
@@ -111,14 +124,13 @@ def export(
 ) -> None:
     """Write a run's records or tensors in another format."""
     from tensortap import export as exporting
+    from tensortap.view.asked import sites_asked, steps_asked
     from tensortap.view.progress import waiting
 
     with waiting(f"exporting {path}") as advance:
         run = _open(path)
-        steps = _steps(run, step)
-        done = exporting.export(
-            run, to, output, sites=list(sites) or None, steps=steps, overwrite=overwrite, progress=advance
-        )
+        chosen, steps = sites_asked(run, sites), steps_asked(run, step)
+        done = exporting.export(run, to, output, sites=chosen, steps=steps, overwrite=overwrite, progress=advance)
     if as_json:
         _print_json(done._asdict())
     else:
@@ -161,47 +173,24 @@ def doctor(as_json: bool) -> None:
 
 def main() -> None:
     """The entry point."""
+    codecs.register_error("tensortap", _plainer)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+            stream.reconfigure(errors="tensortap")  # type: ignore[union-attr]
     cli.main(prog_name="tensortap")
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    """For streams that are no UTF-8: a minus stays a minus, what has no plain form is a question mark."""
+    assert isinstance(error, UnicodeEncodeError)
+    bad = error.object[error.start : error.end]
+    return "".join({"−": "-", "–": "-", "·": "|", "…": "~", "×": "x", "→": ">"}.get(c, "?") for c in bad), error.end
 
 
 def _open(path: str) -> Run:
     from tensortap.store.run import open_run
 
     return open_run(path)
-
-
-def _steps(run: Run, step: int | slice | None) -> int | slice | None:
-    """The steps asked for, held against those there are; negative numbers count from the end."""
-    if step is None:
-        return None
-    known = run.steps
-    if isinstance(step, int):
-        step = known[step] if -len(known) <= step < 0 else step
-        found = step in known
-    else:
-        found = any(_within(s, step) for s in known)
-    if not found:
-        raise RunError(_no_such_step(run.path, step, known))
-    return step
-
-
-def _within(step: int, wanted: slice) -> bool:
-    return (wanted.start is None or step >= wanted.start) and (wanted.stop is None or step < wanted.stop)
-
-
-def _no_such_step(path: str, step: int | slice, known: list[int]) -> str:
-    if not known:
-        return f"{path} holds no records yet"
-    start, stop = (step, step) if isinstance(step, int) else (step.start, step.stop)
-    asked = str(start) if isinstance(step, int) else f"{'' if start is None else start}:{'' if stop is None else stop}"
-    near = sorted(sorted(known, key=lambda s: abs(s - (start or 0)))[:3])
-    return (
-        f"{path} has no records at step {asked}; it has {len(known)} steps from {known[0]} to {known[-1]}, "
-        f"the nearest are {', '.join(map(str, near))}: --step {near[0]}"
-    )
 
 
 def _print_json(value: Any) -> None:

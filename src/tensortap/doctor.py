@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import platform
@@ -50,17 +51,16 @@ def as_json(found: list[Check]) -> dict[str, Any]:
 
 
 def _kernel() -> list[Check]:
-    active = str(kernels.ACTIVE)
-    slow = "numpy" in active.lower()
+    slow = kernels.ACTIVE == "numpy"
     return [
-        Check("kernel", "active", active, f"statistics are taken by NumPy, about 20 times slower; {_REBUILD}" * slow),
+        Check("kernel", "active", kernels.ACTIVE, f"the same results, but slower; {_REBUILD}" * slow),
         Check("kernel", "threads", f"{_threads()} of {os.cpu_count()} CPUs"),
     ]
 
 
 def _threads() -> int:
-    threads = getattr(kernels, "threads", None)
-    return int(threads()) if callable(threads) else 1
+    name = "fallback" if kernels.ACTIVE == "numpy" else "_kernel"
+    return int(importlib.import_module(f"tensortap.reduce.{name}").threads())
 
 
 def _versions() -> list[Check]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import ProbeError, RunError, suggest
@@ -24,6 +25,8 @@ from tensortap.types import Place
 
 Advance = Callable[[int, int], None]
 _BATCH: Final = 64
+_ROWS: Final = 200_000
+_TELL: Final = 1000
 
 
 class Target(NamedTuple):
@@ -100,15 +103,23 @@ def _replay(
 
 
 def _counted(run: Run, sites: list[str] | None, steps: Any, progress: Advance) -> Iterator[Record]:
-    """The records, telling how far in the run's steps they are."""
-    known = run.steps
-    place = {step: n for n, step in enumerate(known)}
-    last = None
-    for record in run.records(sites=sites, steps=steps):
-        if record.step != last:
-            last = record.step
-            progress(place.get(last, 0), len(known))
-        yield record
+    """The records, read some steps at a time so that memory stays small, telling how far they are."""
+    numbers = run.table(sites=sites, steps=steps, columns=["step"])["step"].to_numpy()
+    done = 0
+    for some in _stretches(numbers):
+        for record in run.records(sites=sites, steps=some):
+            yield record
+            done += 1
+            if done % _TELL == 0:
+                progress(done, len(numbers))
+
+
+def _stretches(numbers: npt.NDArray[np.int64]) -> Iterator[list[int]]:
+    """Steps in groups of about `_ROWS` rows."""
+    steps, first = np.unique(numbers, return_index=True)
+    group = np.sort(first) // _ROWS
+    for number in np.unique(group):
+        yield steps[group == number].tolist()
 
 
 def _tensors(run: Run, sites: list[str] | None, steps: Any) -> Iterator[tuple[Record, TensorKey, npt.NDArray[Any]]]:

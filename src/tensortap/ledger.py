@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
+import weakref
 from collections import Counter
 
 
@@ -24,7 +26,9 @@ class Ledger:
         self._counts: Counter[str] = Counter()
         self._details: dict[str, str] = {}
         self._warned: set[str] = set()
-        self._lock = threading.Lock()
+        # A signal handler may count while the same thread is counting.
+        self._lock = threading.RLock()
+        _LEDGERS.add(self)
 
     def add(self, name: str, n: int = 1) -> None:
         """Count `n` more of something."""
@@ -62,3 +66,15 @@ class Ledger:
         self.warn(
             f"{name}:{what}", f"{what} failed: {type(error).__name__}: {error} (counted as {name}; your code goes on)"
         )
+
+
+_LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock, and it did not come along.
+    for ledger in list(_LEDGERS):
+        ledger._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +30,23 @@ def split(table: StepTable, fired: int, waiting: int) -> Split:
     probes = table.column("probes")
     wanted = _any(probes, fired)
     held = ~wanted & _any(probes, waiting)
-    pending = np.zeros_like(wanted)
-    pending[[kept.row for kept in table.tensors if kept.probe & waiting and wanted[kept.row]]] = True
-    late = _part(table, pending)
-    if late is not None:
-        late.tensors = [kept for kept in late.tensors if kept.probe & waiting]
-        late.values = []
-    return Split(_part(table, wanted), _part(table, held), late)
+    return Split(_part(table, wanted), _part(table, held), _pending(table, wanted, waiting))
 
 
-def _any(probes: npt.NDArray[np.uint64], mask: int) -> npt.NDArray[np.bool_]:
-    return (probes & np.uint64(mask)) != 0
+def _pending(table: StepTable, wanted: npt.NDArray[np.bool_], waiting: int) -> StepTable | None:
+    """A copy of the wanted rows of which somebody may want tensors later; the rows themselves are written now."""
+    rows = sorted({kept.row for kept in table.tensors if kept.probe & waiting and wanted[kept.row]})
+    if not rows:
+        return None
+    late = table.take(np.array(rows))
+    late.tensors = [kept for kept in late.tensors if kept.probe & waiting]
+    late.values = []
+    return late
+
+
+def _any(probes: npt.NDArray[Any], mask: int) -> npt.NDArray[np.bool_]:
+    found: npt.NDArray[np.bool_] = (probes & np.uint64(mask)) != 0
+    return found
 
 
 def _part(table: StepTable, chosen: npt.NDArray[np.bool_]) -> StepTable | None:
@@ -75,26 +81,27 @@ class LookBack:
         self._held.append(_Held(step, waiting))
         self.nbytes += step.nbytes
         while self._held and self.nbytes > self.most_bytes:
-            self._ledger.add("lookback_let_go_steps")
-            self._drop()
+            gone = self._held.popleft().step
+            self.nbytes -= gone.nbytes
+            if all(held.step.number != gone.number for held in self._held):  # a step may be held in two parts
+                self._ledger.add("lookback_let_go_steps")
 
-    def expire(self, number: int) -> Iterator[StepTable]:
+    def expire(self, number: int) -> list[StepTable]:
         """Let go of what lies further back than promised before step `number`; its memory can be used again."""
-        while self._held and self._held[0].step.number < number - self.steps:
-            yield self._drop().table
+        old = [held for held in self._held if held.step.number < number - self.steps]
+        if old:  # steps that were open at once may have closed in any order
+            self._held = deque(held for held in self._held if held.step.number >= number - self.steps)
+            self.nbytes -= sum(held.step.nbytes for held in old)
+        return [held.step.table for held in old]
 
-    def release(self, fired: int) -> Iterator[Step]:
-        """The held steps that the fired probes want, oldest first. What others wait for stays."""
-        held, self._held, self.nbytes = self._held, deque(), 0
+    def release(self, fired: int) -> Iterator[tuple[Step, int]]:
+        """The held steps that the fired probes want, oldest first, with the probes that go on waiting for them."""
+        held, self._held, self.nbytes = sorted(self._held, key=lambda held: held.step.number), deque(), 0
         for step, waiting in held:
-            part = split(step.table, fired & waiting, waiting & ~fired)
+            rest = waiting & ~fired
+            part = split(step.table, fired & waiting, rest)
+            for table, written in ((part.held, step.tensors_only), (part.pending, True)):
+                if table is not None:
+                    self.hold(replace(step, table=table, tensors_only=written), rest)
             if part.kept is not None:
-                yield replace(step, table=part.kept)
-            for rest, written in ((part.held, step.tensors_only), (part.pending, True)):
-                if rest is not None:
-                    self.hold(replace(step, table=rest, tensors_only=written), waiting & ~fired)
-
-    def _drop(self) -> Step:
-        step = self._held.popleft().step
-        self.nbytes -= step.nbytes
-        return step
+                yield replace(step, table=part.kept), rest

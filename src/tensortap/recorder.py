@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tensortap.errors import TensortapError
 from tensortap.ledger import Ledger
 from tensortap.lookback import LookBack, split
 from tensortap.probes import Probe
-from tensortap.reduce.buffers import array_of
+from tensortap.reduce.buffers import array_of, buffer_of
 from tensortap.step import Step, summary_of
 from tensortap.table import Kept, Names, StepTable, Value
 from tensortap.triggers import Answer
-from tensortap.types import PHASES, Buffer, Place, Seen
+from tensortap.types import Buffer, Place, Seen
 
 LOOKBACK_BYTES: Final = 256 << 20
 _SPARE_TABLES: Final = 4
@@ -45,7 +48,7 @@ class Point:
 class OpenStep:
     """A step being recorded. `armed` is the set of probes, as bits, that may want this step: 0 costs nothing."""
 
-    __slots__ = ("armed", "maybe", "number", "phase", "table")
+    __slots__ = ("armed", "labels", "maybe", "number", "phase", "table")
 
     def __init__(self, number: int, table: StepTable, armed: int, maybe: int) -> None:
         self.number = number
@@ -53,6 +56,7 @@ class OpenStep:
         self.armed = armed
         self.maybe = maybe
         self.phase = ""
+        self.labels: Mapping[str, str] = {}
 
 
 class Recorder:
@@ -80,15 +84,17 @@ class Recorder:
         self._clock = clock
         self._numbers = itertools.count(start)
         self._points: dict[tuple[Place, int], Point] = {}
-        self._hist = _bits(p.histogram for p in self.probes)
+        self.histogram_probes = _bits(p.histogram for p in self.probes)
         self._keeping = _bits(bool(p.keepers or p.customs) for p in self.probes)
         self._quantiles = [(1 << i, p.quantiles) for i, p in enumerate(self.probes) if p.quantiles]
         self._ring = LookBack(lookback, lookback_bytes, self.ledger)
         self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
+        self._closed_steps = 0
         self._metrics_seen: set[str] = set()
         self._metrics_read = {name for p in self.probes for name in p.when.metrics()}
         self._lock = threading.RLock()
         self.current = self.open()
+        _RECORDERS.add(self)
 
     def point(self, place: Place, probes: int) -> Point:
         """The handle of a place for the probes (as bits) that matched it; the same one every time."""
@@ -105,7 +111,7 @@ class Recorder:
             number = next(self._numbers)
             armed = maybe = 0
             for i, probe in enumerate(self.probes):
-                answer = probe.when.before(number)
+                answer = self._foresee(probe, number)
                 armed |= (answer is not Answer.NO) << i
                 maybe |= (answer is Answer.MAYBE) << i
             table = self._spare.pop() if self._spare else StepTable()
@@ -121,22 +127,28 @@ class Recorder:
         if not armed:
             return -1
         table = step.table
+        epoch = table.epoch
         row = table.record(
             point.key,
             armed,
-            bool(armed & self._hist),
+            1 if armed & self.histogram_probes else 0,
             recomputed,
             buffer.dtype,
             buffer.address,
             buffer.shape,
             buffer.strides,
         )
-        if armed & point.keeping:
+        if row < 0:  # another thread closed the step meanwhile
+            self.ledger.add("late_records")
+        elif armed & point.keeping and table.epoch == epoch:
             self.keep(table, row, point, armed, buffer, value)
         return row
 
     def keep(self, table: StepTable, row: int, point: Point, armed: int, buffer: Buffer, value: Any) -> None:
         """Copy out of a recorded tensor what the armed probes' reducers want of its elements."""
+        if row < 0:
+            return
+        tensors, values = table.tensors, table.values  # of this step, even if the table is used again meanwhile
         for i, probe in enumerate(self.probes):
             if not armed >> i & 1:
                 continue
@@ -149,30 +161,17 @@ class Recorder:
                 if picked is None:
                     self.ledger.add("rows_absent")
                 else:
-                    table.tensors.append(Kept(row, keeper.kind, picked, 1 << i))
+                    tensors.append(Kept(row, keeper.kind, picked, 1 << i))
             for custom in probe.customs:
                 try:
-                    result = custom.function(array_of(buffer) if value is None else value)
-                    self._keep_result(table, row, 1 << i, custom.name, result)
+                    kept = _result(custom.name, custom.function(array_of(buffer) if value is None else value))
                 except Exception as error:
                     self.ledger.failed("reducer_errors", f"{custom.name}() at {point.text}", error)
-
-    def _keep_result(self, table: StepTable, row: int, probe: int, name: str, result: Any) -> None:
-        if result is None:
-            return
-        if isinstance(result, Mapping):
-            table.values.extend(Value(row, f"{name}.{key}", float(number), probe) for key, number in result.items())
-            return
-        array = np.asarray(result)
-        if array.ndim == 0:
-            table.values.append(Value(row, name, float(array), probe))
-        elif array.size <= _SMALL_ARRAY:
-            table.tensors.append(Kept(row, name, np.array(array, copy=True), probe))
-        else:
-            raise TensortapError(
-                f"it returned {array.size} elements; a function keeps a number, a dict of numbers or an array of at "
-                f"most {_SMALL_ARRAY}; to keep tensors use full(), rows() or sample()"
-            )
+                    continue
+                if isinstance(kept, dict):
+                    values.extend(Value(row, name, number, 1 << i) for name, number in kept.items())
+                else:
+                    tensors.append(Kept(row, custom.name, kept, 1 << i))
 
     def pause(self) -> None:
         """Record nothing until `resume`."""
@@ -189,6 +188,8 @@ class Recorder:
         """End a step: what is to be written now, oldest first. Without `step` the current one, and a new one opens."""
         with self._lock:
             closing = step or self.current
+            closing.armed = 0
+            closing.table.close()
             seen = Seen(metrics or {}, closing.table.nonfinite)
             steps = self._decide(closing, seen, phase or closing.phase)
             if closing is self.current:
@@ -197,15 +198,15 @@ class Recorder:
 
     def release(self, step: Step) -> None:
         """Take back the memory of a step that every sink has written."""
-        self._spare.append(step.table)
+        if step.table is not _NO_ROWS:
+            self._spare.append(step.table)
 
     def _decide(self, closing: OpenStep, seen: Seen, phase: str) -> list[Step]:
         reasons = self._ask(closing.number, seen)
-        self._check_metrics(closing.number, seen)
+        self._check_metrics(seen)
         fired = sum(1 << i for i in reasons)
         late = fired & closing.maybe
-        for table in self._ring.expire(closing.number):
-            self._spare.append(table)
+        self._spare.extend(self._ring.expire(closing.number))
         earlier = list(self._ring.release(late)) if late else []
         waiting = closing.maybe & ~fired if self._ring.steps else 0
         step = Step(closing.number, phase, self.rank, self._now(), seen.metrics, closing.table, self.names)
@@ -215,26 +216,27 @@ class Recorder:
                 self._ring.hold(replace(step, table=rest, tensors_only=written), waiting)
         if closing.table not in part:
             self._spare.append(closing.table)
-        for old in earlier:
-            self._finish(old, late, reasons, "lookback: ")
+        for old, others in earlier:
+            self._finish(old, late, others, reasons, "lookback: ")
         now = replace(step, table=part.kept or _NO_ROWS)
-        self._finish(now, fired, reasons)
-        return [*earlier, now]
+        self._finish(now, fired, waiting, reasons)
+        return [*(old for old, _ in earlier), now]
 
-    def _finish(self, step: Step, fired: int, reasons: Mapping[int, str], prefix: str = "") -> None:
+    def _finish(self, step: Step, fired: int, waiting: int, reasons: Mapping[int, str], prefix: str = "") -> None:
         """Fill in what is known only now: the step's number and phase, the words, why each row is kept."""
         table = step.table
         if not table.rows:
             return
         columns, rows = table.columns, slice(table.rows)
         columns["step"][rows] = step.number
-        columns["phase"][rows] = PHASES.index(step.phase) if step.phase in PHASES else 0
+        columns["phase"][rows] = self.names.phase(step.phase)
         self.names.fill(table)
         masks, which = np.unique(table.column("probes") & np.uint64(fired), return_inverse=True)
         texts = [prefix + "; ".join(dict.fromkeys(r for i, r in reasons.items() if int(m) >> i & 1)) for m in masks]
         columns["reason"][rows] = np.array([self.names.reason(text) for text in texts], np.int32)[which]
         table.tensors = [kept for kept in table.tensors if kept.probe & fired]
-        table.values = [value for value in table.values if value.probe & fired]
+        # A row is written once, so the numbers go with it that only a later trigger may want.
+        table.values = [value for value in table.values if value.probe & (fired | waiting)]
         self._add_quantiles(table, fired)
 
     def _add_quantiles(self, table: StepTable, fired: int) -> None:
@@ -244,6 +246,13 @@ class Recorder:
             for row in np.flatnonzero(table.column("probes") & np.uint64(bit)).tolist():
                 summary = summary_of(table, row)
                 table.values.extend(Value(row, f"q{q:g}", summary.quantile(q), bit) for q in wanted)
+
+    def _foresee(self, probe: Probe, number: int) -> Answer:
+        try:
+            return probe.when.before(number)
+        except Exception as error:
+            self.ledger.failed("trigger_errors", f"trigger {probe.when}", error)
+            return Answer.MAYBE
 
     def _ask(self, number: int, seen: Seen) -> dict[int, str]:
         """The probes that want the step, with their reasons. Every trigger is asked, for it may keep history."""
@@ -261,9 +270,10 @@ class Recorder:
     def _now(self) -> int:
         return int((self._clock or time.time)() * 1e6)
 
-    def _check_metrics(self, number: int, seen: Seen) -> None:
+    def _check_metrics(self, seen: Seen) -> None:
         self._metrics_seen.update(seen.metrics)
-        if number != _METRIC_PATIENCE or not self._metrics_read:
+        self._closed_steps += 1
+        if self._closed_steps != _METRIC_PATIENCE:
             return
         for name in sorted(self._metrics_read - self._metrics_seen):
             known = ", ".join(sorted(self._metrics_seen)) or "none"
@@ -273,6 +283,36 @@ class Recorder:
                 f"a trigger reads the metric {name!r}, which no step has given so far (seen: {known}); "
                 f"pass it as tap.step({name}=...)",
             )
+
+
+def _result(name: str, result: Any) -> dict[str, float] | npt.NDArray[Any]:
+    """What a user's function gave, as named numbers or as a small array of its own."""
+    if result is None:
+        return {}
+    if isinstance(result, Mapping):
+        return {f"{name}.{key}": float(number) for key, number in result.items()}
+    array = array_of(buffer_of(result))
+    if array.ndim == 0:
+        return {name: float(array)}
+    if array.size <= _SMALL_ARRAY:
+        return np.array(array, copy=True)
+    raise TensortapError(
+        f"it returned {array.size} elements; a function keeps a number, a dict of numbers or an array of at "
+        f"most {_SMALL_ARRAY}; to keep tensors use full(), rows() or sample()"
+    )
+
+
+_RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """A forked child writes nothing, so it need not record; and a lock may be held by a thread that stayed behind."""
+    for recorder in list(_RECORDERS):
+        recorder._lock = threading.RLock()
+        recorder.pause()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _bits(flags: Iterable[bool]) -> int:

@@ -80,15 +80,26 @@ class Step:
 
     def tensors(self) -> Iterator[tuple[Record, Kept]]:
         """What was kept of tensors, each with its record."""
+        numbers = self._numbers()
         for kept in self.table.tensors:
-            yield self.record(kept.row), kept
+            yield self._record(kept.row, numbers.get(kept.row, {})), kept
 
     def records(self) -> Iterator[Record]:
         """The rows, one by one."""
-        return map(self.record, range(self.table.rows))
+        numbers = self._numbers()
+        return (self._record(row, numbers.get(row, {})) for row in range(self.table.rows))
 
     def record(self, row: int) -> Record:
         """One row as a value of its own."""
+        return self._record(row, self._numbers().get(row, {}))
+
+    def _numbers(self) -> dict[int, dict[str, float]]:
+        by_row: dict[int, dict[str, float]] = {}
+        for value in self.table.values:
+            by_row.setdefault(value.row, {})[value.name] = value.number
+        return by_row
+
+    def _record(self, row: int, numbers: Mapping[str, float]) -> Record:
         table = self.table
         reasons = tuple(self.names.words["reason"])
         return Record(
@@ -102,7 +113,7 @@ class Step:
             recomputed=bool(table.columns["recomputed"][row >> 3] >> (row & 7) & 1),
             time=int(table.columns["time"][row]),
             summary=summary_of(table, row),
-            numbers={value.name: value.number for value in table.values if value.row == row},
+            numbers=numbers,
         )
 
 

@@ -6,8 +6,10 @@ used again for later steps.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,11 +17,10 @@ import numpy.typing as npt
 
 from tensortap.reduce import kernels
 from tensortap.reduce.buckets import BUCKETS
-from tensortap.types import Place
+from tensortap.types import PHASES, Place
 
 Array = npt.NDArray[Any]
 
-# KERNEL AGENT: this file now uses kernels.HEADER, COLUMNS, HEADER_LENGTH, record, bind, commit - final, keep them.
 # How long each of the kernel's columns is; those not named have one entry a row.
 _LENGTHS: Final = {
     **dict.fromkeys(("recomputed", "defined", "hist_valid"), "bits"),
@@ -33,6 +34,8 @@ _WORDS: Final = ("site", "port", "slot", "op", "reason")
 _CLOSING: Final = (("step", np.int64), ("phase", np.int8), *((word, np.int32) for word in _WORDS))
 _COLUMNS: Final = tuple((name, dtype, _LENGTHS.get(name, "rows")) for name, dtype in (*kernels.COLUMNS, *_CLOSING))
 _KIND: Final = {name: kind for name, _, kind in _COLUMNS}
+_MOST_PHASES: Final = 127  # their numbers take one byte
+_MOST_ENTRIES: Final = 2**31 - 1  # Arrow counts list elements in 32 bits
 _ROWS, _ROW_CAP, _HIST, _HIST_CAP, _DIMS, _DIMS_CAP, _NONFINITE, _TIME, _KEY_CAP = range(len(kernels.HEADER))
 
 
@@ -57,6 +60,9 @@ class Value(NamedTuple):
 class StepTable:
     """Rows of one step. `record` is the hot path; everything else happens once a step.
 
+    Threads may record at once: the kernel checks for room and writes a row in one go. Whoever replaces the memory or
+    closes the table first takes the room away (a row capacity of zero), so that the others come to wait at the lock.
+
     >>> table = StepTable()
     >>> x = np.arange(6, dtype=np.float32)
     >>> table.record(0, 1, 0, 0, 1, x.ctypes.data, x.shape, None)
@@ -71,7 +77,12 @@ class StepTable:
         self.tensors: list[Kept] = []
         self.values: list[Value] = []
         self.generation = 0
+        self.epoch = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        self._allocated = 0
         self._allocate(rows, hist or rows, dims, keys)
+        self.header[_ROW_CAP] = rows
 
     @property
     def rows(self) -> int:
@@ -85,9 +96,8 @@ class StepTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in use by rows, histograms and kept tensors."""
-        fixed = 160 * self.rows + 4 * int(self.header[_HIST]) + 8 * int(self.header[_DIMS])
-        return fixed + self.tensor_bytes
+        """Bytes it takes in memory, used or not, and those of kept tensors."""
+        return self._allocated + self.tensor_bytes
 
     @property
     def tensor_bytes(self) -> int:
@@ -118,10 +128,13 @@ class StepTable:
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None,
     ) -> int:
-        """Reduce the memory at `address` and append its row; the row's index."""
+        """Reduce the memory at `address` and append its row; the row's index, or −1 when the table is closed."""
         row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
         while row < 0:
-            self._grow(key, len(shape))
+            with self._alone():
+                if self._closed:
+                    return -1
+                self._grow(key, len(shape), BUCKETS if want else 0)
             row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
         return row
 
@@ -138,18 +151,28 @@ class StepTable:
     ) -> int:
         """Append a row whose statistics were computed elsewhere: on a device, or inside a compiled graph.
 
-        `row` has the fields of `kernels.ROW`, in their order.
+        `row` has the fields of `kernels.ROW`, in their order. −1 when the table is closed.
         """
-        while not self._fits(key, len(shape), 0 if hist_counts is None else len(hist_counts)):
-            self._grow(key, len(shape))
-        return kernels.commit(self, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
+        with self._alone():
+            if self._closed:
+                return -1
+            self._grow(key, len(shape), 0 if hist_counts is None else len(hist_counts))
+            return kernels.commit(self, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
+
+    def close(self) -> None:
+        """Take no more rows: a thread that is still reducing a tensor comes too late."""
+        with self._alone():
+            self._closed = True
 
     def reset(self, time: int = 0) -> None:
-        """Forget all rows; keep the memory."""
-        self.header[[_ROWS, _HIST, _DIMS, _NONFINITE]] = 0
-        self.header[_TIME] = time
-        self.columns["calls"][:] = 0
-        self.tensors, self.values = [], []
+        """Forget all rows and take new ones; keep the memory."""
+        with self._alone():
+            self._closed = False
+            self.epoch += 1
+            self.header[[_ROWS, _HIST, _DIMS, _NONFINITE]] = 0
+            self.header[_TIME] = time
+            self.columns["calls"][:] = 0
+            self.tensors, self.values = [], []
 
     def shape(self, row: int) -> tuple[int, ...]:
         """The shape of a row's tensor."""
@@ -189,27 +212,34 @@ class StepTable:
         other.values = [value._replace(row=place[value.row]) for value in self.values if value.row in place]
         return other
 
-    def _fits(self, key: int, dims: int, hist: int) -> bool:
-        head = self.header
-        return bool(
-            head[_ROWS] < head[_ROW_CAP]
-            and head[_DIMS] + dims <= head[_DIMS_CAP]
-            and head[_HIST] + hist <= head[_HIST_CAP]
-            and key < head[_KEY_CAP]
-        )
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While this lasts, no other thread writes a row."""
+        with self._lock:
+            self.header[_ROW_CAP] = 0
+            try:
+                yield
+            finally:
+                self.header[_ROW_CAP] = 0 if self._closed else len(self.columns["key"])
 
-    def _grow(self, key: int, dims: int) -> None:
+    def _grow(self, key: int, dims: int, hist: int) -> None:
+        """Make room for one more row with so many dimensions and buckets, where there is none."""
         head = self.header
-        rows, hist, dim_cap, keys = (int(head[i]) for i in (_ROW_CAP, _HIST_CAP, _DIMS_CAP, _KEY_CAP))
+        room = rows, hist_cap, dims_cap, keys = (
+            len(self.columns["key"]), *(int(head[i]) for i in (_HIST_CAP, _DIMS_CAP, _KEY_CAP))
+        )  # fmt: skip
         if head[_ROWS] >= rows:
             rows *= 2
-        if head[_DIMS] + dims > dim_cap:
-            dim_cap = 2 * dim_cap + dims
+        if head[_HIST] + hist > hist_cap:
+            hist_cap = 2 * hist_cap + hist
+        if head[_DIMS] + dims > dims_cap:
+            dims_cap = 2 * dims_cap + dims
         if key >= keys:
             keys = max(2 * keys, key + 1)
-        if head[_HIST] + BUCKETS > hist:
-            hist = 2 * hist + BUCKETS
-        self._allocate(rows, hist, dim_cap, keys)
+        if max(hist_cap, dims_cap) > _MOST_ENTRIES:
+            raise MemoryError(f"one step has more than {_MOST_ENTRIES} histogram buckets: observe fewer sites")
+        if room != (rows, hist_cap, dims_cap, keys):
+            self._allocate(rows, hist_cap, dims_cap, keys)
 
     def _allocate(self, rows: int, hist: int, dims: int, keys: int) -> None:
         lengths = {"rows": rows, "bits": -(-rows // 8), "ends": rows + 1, "hist": hist, "dims": dims, "keys": 2 * keys}
@@ -217,10 +247,21 @@ class StepTable:
         self.columns = {name: np.zeros(lengths[kind], dtype) for name, dtype, kind in _COLUMNS}
         for name, array in old.items():
             self.columns[name][: len(array)] = array
-        head = self.header
-        head[[_ROW_CAP, _HIST_CAP, _DIMS_CAP, _KEY_CAP]] = rows, hist, dims, keys
-        self._append: Callable[..., int] = functools.partial(kernels.record, kernels.bind(self))
+        self._append = self._appender()
+        self._allocated = sum(array.nbytes for array in self.columns.values())
         self.generation += 1
+        self.header[[_HIST_CAP, _DIMS_CAP, _KEY_CAP]] = hist, dims, keys
+
+    def _appender(self) -> Callable[..., int]:
+        append = functools.partial(kernels.record, kernels.bind(self))
+        if kernels.ACTIVE != "numpy":
+            return append
+
+        def one_at_a_time(*args: Any) -> int:  # in Python, a row is not written in one go
+            with self._lock:
+                return append(*args)
+
+        return one_at_a_time
 
 
 def _runs(ends: Array, rows: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Array]:
@@ -243,7 +284,8 @@ class Names:
 
     def __init__(self) -> None:
         self.places: list[Place] = []
-        self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason")}
+        self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason", "phase")}
+        self.words["phase"] = {phase: i for i, phase in enumerate(PHASES)}
         self._keys: dict[Place, int] = {}
         self._codes = np.zeros((len(self.FIELDS), 64), np.int32)
 
@@ -263,6 +305,11 @@ class Names:
     def reason(self, text: str) -> int:
         """The number of a reason."""
         return self._word("reason", text)
+
+    def phase(self, text: str) -> int:
+        """The number of a phase, of which there are few."""
+        known = self.words["phase"]
+        return self._word("phase", text) if text in known or len(known) < _MOST_PHASES else 0
 
     def fill(self, table: StepTable) -> None:
         """Write the numbers of site, port, slot and op for every row of a table."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
+from tensortap.adapters.base import Adapter, adapter_for, choose
 from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.ledger import Ledger
 from tensortap.probes import Probe, as_probes, probe
-from tensortap.recorder import LOOKBACK_BYTES, Point, Recorder
+from tensortap.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.sinks.convert import as_sink
 from tensortap.sites import Candidate, Pattern
@@ -38,12 +40,17 @@ class Tap:
     [(0, 1.0), (1, 1.0)]
     """
 
-    def __init__(self, recorder: Recorder, writer: Writer, folder: RunFolder | None) -> None:
+    def __init__(self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None) -> None:
         self.recorder = recorder
         self.writer = writer
         self.path = None if folder is None else str(folder)
+        self.explicit = False
+        self._folder = folder
+        self._adapter = adapter
         self._points: dict[str, Point | None] = {}
         self._closed = False
+        if adapter is not None:
+            adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), self)
         _ACTIVE.add(self)
 
     @property
@@ -63,17 +70,52 @@ class Tap:
         point = self._points.get(name, _UNKNOWN)
         if point is _UNKNOWN:
             point = self._points[name] = self._decide(name)
-        if point is None or not self.recorder.current.armed & point.probes:
-            return
+        step = self._current()
         try:
-            self.recorder.observe(point, buffer_of(value), value)
+            if point is not None and step.armed & point.probes:
+                self.recorder.observe(point, buffer_of(value), value, step=step)
+            if self._adapter is not None:
+                self._adapter.named(name, value)
         except Exception as error:
             self.recorder.ledger.failed("skipped_values", f"recording {name!r}", error)
 
     def step(self, **metrics: Any) -> None:
-        """Close the step. What its triggers want, given these metrics, is durable when this returns."""
-        for step in self.recorder.close({name: _number(name, value) for name, value in metrics.items()}):
-            self.writer.put(step)
+        """Close the step. What its triggers want, given these metrics, is durable when this returns.
+
+        From the first call on only this closes steps; before it they find themselves.
+        """
+        self.explicit = True
+        self._close_step({name: _number(name, value) for name, value in metrics.items()})
+
+    def advance(self, step: OpenStep | None = None) -> None:
+        """Close the open step, or a thread's own: what adapters call when they find that one is over."""
+        self._close_step({}, step)
+
+    @contextlib.contextmanager
+    def span(self, **labels: Any) -> Iterator[OpenStep]:
+        """What the calling thread does inside is a step of its own: one request of many, served side by side."""
+        step = self.recorder.open()
+        step.labels = {name: str(value) for name, value in labels.items()}
+        before = self._enter(step)
+        try:
+            yield step
+        finally:
+            self._enter(before)
+            self._close_step({}, step)
+
+    def _close_step(self, metrics: Mapping[str, float], step: OpenStep | None = None) -> None:
+        if self._adapter is not None:
+            self._adapter.closing(step or self.recorder.current)
+        for finished in self.recorder.close(metrics, step=step):
+            self.writer.put(finished)
+
+    def _current(self) -> OpenStep:
+        return self.recorder.current if self._adapter is None else self._adapter.current()
+
+    def _enter(self, step: OpenStep | None) -> OpenStep | None:
+        if self._adapter is None:
+            raise UnsupportedError("span() needs a model: tensortap.watch(model)")
+        return self._adapter.enter(step)
 
     def pause(self) -> None:
         """Record nothing until `resume`."""
@@ -88,14 +130,16 @@ class Tap:
         self.writer.flush()
 
     def close(self) -> None:
-        """Close the open step if it saw anything, write everything, and stop. A second call does nothing."""
+        """Close the open step if it saw anything, take the taps off, write everything. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
         _ACTIVE.discard(self)
-        self._report_unseen()
         if self.recorder.current.table.rows:
-            self.step()
+            self._close_step({})
+        self._report_unseen()
+        if self._adapter is not None:
+            self._adapter.detach()
         self.writer.close()
 
     def __enter__(self) -> Tap:
@@ -116,12 +160,23 @@ class Tap:
         return self.recorder.point(Place(name), wanted) if wanted else None
 
     def _report_unseen(self) -> None:
+        """What was wanted and never seen is counted, and listed in `run.json`."""
+        unseen = self._adapter.unseen() if self._adapter is not None else self._unseen_names()
+        if unseen:
+            self.recorder.ledger.add("unseen", len(unseen))
+            if self._folder is not None:
+                self._folder.describe(unseen=unseen)
+
+    def _unseen_names(self) -> dict[str, str]:
         """Patterns for values that are named while running can only be judged at the end."""
         seen = [Candidate(name, (), ("output",)) for name in self._points]
-        for p in self.recorder.probes:
-            for pattern in p.patterns:
-                if not any(pattern.matches(candidate, "output") for candidate in seen):
-                    self.recorder.ledger.add("unseen_patterns")
+        patterns = [pattern for p in self.recorder.probes for pattern in p.patterns]
+        return {p.text: "no value of this name" for p in patterns if not any(p.matches(c, "output") for c in seen)}
+
+
+def leaves(site: Candidate) -> bool:
+    """Every module without children: what is watched when nothing else is said."""
+    return site.leaf
 
 
 def watch(
@@ -136,31 +191,34 @@ def watch(
     resume: bool = False,
     overwrite: bool = False,
     rank: int | None = None,
+    fast_path: Literal["keep", "leave"] = "keep",
 ) -> Tap:
     """Observe a model, or without one the values that `tap(x, "name")` names, and write what is seen.
 
-    `probes` are patterns or probes; none means everything. `to` is a path, a logger, a function, a sink or a list
-    of them; none means a new folder under `runs/`. With `strict` an error of ours is raised instead of counted.
+    `probes` are patterns or probes; none means the output of every leaf module. `to` is a path, a logger, a
+    function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
+    raised instead of counted. `fast_path="leave"` looks inside layers that would run fused, whose results then
+    differ by rounding.
     """
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
-    if model is not None:
-        raise UnsupportedError(
-            f"a {type(model).__name__} cannot be watched yet: no adapter knows it. Name values instead: "
-            'with tensortap.watch(): tensortap.tap(x, "name")'
-        )
     if when_full not in ("block", "drop"):
         raise ProbeError(f"when_full={when_full!r} is neither 'block' nor 'drop'")
     ledger = Ledger(strict=strict)
-    chosen = as_probes(probes) or (probe("**"),)
+    adapter = None if model is None else adapter_for(model, fast_path=fast_path)
+    chosen = as_probes(probes) or (probe("**" if adapter is None else leaves),)
+    if adapter is not None:
+        choose(chosen, adapter.candidates())  # a pattern that matches nothing raises before anything is made
     own_rank = _rank() if rank is None else rank
-    sinks, folder = _sinks(to, chosen, own_rank, ledger, resume, overwrite)
+    about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
+    kind = "values" if model is None else type(model).__name__
+    sinks, folder = _sinks(to, kind, own_rank, about, ledger, resume, overwrite)
     recorder = Recorder(
         chosen, rank=own_rank, start=_next_step(folder) if resume else 0, lookback=lookback,
         lookback_bytes=lookback_bytes, ledger=ledger,
     )  # fmt: skip
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
-    return Tap(recorder, writer, folder)
+    return Tap(recorder, writer, folder, adapter)
 
 
 def tap(value: T, name: str) -> T:
@@ -192,15 +250,14 @@ _UNKNOWN: Final = Point(Place(""), -1, 0, 0)
 
 
 def _sinks(
-    to: Any, probes: Sequence[Probe], rank: int, ledger: Ledger, resume: bool, overwrite: bool
+    to: Any, kind: str, rank: int, about: Mapping[str, Any], ledger: Ledger, resume: bool, overwrite: bool
 ) -> tuple[list[Sink], RunFolder | None]:
     given: Iterable[Any] = to if isinstance(to, (list, tuple)) else [to]
-    about = {"probes": [p.describe() for p in probes]}
     sinks: list[Sink] = []
     folder = None
     for item in given:
         if item is None or isinstance(item, (str, os.PathLike)):
-            path = default_path("values", rank) if item is None else item
+            path = default_path(kind, rank) if item is None else item
             folder = RunFolder(path, rank=rank, about=about, resume=resume, overwrite=overwrite, ledger=ledger)
             sinks.append(folder)
         else:
@@ -222,3 +279,13 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError) as error:
         raise ProbeError(f"the metric {name}={value!r} is no number ({error}); write step({name}=float(...))") from None
+
+
+def _after_fork() -> None:
+    """A forked child has the parent's taps but neither its thread nor its files: it records nothing."""
+    for watching in _ACTIVE.taps:
+        watching.recorder.pause()
+    _ACTIVE.taps = ()
+
+
+os.register_at_fork(after_in_child=_after_fork)

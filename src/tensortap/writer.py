@@ -7,6 +7,7 @@ the process; everything slower happens on the thread, behind a queue bounded in 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import threading
@@ -15,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from tensortap.ledger import Ledger
 from tensortap.step import Step
@@ -46,6 +47,12 @@ class Journal(Sink, Protocol):
         """Now and then, on the thread: seal, sync, bring counts up to date."""
 
 
+class _Waiting(NamedTuple):
+    step: Step
+    sinks: list[Sink]
+    size: int
+
+
 class Writer:
     """Hands steps to sinks: journals at once, the rest from one daemon thread.
 
@@ -65,7 +72,7 @@ class Writer:
         self.ledger = ledger or Ledger()
         self._journals = [sink for sink in sinks if isinstance(sink, Journal)]
         self._others = [sink for sink in sinks if not isinstance(sink, Journal)]
-        self._queue: deque[tuple[Step, list[Sink]]] = deque()
+        self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._most_bytes = queue_bytes
         self._block = when_full == "block"
@@ -74,26 +81,32 @@ class Writer:
         self._busy = False
         self._closing = False
         self._alive = True
+        self._forked = False
+        self._trouble: BaseException | None = None
         self._thread: threading.Thread | None = None
         _LIVE.add(self)
+        _Exit.install()
 
     def put(self, step: Step) -> None:
-        """Take a finished step over. Returns once journals have it."""
+        """Take a finished step over. Returns once journals have it. With `strict`, a sink's earlier error is raised."""
         if not self._alive:
+            self._refuse(step)
             return
-        later = [sink for sink in self._journals if self._append(sink, step)]
+        self._raise_trouble()
+        later: list[Sink] = [sink for sink in self._journals if self._append(sink, step)]
         later += self._others if step.table.rows or step.metrics else []
+        if not self._running():
+            self._start()
         if later:
             self._enqueue(step, later)
         else:
             self._release(step)
-        if self._thread is None:
-            self._start()
 
     def flush(self) -> None:
         """Wait until everything handed over so far is written."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._queue or self._busy) or not self._running())
+        self._raise_trouble()
 
     def close(self, timeout: float | None = None) -> None:
         """Write everything, stop the thread and close every sink. A second call does nothing."""
@@ -106,6 +119,19 @@ class Writer:
         _LIVE.discard(self)
         if not _LIVE:
             _Exit.uninstall()
+        self._raise_trouble()
+
+    def _refuse(self, step: Step) -> None:
+        if not self._forked:
+            self.ledger.add("dropped_steps")
+            self.ledger.add("dropped_records", step.table.rows)
+            self.ledger.warn("closed", f"step {step.number} ended after everything was closed, and is not written")
+        self._release(step)
+
+    def _raise_trouble(self) -> None:
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            raise trouble
 
     def _append(self, sink: Journal, step: Step) -> bool:
         try:
@@ -118,24 +144,33 @@ class Writer:
 
     def _enqueue(self, step: Step, sinks: list[Sink]) -> None:
         size = step.nbytes
+
+        def fits() -> bool:  # a step larger than the queue goes through alone
+            return not self._queued_bytes or self._queued_bytes + size <= self._most_bytes
+
         with self._changed:
-            if self._queue and self._queued_bytes + size > self._most_bytes:
-                if not self._block:
-                    self.ledger.add("dropped_steps")
-                    self.ledger.add("dropped_tensors", len(step.table.tensors))
-                    self._release(step)
-                    return
-                self._changed.wait_for(
-                    lambda: not self._queue or self._queued_bytes + size <= self._most_bytes or not self._running()
-                )
-            self._queue.append((step, sinks))
+            if not self._block and not fits():
+                self._drop(step, sinks)
+                return
+            self._changed.wait_for(lambda: fits() or not self._running())
+            self._queue.append(_Waiting(step, sinks, size))
             self._queued_bytes += size
             self._changed.notify_all()
 
+    def _drop(self, step: Step, sinks: list[Sink]) -> None:
+        """Journals have the rows already, and lose only the tensors that were left to the thread."""
+        if any(sink in self._others for sink in sinks):
+            self.ledger.add("dropped_steps")
+        if any(sink in self._journals for sink in sinks):
+            self.ledger.add("dropped_tensors", len(step.table.tensors))
+        self._release(step)
+
     def _start(self) -> None:
         _Exit.install()
-        self._thread = threading.Thread(target=self._run, name="tensortap-writer", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="tensortap-writer", daemon=True)
+        with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: `close` writes what waits
+            thread.start()
+            self._thread = thread
 
     def _running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
@@ -146,7 +181,8 @@ class Writer:
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
-        while self._queue:  # nothing was ever started, or the thread is gone
+        # Nothing was ever started, the thread is gone, or it is the thread itself that closes.
+        while self._queue and not (self._running() and self._thread is not threading.current_thread()):
             self._write_next()
 
     def _run(self) -> None:
@@ -166,28 +202,33 @@ class Writer:
 
     def _write_next(self) -> None:
         with self._changed:
-            step, sinks = self._queue.popleft()
+            step, sinks, size = self._queue.popleft()
             self._busy = True
         for sink in sinks:
             self._guard(sink, lambda sink=sink: sink.write(step))  # type: ignore[misc]
+        self._release(step)
         with self._changed:
-            self._queued_bytes -= step.nbytes
+            self._queued_bytes -= size
             self._busy = False
             self._changed.notify_all()
-        self._release(step)
 
     def _guard(self, sink: Sink, call: Callable[[], None]) -> None:
+        """Call a sink. Its error is counted; with `strict` it comes out of the next `put`, `flush` or `close`."""
         try:
             call()
-        except Exception as error:
-            if threading.current_thread() is self._thread:
+        except BaseException as error:  # even SystemExit must not end the thread
+            if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
+                raise
+            with contextlib.suppress(Warning):  # under `python -W error` the warning is one more exception
                 self.ledger.note("sink_errors", _name(sink), error)
-            else:
-                self.ledger.failed("sink_errors", _name(sink), error)
+            if self.ledger.strict and self._trouble is None:
+                self._trouble = error
 
     def _forget(self) -> None:
         """In a forked child: the thread did not come along, and the files are the parent's."""
         self._alive = False
+        self._forked = True
+        self._queue.clear()
         self._changed = threading.Condition()
 
 
@@ -229,7 +270,8 @@ class _Exit:
     @classmethod
     def close_all(cls, timeout: float | None = None) -> None:
         for writer in list(_LIVE):
-            writer.close(timeout)
+            with contextlib.suppress(Exception):  # noted already; the others are to be closed too
+                writer.close(timeout)
 
     @classmethod
     def terminated(cls, number: int, frame: FrameType | None) -> None:

@@ -13,6 +13,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -39,6 +40,8 @@
 #define CHUNK ((int64_t)1 << 17)
 #define BUCKETS 4080u /* 2 signs * 255 exponents * 8: the rest of 4096 is non-finite */
 #define TABLES 4
+#define PIECE 512 /* elements whose buckets are found before they are counted */
+#define TRACK ((int64_t)1 << 16)
 #define MAX_DIMS 64
 #define MAX_THREADS 64
 /* A release can cost a whole switch interval (5 ms) when another Python thread is busy, so only long work does it. */
@@ -50,6 +53,11 @@ static const int item_size[DTYPES] = {8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 
 /* Types whose every value is a float exactly: they take the float passes. */
 static const int is_single[DTYPES] = {0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1};
 static float fp8[4][256];
+
+/* Where the lanes of a vector count their zeros: beyond the buckets. */
+#define P(i) (BUCKETS + (i)), (BUCKETS + (i) + 1), (BUCKETS + (i) + 2), (BUCKETS + (i) + 3)
+static const uint32_t zero_places[16] = {P(0), P(4), P(8), P(12)};
+#undef P
 
 /* ---- values ---- */
 
@@ -66,7 +74,8 @@ typedef struct {
 
 typedef struct {
     const char *base;
-    int dtype, ndim, aligned, histogram;
+    int dtype, ndim, aligned;
+    enum { NONE, TRACKED, UNTRACKED } histogram; /* of few elements the range of buckets is tracked */
     int64_t numel, dims[MAX_DIMS], strides[MAX_DIMS];
     double scale;
 } Plan;
@@ -183,11 +192,19 @@ static const void *fetch(const Plan *p, Workspace *w, int64_t begin, int n)
     }
 }
 
+/* Whether a block is read where the tensor lies, so that the next one follows it in memory. */
+static int in_place(const Workspace *w, const void *raw, const void *values)
+{
+    return raw == values && raw != (const void *)w->gathered;
+}
+
 /* ---- levels ---- */
 
 #define POPCOUNT(x) __builtin_popcount((unsigned)(x))
 
-#if X86
+/* Clang has other pragmas for this; until they are tested there it builds the plain level only. */
+#if X86 && !defined(__clang__)
+#define VECTOR_LEVELS 1
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
 #define LEVEL avx512
@@ -196,6 +213,8 @@ static const void *fetch(const Plan *p, Workspace *w, int64_t begin, int n)
 #define VMIN_F32 _mm512_min_ps
 #define VMAX_F32 _mm512_max_ps
 #define VZEROS_F32(x) POPCOUNT(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ))
+#define VMIN_U32(a, b) ((V)_mm512_min_epu32((__m512i)(a), (__m512i)(b)))
+#define VMAX_U32(a, b) ((V)_mm512_max_epu32((__m512i)(a), (__m512i)(b)))
 #define VMIN_F64 _mm512_min_pd
 #define VMAX_F64 _mm512_max_pd
 #define VZEROS_F64(x) POPCOUNT(_mm512_cmp_pd_mask(x, _mm512_setzero_pd(), _CMP_EQ_OQ))
@@ -214,6 +233,8 @@ static const void *fetch(const Plan *p, Workspace *w, int64_t begin, int n)
 #define VMIN_F32 _mm256_min_ps
 #define VMAX_F32 _mm256_max_ps
 #define VZEROS_F32(x) POPCOUNT(_mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)))
+#define VMIN_U32(a, b) ((V)_mm256_min_epu32((__m256i)(a), (__m256i)(b)))
+#define VMAX_U32(a, b) ((V)_mm256_max_epu32((__m256i)(a), (__m256i)(b)))
 #define VMIN_F64 _mm256_min_pd
 #define VMAX_F64 _mm256_max_pd
 #define VZEROS_F64(x) POPCOUNT(_mm256_movemask_pd(_mm256_cmp_pd(x, _mm256_setzero_pd(), _CMP_EQ_OQ)))
@@ -253,6 +274,8 @@ static inline int pair_zeros(pair x)
 #define VMIN_F32 quad_min
 #define VMAX_F32 quad_max
 #define VZEROS_F32 quad_zeros
+#define VMIN_U32(a, b) SELECT(V, (V)((a) < (b)), a, b)
+#define VMAX_U32(a, b) SELECT(V, (V)((a) > (b)), a, b)
 #define VMIN_F64 pair_min
 #define VMAX_F64 pair_max
 #define VZEROS_F64 pair_zeros
@@ -271,7 +294,7 @@ static Level current;
 
 static void find_levels(void)
 {
-#if X86
+#ifdef VECTOR_LEVELS
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2"))
@@ -534,8 +557,8 @@ static int reduce_plan(Plan *p, Result *result)
     ReduceChunk *const reduce_chunk = current.reduce_chunk;
     PyThreadState *released = NULL;
 
-    if (p->numel > UINT32_MAX)
-        p->histogram = 0;
+    if (p->histogram)
+        p->histogram = p->numel > UINT32_MAX ? NONE : p->numel > TRACK ? UNTRACKED : TRACKED;
     if (p->numel >= USE_THREADS && thread_count > 1 && atomic_compare_exchange_strong(&pool.busy, &idle, 1)) {
         const int64_t chunks = (p->numel + CHUNK - 1) / CHUNK;
         wanted = chunks < thread_count ? (int)chunks : thread_count;
@@ -544,8 +567,8 @@ static int reduce_plan(Plan *p, Result *result)
         Workspace *w = take_workspace();
         if (!w)
             break;
-        w->low = UINT32_MAX;
-        w->high = 0;
+        w->low = p->histogram == UNTRACKED ? 0 : UINT32_MAX;
+        w->high = p->histogram == UNTRACKED ? BUCKETS - 1 : 0;
         ws[workspaces++] = w;
     }
     if (workspaces == wanted) {
@@ -554,7 +577,7 @@ static int reduce_plan(Plan *p, Result *result)
         const unsigned mode = standard_mode();
         const Moments m = reduce_all(p, reduce_chunk, ws, workspaces);
         result->length = p->histogram ? collect(ws, workspaces, &result->offset) : -1;
-        p->histogram = 0;
+        p->histogram = NONE;
         p->scale = scale_for(p, &m);
         const Moments scaled = p->scale == 1 ? m : reduce_all(p, reduce_chunk, ws, workspaces);
         result->row = finish(&m, &scaled, p->numel, 1 / p->scale);
@@ -736,7 +759,7 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
         PyErr_SetString(PyExc_ValueError, "row_address is 0; it must point to room for 11 eight-byte values");
         return NULL;
     }
-    p.histogram = hist != NULL;
+    p.histogram = hist ? TRACKED : NONE;
     if (make_plan(&p, dims, args[2], args[3], args[4], args[5]) < 0 || reduce_plan(&p, &result))
         return NULL;
     *row = result.row;
@@ -850,7 +873,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
     const int recomputed = PyObject_IsTrue(args[4]);
     if (recomputed < 0)
         return NULL;
-    p.histogram = want & 1;
+    p.histogram = want & 1 ? TRACKED : NONE;
     const int ndim = make_plan(&p, dims, args[6], args[5], args[7], args[8]);
     if (ndim < 0)
         return NULL;

@@ -14,7 +14,7 @@ typedef double L(vdouble) __attribute__((vector_size(VBYTES), aligned(8), may_al
 typedef uint32_t L(vu32) __attribute__((vector_size(VBYTES), aligned(4), may_alias));
 typedef uint64_t L(vu64) __attribute__((vector_size(VBYTES), aligned(8), may_alias));
 
-/* ---- float ---- */
+/* ---- the passes, for float and for double ---- */
 #define REAL float
 #define BITS uint32_t
 #define VREAL L(vfloat)
@@ -27,19 +27,7 @@ typedef uint64_t L(vu64) __attribute__((vector_size(VBYTES), aligned(8), may_ali
 #define VMAX VMAX_F32
 #define VZEROS VZEROS_F32
 #include "_kernel_pass.h"
-#undef REAL
-#undef BITS
-#undef VREAL
-#undef VBITS
-#undef LANES
-#undef RUN
-#undef FOLD
-#undef T
-#undef VMIN
-#undef VMAX
-#undef VZEROS
 
-/* ---- double ---- */
 #define REAL double
 #define BITS uint64_t
 #define VREAL L(vdouble)
@@ -52,19 +40,8 @@ typedef uint64_t L(vu64) __attribute__((vector_size(VBYTES), aligned(8), may_ali
 #define VMAX VMAX_F64
 #define VZEROS VZEROS_F64
 #include "_kernel_pass.h"
-#undef REAL
-#undef BITS
-#undef VREAL
-#undef VBITS
-#undef LANES
-#undef RUN
-#undef FOLD
-#undef T
-#undef VMIN
-#undef VMAX
-#undef VZEROS
 
-static void L(block_f64)(Workspace *w, const double *x, int n, Moments *m)
+static void L(block_f64)(Workspace *w, const double *x, int n, Moments *m, ptrdiff_t ahead)
 {
     JOIN(L(First), f64) first = JOIN(L(pass_one), f64)(x, n);
     if (!isfinite(first.sum)) {
@@ -72,15 +49,16 @@ static void L(block_f64)(Workspace *w, const double *x, int n, Moments *m)
         if (n == 0)
             return;
         x = w->finite;
+        ahead = 0;
         first = JOIN(L(pass_one), f64)(x, n);
     }
     begin_block(m, n, first.zeros, first.min, first.max);
     if (first.min != first.max)
-        JOIN(L(centre), f64)(x, n, first, m);
+        JOIN(L(centre), f64)(x, n, first, m, ahead);
 }
 
 /* Squares of floats stay normal floats for magnitudes in [2^-38, 2^60]; other blocks are computed in double. */
-static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m)
+static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m, ptrdiff_t ahead)
 {
     JOIN(L(First), f32) first = JOIN(L(pass_one), f32)(x, n);
     if (!isfinite(first.sum)) {
@@ -89,6 +67,7 @@ static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m)
         if (n == 0)
             return;
         x = finite;
+        ahead = 0;
         first = JOIN(L(pass_one), f32)(x, n);
     }
     begin_block(m, n, first.zeros, first.min, first.max);
@@ -98,9 +77,9 @@ static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m)
     if (most < 0x1p-38f || most > 0x1p60f) {
         for (int i = 0; i < n; i++)
             w->wide[i] = x[i];
-        JOIN(L(centre), f64)(w->wide, n, JOIN(L(pass_one), f64)(w->wide, n), m);
+        JOIN(L(centre), f64)(w->wide, n, JOIN(L(pass_one), f64)(w->wide, n), m, 0);
     } else {
-        JOIN(L(centre), f32)(x, n, first, m);
+        JOIN(L(centre), f32)(x, n, first, m, ahead);
     }
 }
 
@@ -134,7 +113,7 @@ static inline float L(brain)(uint16_t h)
 static inline double L(magnitude64)(const float *z)
 {
     const double re = z[0], im = z[1], r = sqrt(re * re + im * im);
-    return isinf(re) || isinf(im) ? INFINITY : r;
+    return (fabs(re) > DBL_MAX) | (fabs(im) > DBL_MAX) ? INFINITY : r;
 }
 
 /* Scaled by a power of two where the squares would leave the range of double. */
@@ -144,7 +123,7 @@ static inline double L(magnitude128)(const double *z)
     const double up = most > 0x1p500 ? 0x1p-600 : most < 0x1p-400 ? 0x1p600 : 1;
     const double down = most > 0x1p500 ? 0x1p600 : most < 0x1p-400 ? 0x1p-600 : 1;
     const double a = re * up, b = im * up, r = sqrt(a * a + b * b) * down;
-    return isinf(re) || isinf(im) ? INFINITY : r;
+    return (re > DBL_MAX) | (im > DBL_MAX) ? INFINITY : r;
 }
 
 #define CONVERT(type, expression)            \
@@ -223,41 +202,75 @@ static inline uint32_t L(cut)(double x)
     return sign | (cut ? cut : 1); /* below the smallest float: still no zero */
 }
 
-static void L(cut_block)(const double *x, int n, uint32_t *out)
+/* Most blocks hold only zeros and normal floats, which take no branch and so fill vectors. */
+static void L(cut_block)(const double *restrict x, int n, uint32_t *restrict out)
 {
-    for (int i = 0; i < n; i++)
+    uint64_t odd = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t bits;
+        memcpy(&bits, x + i, 8);
+        const uint64_t a = bits & 0x7fffffffffffffffull, above = a - 0x3810000000000000ull;
+        const uint32_t cut = (uint32_t)((a >> 29) - (896ull << 23));
+        out[i] = (uint32_t)(bits >> 63) << 31 | (a ? cut : 0);
+        odd |= a && above >= 0x47f0000000000000ull - 0x3810000000000000ull;
+    }
+    for (int i = 0; odd && i < n; i++)
         out[i] = L(cut)(x[i]);
 }
 
-/* Buckets of non-finite values lie at and above BUCKETS by themselves; zeros are sent there too, spread over the
- * positions so that runs of zeros do not wait for each other's increments. */
-static void L(find_buckets)(Workspace *w, const uint32_t *restrict x, int n, uint32_t *restrict index)
+/* Buckets of non-finite values lie at and above BUCKETS by themselves; zeros are sent there too, each lane to a place
+ * of its own so that runs of zeros do not wait for each other's increments. Small tensors keep track of the smallest
+ * and the largest bucket, since looking through all of them would take longer than counting. */
+static inline __attribute__((always_inline)) void L(find_buckets)(
+    Workspace *w, const uint32_t *x, int n, uint32_t *index, int track)
 {
-    uint32_t low = w->low, high = w->high;
-    for (int i = 0; i < n; i++) {
-        const uint32_t bits = x[i], j = ((bits >> 19) & 0xffe) | bits >> 31;
-        low = j - 2 < low ? j - 2 : low;
-        high = j > high ? j : high;
-        index[i] = bits << 1 ? j : BUCKETS + (i & 15u);
+    typedef L(vu32) V;
+    enum { WIDTH = sizeof(V) / 4 };
+    const V places = *(const V *)zero_places;
+    V low = (V){0} + w->low, high = (V){0} + w->high;
+    for (int i = 0; i < n; i += WIDTH) {
+        const V bits = *(const V *)(x + i), j = ((bits >> 19) & 0xffe) | bits >> 31;
+        const V zero = (V)((bits & 0x7fffffff) == 0);
+        *(V *)(index + i) = (j & ~zero) | (places & zero);
+        if (track) {
+            low = VMIN_U32(low, j - 2);
+            high = VMAX_U32(high, j);
+        }
     }
-    w->low = low;
-    w->high = high;
+    for (int l = 0; track && l < WIDTH; l++) {
+        w->low = low[l] < w->low ? low[l] : w->low;
+        w->high = high[l] > w->high ? high[l] : w->high;
+    }
 }
 
-static void L(count_buckets)(Workspace *w, const uint32_t *x, int n)
+static inline __attribute__((always_inline)) void L(count)(Workspace *w, const uint32_t *i, const uint32_t *end)
 {
-    uint32_t index[512];
-    for (; n > 0; x += 512, n -= 512) {
-        const uint32_t *i = index, *const end = index + (n < 512 ? n : 512);
-        L(find_buckets)(w, x, (int)(end - index), index);
-        for (; i + 4 <= end; i += 4) {
-            w->table[0][i[0]]++;
-            w->table[1][i[1]]++;
-            w->table[2][i[2]]++;
-            w->table[3][i[3]]++;
-        }
-        for (; i < end; i++)
-            w->table[0][*i]++;
+    for (; i + 4 <= end; i += 4) {
+        w->table[0][i[0]]++;
+        w->table[1][i[1]]++;
+        w->table[2][i[2]]++;
+        w->table[3][i[3]]++;
+    }
+    for (; i < end; i++)
+        w->table[0][*i]++;
+}
+
+static void L(count_buckets)(Workspace *w, const uint32_t *x, int n, int track)
+{
+    uint32_t index[PIECE], rest[16] = {0};
+    const int even = n & ~15;
+    for (int done = 0; done < even; done += PIECE) {
+        const int m = even - done < PIECE ? even - done : PIECE;
+        if (track)
+            L(find_buckets)(w, x + done, m, index, 1);
+        else
+            L(find_buckets)(w, x + done, m, index, 0);
+        L(count)(w, index, index + m);
+    }
+    if (n > even) {
+        memcpy(rest, x + even, (size_t)(n - even) * sizeof *x);
+        L(find_buckets)(w, rest, 16, index, 1);
+        L(count)(w, index, index + (n - even));
     }
 }
 
@@ -272,9 +285,9 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
         Moments m = EMPTY;
         if (is_single[p->dtype]) {
             const float *x = L(as_float)(w, p->dtype, raw, n);
-            L(block_f32)(w, x, n, &m);
+            L(block_f32)(w, x, n, &m, in_place(w, raw, x) ? BLOCK * sizeof *x : 0);
             if (p->histogram)
-                L(count_buckets)(w, (const uint32_t *)x, n);
+                L(count_buckets)(w, (const uint32_t *)x, n, p->histogram == TRACKED);
         } else {
             const double *x = L(as_double)(w, p->dtype, raw, n);
             if (p->scale != 1) {
@@ -282,11 +295,11 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
                     w->converted[i] = x[i] * p->scale;
                 x = w->converted;
             }
-            L(block_f64)(w, x, n, &m);
+            L(block_f64)(w, x, n, &m, in_place(w, raw, x) ? BLOCK * sizeof *x : 0);
             if (p->histogram) {
                 uint32_t *bits = (uint32_t *)w->wide;
                 L(cut_block)(x, n, bits);
-                L(count_buckets)(w, bits, n);
+                L(count_buckets)(w, bits, n, p->histogram == TRACKED);
             }
         }
         merge(total, &m);
@@ -302,6 +315,8 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
 #undef VMIN_F32
 #undef VMAX_F32
 #undef VZEROS_F32
+#undef VMIN_U32
+#undef VMAX_U32
 #undef VMIN_F64
 #undef VMAX_F64
 #undef VZEROS_F64

@@ -139,15 +139,11 @@ def rebin(offset: int, counts: npt.ArrayLike, zeros: int, minimum: float, maximu
     low, high, number = _ascending(offset, counts, zeros, minimum, maximum)
     if not number.size:
         return out
-    # Halved before the subtraction: minimum and maximum may be the ends of float64.
-    step = maximum / 2 - minimum / 2
-    scale = bins / 2 / step if step > 0 and np.isfinite(bins / 2 / step) else 0.0
-    start, stop = (
-        (x - minimum / 2 - minimum / 2) if abs(minimum) < 1e307 else x / 2 - minimum / 2 for x in (low, high)
-    )
-    if abs(minimum) >= 1e307:
-        scale *= 2
-    start, stop = np.clip(start * scale, 0, bins), np.clip(stop * scale, 0, bins)
+    # Scaled by a power of two: the difference of the ends may be more than float64 holds, or next to nothing.
+    power = 1 + int(np.frexp(max(abs(minimum), abs(maximum)))[1])
+    first, last = np.ldexp([minimum, maximum], -power)
+    scale = bins / (last - first) if last > first else 0.0
+    start, stop = (np.clip((np.ldexp(ends, -power) - first) * scale, 0, bins) for ends in (low, high))
     narrow = stop - start <= 1e-9
     np.add.at(out, np.minimum(start[narrow].astype(np.int64), bins - 1), number[narrow])
     for a, b, n in zip(start[~narrow], stop[~narrow], number[~narrow], strict=True):

@@ -156,7 +156,7 @@ def _values(raw: Array, dtype: int) -> Array:
     if dtype in _FP8:
         return np.asarray(_FP8[dtype][raw])
     if name == "bool":
-        return (raw != 0).astype(np.float32)
+        return np.asarray(raw != 0, np.float32)
     if name == "complex64":
         return _magnitude64(raw)
     if name == "complex128":
@@ -403,8 +403,8 @@ def _has_room(header: Array, key: int, ndim: int, counts: int) -> bool:
 
 
 def _put_bit(bitmap: Array, i: int, on: bool) -> None:
-    bit = 1 << (i & 7)
-    bitmap[i >> 3] = bitmap[i >> 3] | bit if on else bitmap[i >> 3] & ~bit & 0xFF
+    byte, bit = int(bitmap[i >> 3]), 1 << (i & 7)
+    bitmap[i >> 3] = byte | bit if on else byte & ~bit
 
 
 def _extend(table: Any, ends: str, arena: str, used: str, i: int, values: Array | tuple[int, ...]) -> None:

@@ -109,6 +109,13 @@ def bind(table: Any) -> Any:
     return table if ACTIVE == "numpy" else table.header.ctypes.data
 
 
+commit = fallback.append
+"""`commit(table, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts) -> row`.
+
+Appends a row that was computed elsewhere to a table with room for it; `hist_counts` None says it has no histogram.
+"""
+
+
 def merge_rows(rows: npt.NDArray[np.void]) -> np.void:
     """The row of all elements of several rows together: counts add, moments follow Chan's formula.
 

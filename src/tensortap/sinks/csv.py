@@ -13,7 +13,7 @@ from typing import Any, Final
 from tensortap.errors import RunError
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
-from tensortap.sinks.plain import dumps
+from tensortap.sinks.plain import encode, plain
 from tensortap.step import Record
 from tensortap.types import COLUMNS
 
@@ -25,6 +25,7 @@ class Csv(RecordSink):
 
     >>> import tempfile
     >>> sink = Csv(f"{tempfile.mkdtemp()}/records.csv")
+    >>> sink.close()
 
     A cell is empty where there is no number: no finite element, or no histogram taken.
     """
@@ -36,7 +37,7 @@ class Csv(RecordSink):
 
     def record(self, record: Record) -> None:
         """Append one line."""
-        self._file.add(_line([_cell(record[name]) for name in COLUMNS] + [dumps(record.numbers)]))
+        self._file.add(_line([_cell(record[name]) for name in COLUMNS] + [encode(plain(record.numbers))]))
 
     def flush(self) -> None:
         """Write the waiting lines."""
@@ -52,8 +53,8 @@ class Csv(RecordSink):
 
 def _line(cells: Iterable[Any]) -> str:
     out = io.StringIO()
-    csv.writer(out, lineterminator="").writerow(cells)
-    return out.getvalue()
+    csv.writer(out, lineterminator="\r\n").writerow(cells)  # so that both characters are quoted inside a cell
+    return out.getvalue()[:-2]
 
 
 def _cell(value: Any) -> Any:
@@ -61,7 +62,7 @@ def _cell(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return "" if math.isnan(value) else value
-    return dumps(value)
+    return encode(plain(value))
 
 
 def _check_header(path: Path, header: str) -> None:

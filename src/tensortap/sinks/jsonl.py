@@ -6,7 +6,7 @@ import os
 
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
-from tensortap.sinks.plain import dumps, row
+from tensortap.sinks.plain import encode, row
 from tensortap.step import Record
 
 
@@ -15,6 +15,7 @@ class JsonLines(RecordSink):
 
     >>> import tempfile
     >>> sink = JsonLines(f"{tempfile.mkdtemp()}/records.jsonl")
+    >>> sink.close()
 
     What is not finite is null, and the counts beside it say what happened.
     """
@@ -24,7 +25,7 @@ class JsonLines(RecordSink):
 
     def record(self, record: Record) -> None:
         """Append one line."""
-        self._file.add(dumps(row(record)))
+        self._file.add(encode(row(record)))
 
     def flush(self) -> None:
         """Write the waiting lines."""

@@ -24,7 +24,7 @@ from tensortap.errors import RunError
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
 from tensortap.sinks.npyname import file_name
-from tensortap.sinks.plain import dumps
+from tensortap.sinks.plain import encode, plain
 from tensortap.step import Record
 
 Array = npt.NDArray[Any]
@@ -52,6 +52,7 @@ class Npy(RecordSink):
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
     >>> sink = Npy(folder)
+    >>> sink.close()
     >>> load_npy(folder)
     {}
     """
@@ -62,10 +63,10 @@ class Npy(RecordSink):
 
     def tensor(self, record: Record, kind: str, array: Array) -> None:
         """Write one file, then its line of the index: what the index names is whole."""
-        plain, dtype = _storable(array)
-        file = self._save(file_name(record, kind), plain, dtype if plain.dtype != array.dtype else "")
+        stored, dtype = _storable(array)
+        file = self._save(file_name(record, kind), stored, dtype if stored.dtype != array.dtype else "")
         about = {name: record[name] for name in ("step", "rank", "site", "port", "slot", "call", "recomputed")}
-        self._index.add(dumps(NpyEntry(file, **about, kind=kind, dtype=dtype, shape=array.shape)._asdict()))
+        self._index.add(encode(plain(NpyEntry(file, **about, kind=kind, dtype=dtype, shape=array.shape)._asdict())))
 
     def flush(self) -> None:
         """Write the waiting lines of the index."""

@@ -19,10 +19,12 @@ def plain(value: Any) -> Any:
     >>> plain({"mean": float("nan"), "shape": (2, 3)})
     {'mean': None, 'shape': [2, 3]}
     """
-    if isinstance(value, (np.ndarray, np.generic)):
-        value = value.tolist()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value.tolist() if value.dtype.kind in "iub" else plain(value.tolist())
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -35,6 +37,5 @@ def row(record: Record) -> dict[str, Any]:
     return plain({name: record[name] for name in COLUMNS} | {"numbers": record.numbers})  # type: ignore[no-any-return]
 
 
-def dumps(value: Any) -> str:
-    """Compact JSON that every parser takes."""
-    return json.dumps(plain(value), allow_nan=False, separators=(",", ":"))
+encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+"""A plain value as compact JSON that every parser takes."""

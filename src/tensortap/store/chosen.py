@@ -45,6 +45,17 @@ def equal(place: Place) -> Any:
     return (pc.field("site") == place.site) & (pc.field("port") == place.port) & (pc.field("slot") == place.slot)
 
 
+def any_place(places: Iterable[Place]) -> Any:
+    """The filter that leaves several places' rows: as few comparisons as there are ports, not sites."""
+    sites: dict[tuple[str, str], list[str]] = {}
+    for place in places:
+        sites.setdefault((place.port, place.slot), []).append(place.site)
+    return any_of(
+        pc.field("site").isin(found) & (pc.field("port") == port) & (pc.field("slot") == slot)
+        for (port, slot), found in sites.items()
+    )
+
+
 def any_of(tests: Iterable[Any]) -> Any:
     """Rows that pass at least one filter."""
     return reduce(lambda a, b: a | b, tests)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import os
 import platform
+import shutil
+import struct
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
 from tensortap.store.files import Files
-from tensortap.store.layout import LOCK, RUN_JSON, SCHEMA, rank_folder
+from tensortap.store.layout import LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
 
 _LAUNCH_VARIABLES: Final = (
     "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
     "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE",
 )  # fmt: skip
+_TAKEN: Final = ".overwriting"
+_FLOCK: Final = "hhqqi"  # struct flock of Linux
 _VERSIONS_OF: Final = ("numpy", "pyarrow", "torch", "tensorflow", "keras", "jax", "onnxruntime", "transformers")
 
 
@@ -34,6 +39,8 @@ def launched() -> bool:
 def launch_id() -> str:
     """What the processes of one launch have in common; of a process that nobody launched, only its own."""
     shared = [f"{name}={os.environ[name]}" for name in _LAUNCH_VARIABLES if name in os.environ]
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", ""):
+        shared.append(f"parent={os.getppid()}")  # torchrun on one machine: its next launch may use the same port
     own = [] if shared else [platform.node(), str(os.getpid()), str(time.time_ns())]
     return hashlib.sha256("|".join(shared or own).encode()).hexdigest()[:16]
 
@@ -48,7 +55,7 @@ def read_info(files: Files) -> dict[str, Any]:
         raise RunError(f"{files}/{RUN_JSON} cannot be read ({error}); is the folder damaged?") from error
     if not isinstance(info, dict) or "schema" not in info:
         raise NotARunError(f"{files}/{RUN_JSON} was not written by tensortap (it names no schema)")
-    if info["schema"] > SCHEMA:
+    if not isinstance(info["schema"], int) or info["schema"] > SCHEMA:
         raise SchemaError(
             f"{files} was written with schema {info['schema']} by tensortap {info.get('tensortap')}; this one reads up "
             f"to schema {SCHEMA}: pip install --upgrade tensortap"
@@ -73,45 +80,84 @@ def _runs_near(files: Files) -> str:
 
 def claim(
     files: Files, rank: int, about: Mapping[str, Any], *, resume: bool, overwrite: bool, launch: str
-) -> dict[str, Any]:
-    """Make the folder this run's, and give its `run.json`. Raises when it belongs to another run."""
+) -> tuple[dict[str, Any], Lock]:
+    """Make the folder this run's; its `run.json` and the hold on this rank. Raises when it belongs to another run."""
     if resume and overwrite:
         raise RunError("resume=True and overwrite=True exclude each other; give one of them")
     fresh = {**describe_process(), "launch": launch, **about}
+    with alone(files.local.parent if files.local else None):
+        info = _join(files, rank, fresh, resume, overwrite)
+        folder = files.staging() / rank_folder(rank)
+        files.make_folder(folder)
+        return info, Lock(folder / LOCK)
+
+
+def _join(files: Files, rank: int, fresh: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any]:
     for _ in range(3):
         if _create(files, fresh):
             return fresh
         known = read_info(files)
-        if resume or (known["launch"] == launch and not files.exists(rank_folder(rank))):
+        if resume or (known["launch"] == fresh["launch"] and not files.exists(rank_folder(rank))):
             return known
         if not overwrite:
             raise RunExistsError(_exists(files))
-        if known["launch"] != launch:
-            files.remove_all()
+        _remove(files)
     raise RunError(f"could not take {files} over: another process keeps writing to it")
 
 
 def _create(files: Files, info: Mapping[str, Any]) -> bool:
     """Put `run.json` there unless there is one: exactly one process of a launch succeeds."""
+    if files.exists(RUN_JSON):
+        return False
+    names = [name for name in files.list() if not name.startswith(".")]
+    if names and not files.exists(_TAKEN):
+        raise RunError(
+            f"{str(files)!r} is not empty and holds no run ({names[0]}, …); give a folder of its own, e.g. {files}/run1"
+        )
     data = json.dumps(info, indent=1).encode()
     if files.local is None:
-        if files.exists(RUN_JSON):
-            return False
+        shutil.rmtree(files.staging(), ignore_errors=True)  # left by an earlier run of this address
         files.write(RUN_JSON, data)
         return True
-    folder = files.local
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / RUN_JSON).exists() and any(not p.name.startswith(".run.json") for p in folder.iterdir()):
-        raise RunError(f"{str(files)!r} is not empty and holds no run; give a folder of its own, e.g. {files}/run1")
-    hidden = folder / f".{RUN_JSON}.{os.getpid()}.{time.time_ns()}"
-    hidden.write_bytes(data)
+    files.make_folder(files.local)
+    hidden = files.local / f".{RUN_JSON}.{new_id()}"
     try:
-        os.link(hidden, folder / RUN_JSON)
+        hidden.write_bytes(data)
+        os.link(hidden, files.local / RUN_JSON)
     except FileExistsError:
         return False
     finally:
         hidden.unlink(missing_ok=True)
+    files.remove(_TAKEN)
     return True
+
+
+def _remove(files: Files) -> None:
+    """Delete a run, but nothing else that lies in its folder. `run.json` goes last, so that it can be done again."""
+    names = [name for name in files.list() if rank_of(name) is not None or name == METRICS]
+    busy = [name for name in names if is_locked(files.staging() / name)]
+    if busy:
+        raise RunError(_busy(files.staging() / busy[0] / LOCK))
+    for name in names:
+        files.remove_all(name)
+    files.write(_TAKEN, b"")
+    files.remove(RUN_JSON)
+
+
+@contextlib.contextmanager
+def alone(folder: Path | None) -> Iterator[None]:
+    """One process at a time, where the file system has such locks: held on the folder itself, so no file is left."""
+    if folder is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _exists(files: Files) -> str:
@@ -164,7 +210,6 @@ class Lock:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path.resolve()
         if self.path in _HELD:  # opening it a second time and closing that would drop the lock
             raise RunError(_busy(path))
@@ -183,6 +228,7 @@ class Lock:
 
 
 _HELD: set[Path] = set()
+os.register_at_fork(after_in_child=_HELD.clear)
 
 
 def _busy(path: Path) -> str:
@@ -190,15 +236,13 @@ def _busy(path: Path) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether some process is writing this rank's files now."""
+    """Whether some process is writing this rank's files now. Only asked, never taken: a writer may just be starting."""
     path = (folder / LOCK).resolve()
     if path in _HELD:
         return True
     try:
-        with path.open("r+") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
+        with path.open("rb") as file:
+            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError:
-        return True
-    return False
+        return False
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+import pyarrow.compute as pc
+
+from tensortap.errors import RunError
 from tensortap.store import layout, seal
-from tensortap.store.chosen import any_of, equal
-from tensortap.store.claim import Lock, is_locked, read_info
+from tensortap.store.claim import Lock, read_info
 from tensortap.store.files import Files
 from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Sources, dataset
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
-from tensortap.types import Place
 
 Progress = Callable[[int, int], None]
 _ROWS_AT_ONCE: Final = 1_000_000
@@ -42,10 +43,11 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
     read_info(files)
     catalog = Catalog(files)
     before = _sizes(files, catalog)
+    files.make_folder(files.staging())
     lock = Lock(files.staging() / "_compact")
     try:
         for rank in catalog.ranks():
-            _seal_orphans(files, rank)
+            _tidy(files, catalog, rank)
         total = sum(outline.rows for sources in catalog.records() for outline in sources.segments.values())
         done = 0
         for sources in catalog.records():
@@ -70,17 +72,28 @@ def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:
     return {name: files.size(name) for name in names if not name.endswith(".json")}
 
 
-def _seal_orphans(files: Files, rank: int) -> None:
-    staging = files.staging()
-    if is_locked(staging / layout.rank_folder(rank)):
+def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
+    """Seal the tails that nobody writes to any more, and remove what a crash left behind that others hold already."""
+    folders = (layout.rank_folder(rank), layout.metrics_folder(rank))
+    for folder in folders:
+        for name in catalog.sources(rank, folder).old_segments:
+            files.remove(name)
+    try:
+        lock = Lock(files.staging() / layout.rank_folder(rank) / layout.LOCK)
+    except RunError:  # it is being written: its tails are its own
         return
-    for folder, convert in (
-        (layout.rank_folder(rank), seal.seal_records),
-        (layout.metrics_folder(rank), seal.seal_records),
-        (layout.tensors_folder(rank), seal.seal_tensors),
-    ):
-        for tail in sorted((staging / folder).glob("_tail-*.arrows")):
-            convert(files, folder, tail)
+    try:
+        for folder in folders:
+            found = catalog.sources(rank, folder)
+            for tail in found.old_tails:
+                tail.unlink(missing_ok=True)
+            for tail in found.tails:
+                seal.seal_records(files, folder, tail)
+        folder = layout.tensors_folder(rank)
+        for tail in sorted((files.staging() / folder).glob("_tail-*.arrows")):
+            seal.seal_tensors(files, folder, tail)
+    finally:
+        lock.close()
 
 
 def _fold_records(files: Files, sources: Sources, progress: Callable[[int], None], done: int) -> int:
@@ -93,31 +106,30 @@ def _fold_records(files: Files, sources: Sources, progress: Callable[[int], None
 
     def parts() -> Iterator[Any]:
         ready = done
-        for places in _portions(sources.segments.values()):
-            part = source.to_table(columns=schema.names, filter=any_of(map(equal, places))).sort_by(_ORDER)
+        for sites in _portions(sources.segments.values()):
+            part = source.to_table(columns=schema.names, filter=pc.field("site").isin(sites)).sort_by(_ORDER)
             ready += part.num_rows
             yield part
             progress(ready)
 
-    _replace(files, layout.rank_folder(sources.rank), names, schema, parts(), _summed(sources.segments.values()))
+    _replace(files, layout.rank_folder(sources.rank), sources, schema, parts(), _summed(sources.segments.values()))
     return done + rows
 
 
-def _portions(outlines: Any) -> Iterator[list[Place]]:
-    """The places in order, in portions that fit into memory."""
-    rows: dict[Place, int] = {}
+def _portions(outlines: Any) -> Iterator[list[str]]:
+    """The sites in order, in portions whose rows fit into memory."""
+    rows: dict[str, int] = {}
     for outline in outlines:
-        for site, port, slot, _, _, count in outline.places:
-            place = Place(site, port, slot)
-            rows[place] = rows.get(place, 0) + count
-    portion: list[Place] = []
+        for site, *_, count in outline.places:
+            rows[site] = rows.get(site, 0) + count
+    portion: list[str] = []
     size = 0
-    for place in sorted(rows):
-        if portion and size + rows[place] > _ROWS_AT_ONCE:
+    for site in sorted(rows):
+        if portion and size + rows[site] > _ROWS_AT_ONCE:
             yield portion
             portion, size = [], 0
-        portion.append(place)
-        size += rows[place]
+        portion.append(site)
+        size += rows[site]
     if portion:
         yield portion
 
@@ -145,15 +157,20 @@ def _fold_metrics(files: Files, sources: Sources) -> None:
     names = list(sources.segments)
     schema = PLAIN_METRICS.remove(PLAIN_METRICS.get_field_index("rank"))
     table = dataset(files, names, PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
-    _replace(files, layout.metrics_folder(sources.rank), names, schema, iter([table]), {})
+    _replace(files, layout.metrics_folder(sources.rank), sources, schema, iter([table]), {})
 
 
 def _replace(
-    files: Files, folder: str, names: list[str], schema: Any, parts: Iterator[Any], said: dict[bytes, bytes]
+    files: Files, folder: str, sources: Sources, schema: Any, parts: Iterator[Any], said: dict[bytes, bytes]
 ) -> None:
-    """Write the parts as one segment that names what it replaces, then remove the old ones."""
-    idents = [layout.segment_id(name.rpartition("/")[2]) for name in names]
-    metadata = {**said, seal.REPLACES: json.dumps(idents).encode()}
+    """Write the parts as one segment that names what it replaces, then remove the old ones.
+
+    What those had replaced is named too: a writer that was slow may still put one of them back.
+    """
+    names = list(sources.segments)
+    idents = {str(layout.segment_id(name.rpartition("/")[2])) for name in names}
+    idents = idents.union(*(outline.replaces for outline in sources.segments.values()))
+    metadata = {**said, seal.REPLACES: json.dumps(sorted(idents)).encode()}
     name = f"{folder}/{layout.segment_name(layout.new_id())}"
     with files.replacing(name) as hidden, seal.segment_writer(hidden, schema) as writer:
         writer.add_key_value_metadata(metadata)

@@ -32,6 +32,7 @@ class Files:
             raise RunError(f"cannot use the path {self.url!r}: {error}") from error
         self.root = str(root).rstrip("/") or "/"
         self.local = Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
+        self._device: int | None = None
 
     def __str__(self) -> str:
         return self.url
@@ -68,19 +69,21 @@ class Files:
 
     def write(self, name: str, data: bytes) -> None:
         """Put a whole file in place, never half of it."""
-        with self.replacing(name) as hidden:
+        with self.replacing(name, sync=False) as hidden:
             hidden.write_bytes(data)
 
     @contextlib.contextmanager
-    def replacing(self, name: str) -> Iterator[Path]:
-        """A local path to write to; when the block ends well, the file stands under `name`, whole."""
+    def replacing(self, name: str, *, sync: bool = True) -> Iterator[Path]:
+        """A local path to write to; when the block ends well, the file stands under `name`, whole and on the disk."""
         hidden = self._hidden(name)
-        hidden.parent.mkdir(parents=True, exist_ok=True)
+        self.make_folder(hidden.parent)
         hidden.touch()
         mode = hidden.stat().st_mode
         try:
             yield hidden
             hidden.chmod(mode)  # safetensors makes files only their owner may read
+            if sync:
+                _sync(hidden)
             if self.local is not None:
                 hidden.replace(self.local / name)
             else:
@@ -94,10 +97,21 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             self.fs.rm_file(self.path(name))
 
-    def remove_all(self) -> None:
-        """Delete the folder with everything in it."""
-        if self.exists():
-            self.fs.rm(self.root, recursive=True)
+    def remove_all(self, name: str) -> None:
+        """Delete a file, or a folder with everything in it."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.rm(self.path(name), recursive=True)
+
+    def make_folder(self, folder: Path) -> None:
+        """Make a local folder, again if it went away; but not on another disk, where it would hide a lost mount."""
+        if folder.is_dir():
+            self._device = self._device or folder.stat().st_dev
+            return
+        nearest = next(parent for parent in folder.absolute().parents if parent.exists())
+        if self._device not in (None, nearest.stat().st_dev):
+            raise OSError(f"{folder} was on another disk than {nearest} is; is it unmounted?")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._device = folder.stat().st_dev
 
     def staging(self) -> Path:
         """A local folder for what is still being appended to: the run itself, or for a remote run one of our own."""
@@ -109,3 +123,11 @@ class Files:
     def _hidden(self, name: str) -> Path:
         folder, _, last = name.rpartition("/")
         return self.staging() / folder / f".{last}.{uuid.uuid4().hex[:8]}"
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -56,13 +56,10 @@ def _group(rows: Any, keys: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArr
             code * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False),
             return_inverse=True,
         )[1]
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    code = np.argsort(np.argsort(first))[code]
     order = np.argsort(code, kind="stable")
-    starts = np.flatnonzero(np.diff(code[order], prepend=-1))
-    by_appearance = np.argsort(order[starts], kind="stable")
-    sizes = np.diff(np.append(starts, len(order)))
-    pieces = [order[starts[g] : starts[g] + sizes[g]] for g in by_appearance]
-    new_starts = np.concatenate([[0], np.cumsum(sizes[by_appearance])[:-1]]) if len(starts) else starts
-    return (np.concatenate(pieces) if pieces else order), new_starts.astype(np.int64)
+    return order, np.flatnonzero(np.diff(code[order], prepend=-1)).astype(np.int64)
 
 
 def _histograms(rows: Any, starts: npt.NDArray[np.int64]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ SCHEMA: Final = 1
 RUN_JSON: Final = "run.json"
 RANK_JSON: Final = "_rank.json"
 LOCK: Final = "_lock"
+METRICS: Final = "metrics"
 
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
 _SEGMENT = re.compile(r"seg-([0-9a-f]+)\.parquet")
@@ -37,7 +38,7 @@ def rank_folder(rank: int) -> str:
 
 def metrics_folder(rank: int) -> str:
     """Where a rank's metrics lie."""
-    return f"metrics/rank={rank}"
+    return f"{METRICS}/rank={rank}"
 
 
 def tensors_folder(rank: int) -> str:

@@ -15,7 +15,7 @@ from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.reduce.summary import Summary
 from tensortap.step import Record
 from tensortap.store import layout
-from tensortap.store.chosen import Sites, Steps, all_of, any_of, equal, places_matching, step_filter, step_test
+from tensortap.store.chosen import Sites, Steps, all_of, any_place, equal, places_matching, step_filter, step_test
 from tensortap.store.claim import is_locked, read_info
 from tensortap.store.files import Files
 from tensortap.store.fold import Over, fold
@@ -100,8 +100,10 @@ class Run:
         for state in self._states():
             for name, n in state.get("counts", {}).items():
                 total[name] = total.get(name, 0) + n
-        if self._catalog.damaged:
-            total["damaged_segments"] = len(self._catalog.damaged)
+        settled(self._catalog.records)
+        for name, damaged in (("damaged_segments", self._catalog.damaged), ("damaged_tensors", self._vault.damaged)):
+            if damaged:
+                total[name] = len(damaged)
         return total
 
     def table(
@@ -144,6 +146,7 @@ class Run:
         chosen = all_of(
             [
                 equal(place),
+                ~pc.field("recomputed"),  # the same tensors once more, for the backward pass
                 None if call is None else pc.field("call") == call,
                 None if rank is None else pc.field("rank") == rank,
             ]
@@ -157,21 +160,20 @@ class Run:
 
     def tensor(
         self, site: str, step: int, *, port: str | None = None, slot: str | None = None, call: int = 0,
-        kind: str | None = None, rank: int | None = None,
+        kind: str | None = None, rank: int | None = None, probe: int | None = None,
     ) -> Array:  # fmt: skip
         """What was kept of a tensor at a step: whole, a sample or rows (`kind=` when there are several)."""
         place = self._place(site, port, slot)._replace(op="")
         ranks = self.ranks if rank is None else [rank]
-        found: Array = settled(lambda: self._vault.one(place, step, call, kind, ranks))
-        return found
+        return settled(lambda: self._vault.one(place, step, call, kind, probe, ranks))
 
     def tensors(self, sites: Sites = None, steps: Steps = None) -> Iterator[tuple[TensorKey, Array]]:
         """Every kept tensor, by step."""
         chosen = None if sites is None else {p._replace(op="") for p in places_matching(sites, self.places)}
         wanted = step_test(steps)
-        for key, read in self._vault.all(self.ranks):
+        for key in settled(lambda: [held.key for held in self._vault.all(self.ranks)]):
             if wanted(key.step) and (chosen is None or key.place in chosen):
-                yield key, read()
+                yield key, settled(lambda key=key: self._vault.get(key))  # type: ignore[misc]
 
     def sql(self, query: str) -> Any:
         """Ask DuckDB about the tables `records` and `metrics`; the answer is a `pyarrow.Table`."""
@@ -179,15 +181,22 @@ class Run:
             import duckdb
         except ImportError:
             raise MissingExtraError("run.sql() needs DuckDB: pip install 'tensortap[query]'") from None
-        connection = duckdb.connect()
-        for name, catalog, schema in (
-            ("records", self._catalog.records, PLAIN_RECORDS),
-            ("metrics", self._catalog.metrics, PLAIN_METRICS),
-        ):
-            _register(connection, name, self.files, catalog(), schema)
+
+        def ask() -> Any:
+            with duckdb.connect() as connection:
+                for name, catalog, schema in (
+                    ("records", self._catalog.records, PLAIN_RECORDS),
+                    ("metrics", self._catalog.metrics, PLAIN_METRICS),
+                ):
+                    _register(connection, name, self.files, catalog(), schema)
+                try:
+                    return connection.sql(query).to_arrow_table()
+                except duckdb.IOException as error:
+                    raise FileNotFoundError(str(error)) from error  # a segment was folded away: look again
+
         try:
-            return connection.sql(query).to_arrow_table()
-        except duckdb.Error as error:
+            return settled(ask)
+        except (duckdb.Error, FileNotFoundError) as error:
             raise RunError(f"{error}\nThe tables are records ({', '.join(PLAIN_RECORDS.names)}) and metrics "
                            f"({', '.join(PLAIN_METRICS.names)})") from error  # fmt: skip
 
@@ -200,17 +209,20 @@ class Run:
                 states.append({})
         return states
 
-    def _outlines(self) -> Iterator[Outline]:
-        for sources in self._catalog.records():
-            yield from sources.segments.values()
-            yield tail_outline(tail_table(sources, PLAIN_RECORDS))
+    def _outlines(self) -> list[Outline]:
+        def look() -> list[Outline]:
+            found = self._catalog.records()
+            sealed = [outline for sources in found for outline in sources.segments.values()]
+            return sealed + [tail_outline(tail_table(sources, PLAIN_RECORDS)) for sources in found]
+
+        return settled(look)
 
     def _read(self, catalog: Callable[[], list[Sources]], schema: Any, wanted: list[str], chosen: Any) -> Any:
         names = list(dict.fromkeys([*wanted, *(n for n in ("step", "rank", "seq") if n in schema.names)]))
-        return settled(lambda: _scan(self.files, catalog(), schema, names, chosen))
+        return settled(lambda: _scan(self._catalog, catalog(), schema, names, chosen))
 
     def _filter(self, sites: Sites, ports: str | Sequence[str] | None, steps: Steps) -> Any:
-        places = None if sites is None else any_of(map(equal, places_matching(sites, self.places)))
+        places = None if sites is None else any_place(places_matching(sites, self.places))
         port = None if ports is None else pc.field("port").isin([ports] if isinstance(ports, str) else list(ports))
         return all_of([places, port, step_filter(steps)])
 
@@ -235,15 +247,35 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     return Run(path)
 
 
-def _scan(files: Files, found: list[Sources], schema: Any, names: list[str], chosen: Any) -> Any:
+def _scan(catalog: Catalog, found: list[Sources], schema: Any, names: list[str], chosen: Any) -> Any:
     """The wanted columns of the rows that pass, from sealed segments and tails together."""
     tables = [tail_table(sources, schema) for sources in found]
-    rest = [table.filter(chosen) if chosen is not None else table for table in tables]
+    rest = [(table.filter(chosen) if chosen is not None else table).select(names) for table in tables]
     sealed = [name for sources in found for name in sources.segments]
-    if sealed:
-        rest.append(dataset(files, sealed, schema).to_table(columns=names, filter=chosen))
-    whole = [table.select(names) for table in rest] or [schema.empty_table().select(names)]
-    return pa.concat_tables(whole)
+
+    def read(segments: list[str]) -> Any:
+        return dataset(catalog.files, segments, schema).to_table(columns=names, filter=chosen)
+
+    try:
+        rest += [read(sealed)] if sealed else []
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException):
+        rest += _salvage(catalog, sealed, read)
+    return pa.concat_tables(rest or [schema.empty_table().select(names)])
+
+
+def _salvage(catalog: Catalog, segments: list[str], read: Callable[[list[str]], Any]) -> list[Any]:
+    """The segments that can be read, one by one; the others are counted."""
+    tables = []
+    for name in segments:
+        try:
+            tables.append(read([name]))
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException):
+            catalog.spoil(name)
+    return tables
 
 
 def _register(connection: Any, name: str, files: Files, found: list[Sources], schema: Any) -> None:

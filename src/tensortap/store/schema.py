@@ -1,11 +1,13 @@
-"""What a record looks like in Arrow, and how a step table becomes one batch of it without copying a column."""
+"""What a record looks like in Arrow, and how a step table becomes one batch of it without copying a column.
+
+Arrays are made from buffers: `pyarrow.array` would import pandas into the user's process.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections import defaultdict
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +15,13 @@ import pyarrow as pa
 
 from tensortap.step import Step
 from tensortap.table import Names, StepTable
-from tensortap.types import COUNTS, DTYPES, PHASES, STATISTICS
+from tensortap.types import COUNTS, DTYPES, STATISTICS
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _SMALL_WORD = pa.dictionary(pa.int8(), pa.string())
 TIME: Final = pa.timestamp("us", "UTC")
 NUMBERS: Final = pa.map_(pa.string(), pa.float64())
+_PAIR: Final = pa.struct([NUMBERS.key_field, NUMBERS.item_field])
 
 # The rank is in the folder's name (`rank=0/`), as every reader of partitioned Parquet expects.
 RECORDS: Final = pa.schema(
@@ -52,8 +55,6 @@ TENSORS: Final = pa.schema(
 
 WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype", "reason")
 _DEFINED: Final = frozenset(("min", "max", "mean", "std"))
-_PHASES = pa.array(PHASES, pa.string())
-_DTYPES = pa.array([d.name for d in DTYPES], pa.string())
 
 
 class Batches:
@@ -95,14 +96,12 @@ class Batches:
 
     def _dictionary(self, field: str) -> Any:
         """The words of a column. The same object as long as there is no new word, so that it is written once."""
-        if field == "phase":
-            return _PHASES
         if field == "dtype":
             return _DTYPES
         words = self._names.words[field]
         known = self._words.get(field)
         if known is None or len(known) != len(words):
-            known = self._words[field] = pa.array(list(words), pa.string())
+            known = self._words[field] = _strings(list(words))
         return known
 
 
@@ -118,11 +117,29 @@ def _list(kind: Any, ends: npt.NDArray[Any], data: npt.NDArray[Any], bitmap: npt
     return pa.Array.from_buffers(kind, len(ends) - 1, [validity, pa.py_buffer(ends)], nulls, children=[child])
 
 
+def _strings(words: Sequence[str]) -> Any:
+    return _binary(pa.string(), [word.encode("utf-8", "backslashreplace") for word in words], np.int32)
+
+
+def _binary(kind: Any, parts: Sequence[bytes], ends: type[np.integer[Any]]) -> Any:
+    buffers = [None, pa.py_buffer(_ends(map(len, parts), ends)), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(kind, len(parts), buffers, 0)
+
+
+def _ends(lengths: Iterable[int], kind: type[np.integer[Any]]) -> npt.NDArray[Any]:
+    return np.cumsum([0, *lengths], dtype=kind)
+
+
 def _numbers(table: StepTable) -> Any:
-    by_row: dict[int, list[tuple[str, float]]] = defaultdict(list)
-    for value in table.values:
-        by_row[value.row].append((value.name, value.number))
-    return pa.array([by_row.get(row) for row in range(table.rows)], NUMBERS)
+    """The named numbers of each row, as a map; null where there are none."""
+    values = sorted(table.values, key=lambda value: value.row)
+    count = np.bincount([value.row for value in values], minlength=table.rows)
+    numbers = np.array([value.number for value in values], np.float64)
+    pairs = [_strings([value.name for value in values]), _flat(pa.float64(), len(values), numbers)]
+    inner = pa.Array.from_buffers(_PAIR, len(values), [None], 0, children=pairs)
+    bitmap = np.packbits(count > 0, bitorder="little")
+    buffers = [pa.py_buffer(bitmap), pa.py_buffer(_ends(count, np.int32))]
+    return pa.Array.from_buffers(NUMBERS, table.rows, buffers, -1, children=[inner])
 
 
 class MetricBatches:
@@ -130,21 +147,45 @@ class MetricBatches:
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
-        self._dictionary = pa.array([], pa.string())
+        self._dictionary = _strings([])
 
     def of(self, step: int, time: int, metrics: Mapping[str, float]) -> Any:
         """One row a metric."""
-        codes = [self._codes.setdefault(name, len(self._codes)) for name in metrics]
+        codes = np.array([self._codes.setdefault(name, len(self._codes)) for name in metrics], np.int32)
         if len(self._dictionary) != len(self._codes):
-            self._dictionary = pa.array(list(self._codes), pa.string())
+            self._dictionary = _strings(list(self._codes))
         count = len(codes)
-        names = pa.DictionaryArray.from_arrays(pa.array(np.array(codes, np.int32)), self._dictionary, safe=False)
+        names = pa.DictionaryArray.from_arrays(_flat(pa.int32(), count, codes), self._dictionary, safe=False)
         return pa.RecordBatch.from_arrays(
             [
-                pa.array(np.full(count, step)),
+                _flat(pa.int64(), count, np.full(count, step, np.int64)),
                 names,
-                pa.array(np.fromiter(metrics.values(), np.float64, count)),
-                pa.array(np.full(count, time)).view(TIME),
+                _flat(pa.float64(), count, np.fromiter(metrics.values(), np.float64, count)),
+                _flat(TIME, count, np.full(count, time, np.int64)),
             ],
             schema=METRICS,
         )
+
+
+class RawTensor(NamedTuple):
+    """A small tensor as it rides in a tail."""
+
+    name: str
+    entry: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def tensor_batch(step: int, tensors: Sequence[RawTensor]) -> Any:
+    """One row a tensor."""
+    count = len(tensors)
+    dims = np.array([dim for tensor in tensors for dim in tensor.shape], np.int64)
+    words = [_strings([tensor[field] for tensor in tensors]) for field in range(3)]
+    shapes = _list(pa.list_(pa.int64()), _ends((len(t.shape) for t in tensors), np.int32), dims, None)
+    data = _binary(pa.large_binary(), [tensor.data for tensor in tensors], np.int64)
+    steps = _flat(pa.int64(), count, np.full(count, step, np.int64))
+    return pa.RecordBatch.from_arrays([steps, *words, shapes, data], schema=TENSORS)
+
+
+_DTYPES = _strings([d.name for d in DTYPES])

@@ -57,7 +57,7 @@ def outline(table: Any) -> dict[bytes, bytes]:
     """What a segment says of itself in its footer, so that a run's sites and steps are known without reading rows."""
     if "site" not in table.column_names:
         return {}
-    found = table.group_by(list(PLACE)).aggregate([("seq", "min"), ("seq", "count")])
+    found = table.group_by(list(PLACE), use_threads=False).aggregate([("seq", "min"), ("seq", "count")])
     places = list(zip(*(found[name].to_pylist() for name in (*PLACE, "seq_min", "seq_count")), strict=True))
     steps = np.unique(table["step"].to_numpy()).tolist()
     return {PLACES: json.dumps(places).encode(), STEPS: json.dumps(ranges(steps)).encode()}

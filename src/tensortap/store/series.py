@@ -48,11 +48,11 @@ def _values(rows: Any, stat: str) -> npt.NDArray[Any]:
     if q is not None:
         return np.array([_row_quantile(row, q) for row in rows.to_pylist()], np.float64)
     if stat == "nonfinite":
-        total: npt.NDArray[Any] = sum(rows[name].to_numpy() for name in ("nan", "posinf", "neginf"))
-        return total
+        return np.sum([rows[name].to_numpy() for name in ("nan", "posinf", "neginf")], axis=0, dtype=np.int64)
     if stat == "absmax":
         low, high = (np.abs(rows[name].to_numpy(zero_copy_only=False)) for name in ("min", "max"))
-        return np.fmax(low, high)
+        largest: npt.NDArray[Any] = np.fmax(low, high)
+        return largest
     plain: npt.NDArray[Any] = rows[stat].to_numpy(zero_copy_only=False)
     return plain
 
@@ -66,9 +66,10 @@ def _row_quantile(row: dict[str, Any], q: float) -> float:
 
 def _quantile_of(stat: str) -> float | None:
     try:
-        return float(stat[1:]) if stat.startswith("q") else None
+        q = float(stat[1:]) if stat.startswith("q") else -1.0
     except ValueError:
         return None
+    return q if 0 <= q <= 1 else None
 
 
 def _own_numbers(rows: Any, stat: str) -> npt.NDArray[np.float64]:

@@ -6,7 +6,7 @@ import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -20,7 +20,8 @@ from tensortap.store.tail import read_tail
 
 _RANK: Final = pa.field("rank", pa.int32())
 _PARTITIONING: Final = ds.partitioning(pa.schema([_RANK]), flavor="hive")
-_TRIES: Final = 5
+_TRIES: Final = 10
+T = TypeVar("T")
 
 
 def _plain(schema: Any) -> Any:
@@ -46,11 +47,13 @@ class Outline(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """The files of one kind of one rank."""
+    """The files of one kind of one rank: what holds its rows, and what others hold already and can go."""
 
     rank: int
     segments: dict[str, Outline]
     tails: list[Path]
+    old_segments: list[str]
+    old_tails: list[Path]
 
 
 class Catalog:
@@ -59,6 +62,7 @@ class Catalog:
     def __init__(self, files: Files) -> None:
         self.files = files
         self.damaged: set[str] = set()
+        self._spoilt: set[str] = set()
         self._outlines: dict[str, Outline] = {}
         self._lock = threading.Lock()
 
@@ -69,39 +73,52 @@ class Catalog:
 
     def records(self) -> list[Sources]:
         """The files that hold records."""
-        return [self._sources(rank, layout.rank_folder(rank)) for rank in self.ranks()]
+        return [self.sources(rank, layout.rank_folder(rank)) for rank in self.ranks()]
 
     def metrics(self) -> list[Sources]:
         """The files that hold metrics."""
-        return [self._sources(rank, layout.metrics_folder(rank)) for rank in self.ranks()]
+        return [self.sources(rank, layout.metrics_folder(rank)) for rank in self.ranks()]
 
-    def _sources(self, rank: int, folder: str) -> Sources:
+    def sources(self, rank: int, folder: str) -> Sources:
+        """The files in one folder. Raises FileNotFoundError when one goes away meanwhile: look again (`settled`)."""
         # Tails are listed first: one that is sealed meanwhile is then seen as a segment, never missed.
         tails = {path: layout.tail_id(path.name) for path in (self.files.staging() / folder).glob("_tail-*.arrows")}
-        names = [name for name in self.files.list(folder) if layout.segment_id(name)]
-        outlines = {f"{folder}/{name}": self._outline(f"{folder}/{name}") for name in names}
-        whole = {name: found for name, found in outlines.items() if found is not None}
+        names = [f"{folder}/{name}" for name in self.files.list(folder) if layout.segment_id(name)]
+        whole = {name: found for name in names if (found := self._outline(name)) is not None}
         gone = frozenset[str]().union(*(found.replaces for found in whole.values()))
-        segments = {name: o for name, o in whole.items() if layout.segment_id(name.rpartition("/")[2]) not in gone}
-        sealed = {layout.segment_id(name) for name in names} | gone
-        return Sources(rank, segments, sorted(path for path, ident in tails.items() if ident not in sealed))
+        sealed = {_ident(name) for name in whole} | gone
+        return Sources(
+            rank,
+            {name: found for name, found in whole.items() if _ident(name) not in gone},
+            sorted(path for path, ident in tails.items() if ident not in sealed),
+            [name for name in whole if _ident(name) in gone],
+            sorted(path for path, ident in tails.items() if ident in sealed),
+        )
+
+    def spoil(self, name: str) -> None:
+        """Leave out a segment whose footer is whole but whose content cannot be read."""
+        self._spoilt.add(name)
+        self.damaged.add(name)
 
     def _outline(self, name: str) -> Outline | None:
         with self._lock:
             if name in self._outlines:
-                return self._outlines[name]
+                return None if name in self._spoilt else self._outlines[name]
         try:
             with self.files.open(name) as file:
-                metadata = pq.read_metadata(file)
+                found = _parse(pq.read_metadata(file))
         except FileNotFoundError:
-            return None
-        except (OSError, pa.ArrowException):
+            raise
+        except (OSError, ValueError, TypeError, pa.ArrowException):
             self.damaged.add(name)
             return None
-        found = _parse(metadata)
         with self._lock:
             self._outlines[name] = found
         return found
+
+
+def _ident(name: str) -> str | None:
+    return layout.segment_id(name.rpartition("/")[2])
 
 
 def _parse(metadata: Any) -> Outline:
@@ -144,7 +161,7 @@ def tail_outline(table: Any) -> Outline:
     return Outline(json.loads(said[PLACES]), json.loads(said[STEPS]), table.num_rows, frozenset())
 
 
-def settled(read: Callable[[], Any]) -> Any:
+def settled(read: Callable[[], T]) -> T:
     """Read again when a file was sealed or folded away between listing and opening it."""
     for attempt in range(_TRIES):
         try:
@@ -152,4 +169,4 @@ def settled(read: Callable[[], Any]) -> Any:
         except FileNotFoundError:
             if attempt == _TRIES - 1:
                 raise
-    return None
+    raise AssertionError("unreachable")

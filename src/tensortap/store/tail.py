@@ -21,51 +21,72 @@ class Tail:
     """
 
     def __init__(self, path: Path, schema: Any, now: float) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.opened = now
         self.rows = 0
-        self._file = pa.output_stream(os.fspath(path), buffer_size=_BUFFER_BYTES)
-        self._stream = pa.ipc.new_stream(self._file, schema, options=_OPTIONS)
+        self._file = _File(path)
+        self._buffer = pa.output_stream(self._file, buffer_size=_BUFFER_BYTES)
+        self._stream = pa.ipc.new_stream(self._buffer, schema, options=_OPTIONS)
 
     def append(self, batch: Any) -> None:
         """Write one batch."""
         self._stream.write_batch(batch)
-        self._file.flush()
+        self._buffer.flush()
         self.rows += batch.num_rows
 
     def sync(self) -> None:
         """Have the operating system write it to the disk."""
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        self._file.sync()
 
     def gone(self) -> bool:
         """Whether somebody deleted the file under us."""
         return not self.path.exists()
 
     def close(self) -> None:
-        """End the stream; whatever happens, the file is closed."""
+        """End the stream; whatever happens, the file is closed. One that holds no row goes away."""
         with contextlib.suppress(OSError, pa.ArrowInvalid):
             self._stream.close()
-        with contextlib.suppress(OSError, pa.ArrowInvalid):
-            self._file.close()
+            self._buffer.flush()
+        self._file.close()
+        if not self.rows:
+            self.path.unlink(missing_ok=True)
+
+
+class _File:
+    """Where Arrow's bytes go. After an error it takes no more: what Arrow still buffers would follow half a batch."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        self.closed = False
+
+    def write(self, data: bytes) -> int:
+        rest = memoryview(data)
+        while rest and not self.closed:
+            try:
+                rest = rest[os.write(self._fd, rest) :]
+            except OSError:
+                self.close()
+                raise
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing waits here."""
+
+    def sync(self) -> None:
+        if not self.closed:
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            os.close(self._fd)
 
 
 def read_tail(path: str | os.PathLike[str]) -> Any:
-    """The whole batches of a stream as one table with plain columns, or None when there is none yet."""
+    """The whole batches of a stream as one table, or None when there is none yet."""
     batches: list[Any] = []
-    try:
-        source = pa.memory_map(os.fspath(path))
-    except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        return None
+    # Read, not mapped: a mapped file must not shrink or vanish from a network folder while it is looked at.
+    data = pa.py_buffer(Path(path).read_bytes())
     with contextlib.suppress(OSError, pa.ArrowInvalid, EOFError):  # a torn end; what came before it stays
-        stream = pa.ipc.open_stream(source)
-        for batch in stream:
-            batches.append(batch)
+        batches.extend(pa.ipc.open_stream(data))
     return pa.Table.from_batches(batches).unify_dictionaries() if batches else None

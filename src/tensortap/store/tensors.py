@@ -31,6 +31,7 @@ class TensorKey(NamedTuple):
     call: int
     kind: str
     recomputed: bool = False
+    probe: int = 0
 
     @property
     def place(self) -> Place:
@@ -40,7 +41,8 @@ class TensorKey(NamedTuple):
     def name(self) -> str:
         """How it is called in its file."""
         again = "r" if self.recomputed else ""
-        return f"step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}"
+        probe = f"/probe={self.probe}" if self.probe else ""  # another probe's tensor of this kind may come later
+        return f"step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}{probe}"
 
 
 class Stored(NamedTuple):
@@ -57,8 +59,9 @@ def tensors_of(step: Step) -> Iterator[Stored]:
     for record, kept in step.tensors():
         place = record.place
         key = TensorKey(
-            step.number, step.rank, place.site, place.port, place.slot, record.call, kept.kind, record.recomputed
-        )
+            step.number, step.rank, place.site, place.port, place.slot, record.call, kept.kind, record.recomputed,
+            kept.probe.bit_length() - 1,
+        )  # fmt: skip
         name = key.name()
         taken[name] = taken.get(name, 0) + 1
         yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", index_entry(key), kept.array)
@@ -70,7 +73,7 @@ def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
     index: dict[str, Any] = {}
     for name, entry, array in tensors:
         index[name] = json.loads(entry) | {"dtype": array.dtype.name, "shape": list(array.shape)}
-        array = np.ascontiguousarray(array)
+        array = np.asarray(array, order="C")
         content[name] = np.frombuffer(array.tobytes(), np.uint8) if array.dtype.name in _UNSUPPORTED else array
     save_file(content, path, metadata={"tensortap": json.dumps(index)})
 
@@ -102,7 +105,7 @@ class TensorReader:
     def keys(self) -> dict[str, TensorKey]:
         """The tensors in the file."""
         fields = TensorKey._fields
-        return {name: TensorKey(**{f: entry[f] for f in fields}) for name, (_, entry) in self.entries.items()}
+        return {n: TensorKey(**{f: entry[f] for f in fields if f in entry}) for n, (_, entry) in self.entries.items()}
 
     def read(self, name: str) -> Array:
         """One tensor, as an array of its own."""

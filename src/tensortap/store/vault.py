@@ -27,6 +27,7 @@ class Vault:
 
     def __init__(self, files: Files) -> None:
         self._files = files
+        self.damaged: set[str] = set()
 
     def all(self, ranks: list[int], step: int | None = None) -> Iterator[Held]:
         """Every kept tensor, or those of one step; none twice."""
@@ -37,19 +38,28 @@ class Vault:
                     seen.add((rank, name))
                     yield held
 
-    def one(self, place: Place, step: int, call: int, kind: str | None, ranks: list[int]) -> Array:
+    def get(self, key: TensorKey) -> Array:
+        """The tensor of a key that was listed a moment ago, wherever it lies now."""
+        for held in self.all([key.rank], key.step):
+            if held.key == key:
+                return held.read()
+        raise FileNotFoundError(f"{key.name()} is not there any more")
+
+    def one(
+        self, place: Place, step: int, call: int, kind: str | None, probe: int | None, ranks: list[int]
+    ) -> Array:  # fmt: skip
         """The one tensor that is meant, or an error that says what there is instead."""
         found = [
             held
             for held in self.all(ranks, step)
             if held.key.place == place and held.key.step == step and held.key.call == call
-            if kind in (None, held.key.kind)
+            if kind in (None, held.key.kind) and probe in (None, held.key.probe) and not held.key.recomputed
         ]
-        if len(found) == 1:
-            return found[0].read()
+        if len(found) == 1 or (found and {held.key.kind for held in found} == {"full"} and len(ranks) == 1):
+            return found[0].read()  # two probes that both keep all of it keep the same
         what = f"{place} at step {step}, call {call}" + (f", kind {kind!r}" if kind else "")
         if found:
-            options = sorted({f"kind={held.key.kind!r}, rank={held.key.rank}" for held in found})
+            options = sorted({f"kind={k.kind!r}, rank={k.rank}, probe={k.probe}" for k, _ in found})
             raise RunError(f"several tensors were kept of {what}; say which: {' or '.join(options)}")
         raise RunError(f"no tensor was kept of {what}; {self._instead(place, step, ranks)}")
 
@@ -78,8 +88,14 @@ class Vault:
                     yield row.name, Held(TensorKey(**json.loads(row.entry)), lambda row=row: row.array)  # type: ignore[misc]
 
     def _of_file(self, name: str) -> Iterator[tuple[str, Held]]:
-        with self._files.open(name) as file:
-            keys = TensorReader(file).keys()
+        try:
+            with self._files.open(name) as file:
+                keys = TensorReader(file).keys()
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, TypeError, KeyError):
+            self.damaged.add(name)
+            return
         for tensor, key in keys.items():
             yield tensor, Held(key, lambda tensor=tensor: self._read(name, tensor))  # type: ignore[misc]
 

@@ -54,12 +54,26 @@ def _taken(widths: Sequence[int], chosen: Sequence[int]) -> int:
     return sum(widths[i] + GAP for i in chosen[1:])
 
 
-def shorten(text: str, width: int) -> str:
-    """The text with its middle left out: what a site ends with says more than what it begins with.
+def shorten(name: str, width: int) -> str:
+    """A site's name in less room: words to initials from the left, numbers kept; then the middle left out.
 
-    >>> shorten("model.decoder.layers.11.self_attn:output", 24)
-    'model.dec…lf_attn:output'
+    >>> shorten("model.decoder.layers.11.self_attn.q_proj:output", 36)
+    'm.d.l.11.self_attn.q_proj:output'
+    >>> shorten("model.decoder.layers.11.self_attn.q_proj:output", 20)
+    'm.d.l.1…_proj:output'
     """
+    path, colon, port = name.rpartition(":")
+    segments = path.split(".")
+    for i in range(len(segments) - 1):
+        if cell_len(name) <= width:
+            break
+        segments[i] = segments[i] if segments[i].isdecimal() else segments[i][:1]
+        name = ".".join(segments) + colon + port
+    return _squeeze(name, width)
+
+
+def _squeeze(text: str, width: int) -> str:
+    """The middle left out: what a site ends with says more than what it begins with."""
     if cell_len(text) <= width:
         return text
     head = max(0, (width - 1) * 2 // 5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -37,7 +37,7 @@ class Detail:
     name: str
     records: list[Record]
     metrics: Metrics
-    earlier: int
+    left_out: int
 
     @property
     def last(self) -> Record:
@@ -52,7 +52,7 @@ class Detail:
             "site": self.name,
             "nonfinite": {"records": view.bad_records, "first": first},
             "records": [row(record) | {"metrics": plain(self.metrics.get(record.step, {}))} for record in self.records],
-            "earlier": self.earlier,
+            "left_out": self.left_out,
             "quantiles": {
                 "approximate": True,
                 "relative_error": buckets.RELATIVE_ERROR,
@@ -62,11 +62,18 @@ class Detail:
         }
 
 
-def detail(run: Run, name: str, sites: list[str], steps: Any, most: int) -> Detail:
-    """The newest `most` records of a site (0: all), oldest first."""
-    found = list(run.records(sites=sites, steps=steps))
-    records = found[-most:] if most else found
-    return Detail(name, records, _metrics(run, {record.step for record in records}), len(found) - len(records))
+def detail(view: Overview, sites: list[str], most: int) -> Detail:
+    """The newest `most` steps of the only site in view (0: all), oldest first; and where it first was not finite."""
+    steps = _picked(view, most)
+    records = list(view.run.records(sites=sites, steps=steps))
+    return Detail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records))
+
+
+def _picked(view: Overview, most: int) -> list[int]:
+    if not view.first_bad or not most:
+        return view.steps[-most:]
+    bad = view.steps.index(view.first_bad.step)
+    return sorted({*view.steps[-most:], *view.steps[max(bad - 1, 0) : bad + 1]})
 
 
 def _metrics(run: Run, steps: set[int]) -> Metrics:
@@ -83,8 +90,8 @@ def draw_detail(view: Overview, shown: Detail, screen: Screen) -> None:
     """The head, the steps, then the newest record closely."""
     screen.draw(*head(view), Text())
     screen.draw(Text(printable(shown.name), style="bold"))
-    if shown.earlier:
-        screen.draw(Text(f"… {shown.earlier} earlier records; --limit 0 shows all", style="dim"))
+    if shown.left_out:
+        screen.draw(Text(f"… {shown.left_out} records left out; --limit 0 shows all", style="dim"))
     screen.draw(grid(list(_columns(shown)), shown.records, screen.width), Text())
     screen.draw(*_closely(shown.last, screen.width))
 
@@ -135,9 +142,12 @@ def _closely(record: Record, width: int) -> Iterator[Text]:
         why = "no histogram was kept" if summary.finite else "no element is finite"
         yield Text(f"step {record.step}: {why}", style="dim")
         return
+    if summary.min == summary.max:
+        yield Text(f"step {record.step}: every finite element is {text.number(summary.min)}")
+        return
     values = "  ".join(f"{100 * q:g}% {text.number(summary.quantile(q))}" for q in QUANTILES)
-    error = f"approximate, within {100 * buckets.RELATIVE_ERROR:.2g}%"
-    yield Text(f"step {record.step}, quantiles ({error}): {values}")
+    yield Text(f"step {record.step}, quantiles (approximate, within {100 * buckets.RELATIVE_ERROR:g}%)")
+    yield Text(f"  {values}")
     yield Text()
     yield from map(Text, _chart(summary, min(_BINS, max(width - 12, 8))))
 
@@ -162,16 +172,13 @@ def _block(height: float) -> str:
 
 
 def _axis(low: float, high: float, bins: int) -> str:
-    """The ends and the middle of the axis, and zero where it lies between them."""
-    marks: Sequence[tuple[float, float]] = [(0.0, low), (1.0, high)]
-    share = -low / (high - low) if low < 0 < high else 0.5
-    if high > low:
-        marks = [marks[0], (share, 0.0 if low < 0 < high else (low + high) / 2), marks[1]]
+    """The ends of the axis; and zero where it lies between them, or else the middle."""
+    span = high / 2 - low / 2  # halves, for the ends may be those of float64
+    middle = 0.0 if low < 0 < high else low / 2 + high / 2
     line = [" "] * (bins + 20)
-    for share, value in marks:
+    for share, value in ((0.0, low), (1.0, high), ((middle / 2 - low / 2) / (span or 1), middle)):
         label = text.number(value)
-        start = 11 + round(share * (bins - 1)) - (len(label) // 2 if 0 < share < 1 else 0)
-        start = start - len(label) + 1 if share == 1 else start
-        if all(c == " " for c in line[max(start - 1, 0) : start + len(label) + 1]):
+        start = 11 + round(share * (bins - 1) - share * (len(label) - 1))
+        if not "".join(line[start - 1 : start + len(label) + 1]).strip():
             line[start : start + len(label)] = label
     return "".join(line).rstrip()

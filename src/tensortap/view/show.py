@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import IO, Any
 
-from tensortap.errors import PatternError, RunError, suggest
+from tensortap.errors import RunError
 from tensortap.store.run import Run
 from tensortap.view.detail import Detail, detail, draw_detail
 from tensortap.view.overview import TREND_OF, Overview, SiteRow, overview
@@ -26,16 +26,15 @@ class Seen:
         return self.closely.as_json(self.view) if self.closely else self.view.as_json(self.shown)
 
 
-def look(run: Run, sites: list[str], steps: Any = None, sort: str = "worst", limit: int = 0) -> Seen:
+def look(run: Run, sites: list[str] | None = None, steps: Any = None, sort: str = "worst", limit: int = 0) -> Seen:
     """Read what was asked for. One pattern that is one site is looked at closely."""
-    chosen = sites or None
-    view = overview(run, chosen, steps, "std" if sort not in TREND_OF else sort)
+    view = overview(run, sites, steps, sort if sort in TREND_OF else "std")
     if view is None:
-        raise _nothing(run, sites)
+        raise RunError(f"{run.path} ({run.state}) holds no records {'yet' if not run.steps else 'of these sites then'}")
     rows = SORTS[sort](view.rows)
     shown = rows[:limit] if limit else rows
-    alone = len(sites) == 1 and len(rows) == 1
-    return Seen(view, shown, detail(run, rows[0].name, sites, steps, limit) if alone else None)
+    closely = detail(view, sites, limit) if sites and len(sites) == len(rows) == 1 else None
+    return Seen(view, shown, closely)
 
 
 def draw(seen: Seen, stream: IO[str] | None = None) -> None:
@@ -45,12 +44,3 @@ def draw(seen: Seen, stream: IO[str] | None = None) -> None:
         draw_detail(seen.view, seen.closely, screen)
     else:
         draw_overview(seen.view, seen.shown, screen)
-
-
-def _nothing(run: Run, sites: list[str]) -> Exception:
-    known = run.sites
-    if not known:
-        return RunError(f"{run.path} ({run.state}) holds no records yet")
-    if not sites:
-        return RunError(f"{run.path} has no records at these steps")
-    return PatternError(f"--site {sites[0]} matches none of {len(known)} sites.{suggest(sites[0], known)}")

@@ -20,14 +20,22 @@ _BARS: Final = 10
 _STATES: Final = {"live": "green", "crashed": cells.WARN}
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, whose exit codes are its own; rich would exit with 1."""
+        raise BrokenPipeError
+
+
 class Screen:
     """Where things are drawn: as wide as the terminal or COLUMNS says; piped, plain and as wide as they need to be.
 
-    >>> Screen(open(os.devnull, "w")).draw(Text("hello"))
+    >>> import sys
+    >>> Screen(sys.stdout).draw(Text("hello"))
+    hello
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
-        self._console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        self._console = _Console(file=stream, highlight=False, markup=False, emoji=False)
         columns = os.environ.get("COLUMNS", "")
         if not self._console.is_terminal and not (columns.isdecimal() and int(columns)):
             self._console.width = _UNBOUNDED
@@ -36,7 +44,17 @@ class Screen:
     def draw(self, *parts: RenderableType) -> None:
         """Print parts one below the other."""
         for part in parts:
+            if self._console.is_terminal:
+                self._console.print(part)
+            else:
+                self._print_trimmed(part)
+
+    def _print_trimmed(self, part: RenderableType) -> None:
+        """Without the blanks that fill a table's last column: files and diffs want none."""
+        with self._console.capture() as captured:
             self._console.print(part)
+        for line in captured.get().splitlines():
+            self._console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 def draw_overview(view: Overview, shown: Sequence[SiteRow], screen: Screen) -> None:

@@ -1,0 +1,70 @@
+# `make demo` and `make test` need Python 3.11 or newer with venv, and nothing else that they do not install themselves.
+# A C compiler makes the kernel; without one NumPy does its work.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
+KERNEL := $(wildcard src/tensortap/reduce/*.c src/tensortap/reduce/*.h)
+# Two cores is what CI has, and each worker imports a framework.
+WORKERS ?= 2
+
+.PHONY: help demo test lint types imports unit format bench picture dist clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/.installed  ## train a small network with two faults in it, and see them
+	@$(BIN)/python examples/numpy_mlp.py
+
+test: lint types imports unit  ## all that CI checks
+
+lint: $(VENV)/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready
+	$(BIN)/mypy
+
+imports: $(VENV)/.ready
+	$(BIN)/lint-imports
+
+unit: $(VENV)/.ready
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+format: $(VENV)/.ready  ## put the code into the form that `make test` wants
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.ready  ## measure, and hold the numbers against what was promised
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+picture: $(VENV)/.installed  ## draw docs/show.svg anew
+	$(BIN)/python docs/make_picture.py
+
+dist: $(VENV)/.ready  ## a wheel and a source archive in dist/
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+clean:  ## remove everything that was made here, the environment too
+	rm -rf $(VENV) build dist runs src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
+
+# The package itself, from this folder: what is edited is what runs, and the kernel is compiled again when it changed.
+SOURCES := pyproject.toml setup.py constraints.txt $(KERNEL)
+INSTALL := $(PIP) install -c constraints.txt --no-build-isolation --editable
+
+$(VENV)/.installed: $(SOURCES) | $(BIN)/pip
+	@echo "installing tensortap into $(VENV)"
+	@$(PIP) install -c constraints.txt setuptools
+	@$(INSTALL) '.[query]'
+	@touch $@
+
+$(VENV)/.ready: $(SOURCES) | $(BIN)/pip
+	@echo "installing tensortap and what its development needs into $(VENV)"
+	@$(PIP) install -c constraints.txt setuptools
+	@$(INSTALL) '.[dev]'
+	@touch $(VENV)/.installed $@
+
+$(BIN)/pip:
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

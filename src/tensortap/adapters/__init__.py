@@ -1,0 +1,1 @@
+"""How each framework is observed. An adapter is loaded only for a model of its framework."""

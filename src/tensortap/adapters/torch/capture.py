@@ -1,0 +1,62 @@
+"""One call of a model, and copies of the tensors at chosen sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from tensortap.adapters.base import choose
+from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.tensors import Taker
+from tensortap.probes import as_probes
+from tensortap.recorder import OpenStep, Point, Recorder
+
+Found = TypeVar("Found", bound=dict[str, Any])
+
+
+class Catcher(Taker):
+    """Keeps copies instead of reducing."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, recorder: Recorder, found: dict[str, Any]) -> None:
+        super().__init__(recorder)
+        self.found = found
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """Copy a tensor under its site's name."""
+        if not recomputed:
+            name = point.text.removesuffix(":output")
+            again = sum(key == name or key.rpartition("#")[0] == name for key in self.found)
+            self.found[f"{name}#{again}" if again else name] = tensor.detach().clone()
+        return -1
+
+
+class _OneStep:
+    """Nothing closes a step while capturing."""
+
+    explicit = True
+
+    def advance(self, step: OpenStep | None = None) -> None:
+        """Nothing to do."""
+
+
+def capture(model: nn.Module, inputs: Any, patterns: Sequence[Any], found: Found) -> Found:
+    """Call the model once with taps on, and fill `found`."""
+    adapter = TorchAdapter(model, fast_path="leave")
+    recorder = Recorder(as_probes(patterns))
+    adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), _OneStep(), Catcher(recorder, found))
+    try:
+        found.output = call(model, inputs)  # type: ignore[attr-defined]
+    finally:
+        adapter.detach()
+    return found
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Call a model with one value, a tuple of arguments or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)

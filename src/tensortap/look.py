@@ -1,0 +1,131 @@
+"""The quick looks at a model: what can be tapped, what comes out where, and the proof that tapping changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensortap import text
+from tensortap.adapters.base import adapter_for, part_for
+from tensortap.errors import ProbeError
+from tensortap.probes import Probe
+from tensortap.sites import Candidate, Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Sites(Sequence[Candidate]):
+    """What can be tapped in a model, what cannot, and why. Printed, it is a list to copy patterns from."""
+
+    found: tuple[Candidate, ...]
+    untappable: Mapping[str, str]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.found[index]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __str__(self) -> str:
+        rows = [(site.path or "(root)", site.types[0], ", ".join(site.ports)) for site in self.found]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines = [f"{path:<{widths[0]}}  {kind:<{widths[1]}}  {ports}" for path, kind, ports in rows]
+        return "\n".join(lines + [f"{path:<{widths[0]}}  not tappable: {why}" for path, why in self.untappable.items()])
+
+
+def sites(model: Any) -> Sites:
+    """Every place of a model that can be tapped, with its ports; and what cannot be tapped, and why.
+
+    >>> import torch
+    >>> print(sites(torch.nn.Sequential(torch.nn.ReLU())))
+    (root)  Sequential  output, input, grad_output, grad_input
+    0       ReLU        output, input, grad_output, grad_input
+    """
+    adapter = adapter_for(model)
+    return Sites(tuple(adapter.candidates()), adapter.untappable())
+
+
+class Captured(dict[str, Any]):
+    """Tensors by site, as they were during one call. `output` is what the model returned."""
+
+    output: Any = None
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}  {text.shape(value.shape)} {value.dtype}" for name, value in self.items())
+
+
+def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candidate], bool]) -> Captured:
+    """Call the model once and give the tensors at the chosen sites: the quick look.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> [(name, tuple(x.shape)) for name, x in capture(model, torch.ones(2, 4), "1", "0:input").items()]
+    [('0:input', (2, 4)), ('1', (2, 3))]
+
+    `inputs` is the one argument, a tuple of arguments or a dict of keyword arguments. The tensors are copies, in
+    order of execution; a second call of one site is `name#1`.
+    """
+    if not patterns:
+        raise ProbeError('capture(model, x, ...) needs at least one site, e.g. capture(model, x, "layer1")')
+    found: Captured = part_for(model, "capture").capture(model, inputs, patterns, Captured())
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `verify` found. True when nothing was changed; printed, it is the proof and the cost."""
+
+    deterministic: bool
+    same_outputs: bool
+    same_gradients: bool
+    left_behind: tuple[str, ...]
+    ratio: float
+    bytes_per_step: int
+    records: int
+    unseen: Mapping[str, str] = field(default_factory=dict)
+    differences: tuple[str, ...] = field(default=())
+
+    def __bool__(self) -> bool:
+        return self.same_outputs and self.same_gradients and not self.left_behind
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.deterministic:
+            yield f"outputs    {_verdict(self.same_outputs)}"
+            yield f"gradients  {_verdict(self.same_gradients)}"
+        else:
+            yield "outputs    differ from run to run even without taps: this model is not deterministic"
+        yield f"left over  {', '.join(self.left_behind) or 'nothing'}"
+        size = text.size(self.bytes_per_step)
+        yield f"cost       ×{self.ratio:.3f} step time, {self.records} records and {size} a step"
+        for why, count in Counter(self.unseen.values()).most_common():
+            yield f"not seen   {count} sites: {why}"
+        yield from self.differences[:10]
+
+
+def _verdict(same: bool) -> str:
+    return "bit for bit the same with and without taps" if same else "DIFFER with taps"
+
+
+def verify(
+    model: Any,
+    batch: Any,
+    *probes: Probe | str | Pattern | Callable[[Candidate], bool],
+    repeats: int = 7,
+) -> Verification:
+    """Prove on your own model that tapping changes nothing, and say what it costs.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout())
+    >>> bool(verify(model, torch.ones(2, 4), repeats=1))
+    True
+
+    `batch` is what the model is called with (one value, a tuple or a dict), or a function that runs a step
+    (forward and backward, no optimizer) and returns what is to be compared. Runs from one seed and state, with and
+    without taps; afterwards model, gradients and random state are as they were.
+    """
+    found: Verification = part_for(model, "verify").verify(model, batch, probes, repeats, Verification)
+    return found

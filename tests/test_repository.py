@@ -1,0 +1,193 @@
+"""The repository as others meet it: built, installed somewhere else, with and without a compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+# Not pandas: pyarrow itself loads it where it is installed.
+FRAMEWORKS = ("torch", "tensorflow", "jax", "keras", "flax", "onnxruntime", "polars", "duckdb", "sklearn", "scipy")
+NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "runs")
+
+LOOK = """
+import json, sys, warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    import tensortap as tt
+    from tensortap.reduce import kernels
+    at_import = len(said)
+    # Numbers whose sum is the same in any order but not in every precision, with all that is special among them.
+    numbers = [i * 0.1 for i in range(-5000, 5000)] + [float("nan"), float("inf"), -0.0, 1e-310, 1e300]
+    rows = [dict(tt.summarize(numbers)) for _ in range(3)]
+print(json.dumps({
+    "file": tt.__file__,
+    "kernel": kernels.ACTIVE,
+    "loaded": sorted(name for name in sys.modules if "." not in name),
+    "at_import": at_import,
+    "warnings": [str(w.message) for w in said if w.category is RuntimeWarning],
+    "row": {name: getattr(value, "tolist", lambda: value)() for name, value in rows[0].items()},
+}))
+"""
+
+
+def run(*words: str | Path, **more: Any) -> str:
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False, **more)
+    assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def copied(folder: Path) -> Path:
+    """What is built, copied, so that building leaves nothing in the tree."""
+    folder.mkdir()
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "Makefile"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copy(ROOT / "constraints.txt", folder)
+    for name in ("src", "tests", "docs", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=NOT_SOURCE)
+    return folder
+
+
+def build(folder: Path, what: str, env: dict[str, str] | None = None) -> Path:
+    run(sys.executable, "-m", "build", "--no-isolation", f"--{what}", "--outdir", folder / "dist", folder, env=env)
+    return next((folder / "dist").glob("*.whl" if what == "wheel" else "*.tar.gz"))
+
+
+def installed(folder: Path, wheel: Path) -> Path:
+    """The Python of a new environment that has the wheel, and beside it what this one has but our editable install."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / "bin" / "python"
+    target = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    run(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    # A folder named in a .pth file is searched, but the .pth files in it (our editable install) are not read.
+    target.joinpath("beside.pth").write_text("\n".join(site.getsitepackages()))
+    return python
+
+
+def look(python: Path, folder: Path) -> Any:
+    return json.loads(run(python, "-c", LOOK, cwd=folder))
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copied(tmp_path_factory.mktemp("sources") / "tensortap")
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path) -> Path:
+    return build(sources, "wheel")
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(tmp_path_factory.mktemp("installed") / "venv", wheel)
+
+
+@pytest.mark.xdist_group("build")
+def test_wheel(wheel: Path) -> None:
+    """The wheel fits Python 3.11 and later, and holds the kernel and the type marker but no C and no tests."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "cp311-abi3" in wheel.name
+    assert any(re.fullmatch(r"tensortap/reduce/_kernel\.abi3\.so", name) for name in names)
+    assert "tensortap/py.typed" in names
+    assert [name for name in names if name.endswith((".c", ".h")) or "tests" in name or "docs" in name] == []
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+@pytest.mark.xdist_group("build")
+def test_sdist(sources: Path, tmp_path: Path) -> None:
+    """A wheel can be built from the source archive alone."""
+    with tarfile.open(build(sources, "sdist")) as archive:
+        names = archive.getnames()
+        archive.extractall(tmp_path, filter="data")
+    root = names[0].partition("/")[0]
+    for name in ("_kernel.c", "_kernel_body.h", "_kernel_pass.h"):
+        assert f"{root}/src/tensortap/reduce/{name}" in names
+    again = zipfile.ZipFile(build(tmp_path / root, "wheel")).namelist()
+    assert "tensortap/reduce/_kernel.abi3.so" in again
+
+
+@pytest.mark.xdist_group("build")
+def test_installed(python: Path, tmp_path: Path) -> None:
+    """Installed elsewhere it uses the C kernel, says nothing at import and has its command."""
+    seen = look(python, tmp_path)
+    assert seen["file"].startswith(str(python.parent.parent))
+    assert seen["kernel"].startswith("c:")
+    assert seen["warnings"] == []
+    assert run(python.parent / "tensortap", "--version", cwd=tmp_path).startswith("tensortap ")
+    assert json.loads(run(python.parent / "tensortap", "doctor", "--json", cwd=tmp_path))["kernel"]["active"]
+
+
+@pytest.mark.xdist_group("build")
+def test_without_compiler(sources: Path, python: Path, tmp_path: Path) -> None:
+    """Where nothing compiles it installs all the same, warns once when it is used, and gives the same numbers."""
+    folder = tmp_path / "sources"
+    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("build", "dist", "*.egg-info"))
+    wheel = build(folder, "wheel", {**os.environ, "CC": "/nonexistent/cc", "PATH": str(tmp_path)})
+    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
+    fallback, compiled = (look(p, tmp_path) for p in (installed(tmp_path / "venv", wheel), python))
+    assert fallback["kernel"] == "numpy"
+    assert fallback["at_import"] == 0
+    assert len(fallback["warnings"]) == 1
+    assert "compiler" in fallback["warnings"][0]
+    assert fallback["row"] == compiled["row"] or fallback["row"] == pytest.approx(compiled["row"], rel=0, nan_ok=True)
+    doctor = json.loads(run(tmp_path / "venv" / "bin" / "tensortap", "doctor", "--json", cwd=tmp_path))
+    assert "compiler" in doctor["advice"]["active"]
+
+
+def test_no_framework() -> None:
+    """`import tensortap` loads no framework, whichever are installed."""
+    loaded = json.loads(run(sys.executable, "-c", LOOK))["loaded"]
+    assert [name for name in FRAMEWORKS if name in loaded] == []
+
+
+def test_no_framework_for_the_command() -> None:
+    """Neither does the command that looks at a run."""
+    code = "import sys, tensortap.cli, tensortap.view.show, tensortap.export; print(*sys.modules)"
+    loaded = run(sys.executable, "-c", code).split()
+    assert [name for name in FRAMEWORKS if name in loaded] == []
+
+
+def test_constraints() -> None:
+    """Every package that development asks for is pinned, exactly, in the one constraints file."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    pinned = {_plain(name): version for name, version in pins.items()}
+    wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
+    names = {_plain(re.match(r"[\w-]+", requirement)[0]) for requirement in wanted}
+    assert names - set(pinned) == set()
+    assert all(re.fullmatch(r"[\d.]+", version) for version in pinned.values())
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def test_pre_commit_is_local() -> None:
+    """The pre-commit hooks are valid and fetch nothing."""
+    file = ROOT / ".pre-commit-config.yaml"
+    run(sys.executable, "-m", "pre_commit", "validate-config", file)
+    assert re.findall(r"repo: (.*)", file.read_text()) == ["local"]
+
+
+def test_demo(tmp_path: Path) -> None:
+    """The demo finds both faults and says where the run is, within 100 columns."""
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
+    said = run(sys.executable, ROOT / "examples" / "numpy_mlp.py", cwd=tmp_path, env=env)
+    assert "up.relu 100% of the elements are zero" in said
+    assert re.search(r"NaN or Inf in \d+ records of \d+ sites, first at step \d+ in head:output", said)
+    assert "The run is runs/" in said
+    assert max(map(len, said.splitlines())) <= 110
