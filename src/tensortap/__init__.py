@@ -2,7 +2,7 @@
 
 from tensortap.errors import TensortapError
 from tensortap.ledger import TensortapWarning
-from tensortap.look import capture, sites, verify
+from tensortap.look import capture, locate_nonfinite, sites, verify
 from tensortap.probes import Probe, probe
 from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats
 from tensortap.reduce.summary import Summary, summarize
@@ -52,6 +52,7 @@ __all__ = [
     "first",
     "full",
     "histogram",
+    "locate_nonfinite",
     "metric",
     "nonfinite",
     "open",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tensortap import text
 from tensortap.adapters.base import adapter_for, part_for
+from tensortap.adapters.results import Captured, Origin, Verification
 from tensortap.errors import ProbeError
 from tensortap.probes import Probe
 from tensortap.sites import Candidate, Pattern
+from tensortap.watch import watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,6 @@ def sites(model: Any) -> Sites:
     return Sites(tuple(adapter.candidates()), adapter.untappable())
 
 
-class Captured(dict[str, Any]):
-    """Tensors by site, as they were during one call. `output` is what the model returned."""
-
-    output: Any = None
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name}  {text.shape(value.shape)} {value.dtype}" for name, value in self.items())
-
-
 def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candidate], bool]) -> Captured:
     """Call the model once and give the tensors at the chosen sites: the quick look.
 
@@ -68,46 +59,8 @@ def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candid
     """
     if not patterns:
         raise ProbeError('capture(model, x, ...) needs at least one site, e.g. capture(model, x, "layer1")')
-    found: Captured = part_for(model, "capture").capture(model, inputs, patterns, Captured())
+    found: Captured = part_for(model, "capture").capture(model, inputs, patterns)
     return found
-
-
-@dataclass(frozen=True, slots=True)
-class Verification:
-    """What `verify` found. True when nothing was changed; printed, it is the proof and the cost."""
-
-    deterministic: bool
-    same_outputs: bool
-    same_gradients: bool
-    left_behind: tuple[str, ...]
-    ratio: float
-    bytes_per_step: int
-    records: int
-    unseen: Mapping[str, str] = field(default_factory=dict)
-    differences: tuple[str, ...] = field(default=())
-
-    def __bool__(self) -> bool:
-        return self.same_outputs and self.same_gradients and not self.left_behind
-
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        if self.deterministic:
-            yield f"outputs    {_verdict(self.same_outputs)}"
-            yield f"gradients  {_verdict(self.same_gradients)}"
-        else:
-            yield "outputs    differ from run to run even without taps: this model is not deterministic"
-        yield f"left over  {', '.join(self.left_behind) or 'nothing'}"
-        size = text.size(self.bytes_per_step)
-        yield f"cost       ×{self.ratio:.3f} step time, {self.records} records and {size} a step"
-        for why, count in Counter(self.unseen.values()).most_common():
-            yield f"not seen   {count} sites: {why}"
-        yield from self.differences[:10]
-
-
-def _verdict(same: bool) -> str:
-    return "bit for bit the same with and without taps" if same else "DIFFER with taps"
 
 
 def verify(
@@ -127,5 +80,22 @@ def verify(
     (forward and backward, no optimizer) and returns what is to be compared. Runs from one seed and state, with and
     without taps; afterwards model, gradients and random state are as they were.
     """
-    found: Verification = part_for(model, "verify").verify(model, batch, probes, repeats, Verification)
+    found: Verification = part_for(model, "verify").verify(model, batch, probes, repeats, watch)
+    return found
+
+
+def locate_nonfinite(model: Any, batch: Any) -> Origin | None:
+    """Run one step and name the first NaN or infinity: module, operation, line, inputs, and why. None if there is none.
+
+    >>> import torch
+    >>> class Bad(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x - 1).log()
+    >>> origin = locate_nonfinite(torch.nn.Sequential(torch.nn.ReLU(), Bad()), torch.ones(2))
+    >>> print(origin.site, origin.operation, origin.why)
+    1 log log of 0
+
+    `batch` is what the model is called with, or a function that runs a step. The model is left as it was.
+    """
+    found: Origin | None = part_for(model, "origin").locate(model, batch)
     return found

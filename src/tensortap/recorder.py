@@ -48,7 +48,7 @@ class Point:
 class OpenStep:
     """A step being recorded. `armed` is the set of probes, as bits, that may want this step: 0 costs nothing."""
 
-    __slots__ = ("armed", "labels", "maybe", "number", "phase", "table")
+    __slots__ = ("armed", "calls", "closed", "labels", "maybe", "number", "phase", "table")
 
     def __init__(self, number: int, table: StepTable, armed: int, maybe: int) -> None:
         self.number = number
@@ -57,6 +57,8 @@ class OpenStep:
         self.maybe = maybe
         self.phase = ""
         self.labels: Mapping[str, str] = {}
+        self.closed = False
+        self.calls: dict[Any, int] = {}  # an adapter's count of calls, by whatever it counts
 
 
 class Recorder:
@@ -188,7 +190,9 @@ class Recorder:
         """End a step: what is to be written now, oldest first. Without `step` the current one, and a new one opens."""
         with self._lock:
             closing = step or self.current
-            closing.armed = 0
+            if closing.closed:
+                return []
+            closing.armed, closing.closed = 0, True
             closing.table.close()
             seen = Seen(metrics or {}, closing.table.nonfinite)
             steps = self._decide(closing, seen, phase or closing.phase)

@@ -108,6 +108,11 @@ class Tap:
             self._adapter.closing(step or self.recorder.current)
         for finished in self.recorder.close(metrics, step=step):
             self.writer.put(finished)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self._adapter is not None:
+            self._adapter.arm()
 
     def _current(self) -> OpenStep:
         return self.recorder.current if self._adapter is None else self._adapter.current()
@@ -120,6 +125,7 @@ class Tap:
     def pause(self) -> None:
         """Record nothing until `resume`."""
         self.recorder.pause()
+        self._arm()
 
     def resume(self) -> None:
         """Record again, from the next step on."""

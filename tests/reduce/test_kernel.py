@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.reduce import buckets, fallback, kernels
+from tensortap.reduce import buckets, fallback, kernels, merge
 from tensortap.types import DTYPE_CODE, DTYPES
 
 _kernel = pytest.importorskip("tensortap.reduce._kernel")
@@ -210,6 +210,13 @@ def test_any_float16(array):
     check(array)
 
 
+def merged_row(*rows):
+    """Several rows folded into one."""
+    table = np.array(list(rows), kernels.ROW)
+    folded = merge.merge_groups({name: table[name] for name in kernels.ROW.names}, np.array([0]))
+    return {name: column[0] for name, column in folded.items()}
+
+
 @given(st.sampled_from(["float32", "float64", "float16"]), st.integers(1, 9000), st.integers(0, 2**32), st.data())
 def test_merged_parts_are_the_whole(name, n, seed, data):
     """Rows and histograms of two parts merge to those of the whole: counts exactly, moments to rounding."""
@@ -219,7 +226,7 @@ def test_merged_parts_are_the_whole(name, n, seed, data):
     cut = data.draw(st.integers(0, n))
     whole, *whole_hist = run(array)
     parts = [run(array[:cut]), run(array[cut:])]
-    merged = kernels.merge_rows(np.array([p[0] for p in parts], kernels.ROW))
+    merged = merged_row(*(p[0] for p in parts))
     for column in COUNTS:
         assert merged[column] == whole[column]
     for column in ("min", "max", "mean", "std", "l1", "l2"):
@@ -232,7 +239,7 @@ def test_merged_parts_are_the_whole(name, n, seed, data):
 def test_merging_rows_at_the_ends_of_the_range():
     """Rows whose squares would overflow merge without doing so."""
     array = np.array([1.7e308, -1.7e308, 1.5e308, 1e-300])
-    merged = kernels.merge_rows(np.array([run(array[:2])[0], run(array[2:])[0]], kernels.ROW))
+    merged = merged_row(run(array[:2])[0], run(array[2:])[0])
     mean, std, _, _ = exact_moments(array)
     assert merged["mean"] == pytest.approx(mean, rel=1e-12)
     assert merged["std"] == pytest.approx(std, rel=1e-12)
@@ -242,7 +249,7 @@ def test_merging_nothing():
     """Rows without finite elements add their counts and nothing else."""
     empty = run(np.array([], np.float32))[0]
     bad = run(np.array([np.nan, np.inf], np.float32))[0]
-    merged = kernels.merge_rows(np.array([empty, bad], kernels.ROW))
+    merged = merged_row(empty, bad)
     assert (merged["numel"], merged["nan"], merged["posinf"], merged["l1"]) == (2, 1, 1, 0.0)
     assert math.isnan(merged["mean"])
 

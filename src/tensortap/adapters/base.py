@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol
 
-from tensortap.errors import UnsupportedError
+from tensortap.errors import PatternError, UnsupportedError
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
@@ -43,6 +43,9 @@ class Adapter(Protocol):
     def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
         """Put the taps on."""
 
+    def arm(self) -> None:
+        """A step has opened, or recording was paused or resumed: an unwanted step should carry no taps."""
+
     def detach(self) -> None:
         """Take off what `attach` put on, and nothing else."""
 
@@ -55,17 +58,23 @@ class Adapter(Protocol):
     def closing(self, step: OpenStep) -> None:
         """A step is about to close: take what is only known then."""
 
-    def named(self, name: str, value: Any) -> None:
-        """A value the user named: arrange for its gradient where that is wanted."""
+    def left_open(self) -> list[OpenStep]:
+        """Steps that other threads began and that nothing has closed yet."""
+
+    def named(self, name: str, value: Any) -> bool:
+        """Record a value the user named, and its gradient where that is wanted. False: it is none of ours."""
 
     def unseen(self) -> dict[str, str]:
         """Places that were wanted and never seen, each with the reason where it is known."""
 
 
 class Port:
-    """One port of one module: the probes that want it, and a point for every slot that turns up in it."""
+    """One port of one module: the probes that want it, and a point for every slot that turns up in it.
 
-    __slots__ = ("bits", "path", "patterns", "points", "port", "recorder")
+    `note` says why nothing has turned up, as far as that is known.
+    """
+
+    __slots__ = ("bits", "note", "path", "patterns", "points", "port", "recorder")
 
     def __init__(self, recorder: Recorder, path: str, port: str, patterns: Sequence[tuple[Pattern, int]]) -> None:
         self.recorder = recorder
@@ -76,6 +85,12 @@ class Port:
         for _, bit in patterns:
             self.bits |= bit
         self.points: dict[str, Point] = {}
+        self.note = ""
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything that a probe wants has turned up."""
+        return any(point.probes for point in self.points.values())
 
     def point(self, slot: str) -> Point:
         """The point of a slot; made, and its probes decided, the first time."""
@@ -92,11 +107,30 @@ class Wanted(NamedTuple):
     """What the probes chose of a model: for every path and port the patterns, with their probes as bits."""
 
     ports: dict[tuple[str, str], list[tuple[Pattern, int]]]
+    probes: tuple[Probe, ...] = ()
 
     def of(self, recorder: Recorder, path: str, port: str) -> Port | None:
         """The port of a module, if any probe wants it."""
         patterns = self.ports.get((path, port))
         return Port(recorder, path, port, patterns) if patterns else None
+
+    def of_late(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
+        """The port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
+        patterns = [
+            (pattern, 1 << i)
+            for i, probe in enumerate(self.probes)
+            for pattern in probe.patterns
+            if _chooses(pattern, candidate, port)
+        ]
+        return Port(recorder, candidate.path, port, patterns) if patterns else None
+
+
+def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
+    """As `pattern.matches`; a user's function that expects a module says no to anything else."""
+    try:
+        return pattern.matches(candidate, port)
+    except PatternError:
+        return False
 
 
 def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
@@ -106,7 +140,7 @@ def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
         for matches in select(probe.patterns, candidates):
             for match in matches:
                 ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
-    return Wanted(ports)
+    return Wanted(ports, tuple(probes))
 
 
 def adapter_for(model: Any, **options: Any) -> Adapter:

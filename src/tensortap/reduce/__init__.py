@@ -1,0 +1,1 @@
+"""The reduction: from memory to one row of statistics and a histogram."""

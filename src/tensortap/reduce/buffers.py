@@ -29,7 +29,7 @@ def buffer_of(value: Any) -> Buffer:
     """
     if isinstance(value, np.ndarray):
         return _of_numpy(value)
-    if type(value).__module__.partition(".")[0] == "torch" or hasattr(value, "data_ptr"):
+    if hasattr(value, "data_ptr") and hasattr(value, "detach"):
         return _of_torch(value)
     return _of_numpy(_asarray(value))
 
@@ -79,11 +79,6 @@ def _asarray(value: Any) -> npt.NDArray[Any]:
         raise UnsupportedError(
             f"cannot read a {type(value).__name__} as an array ({error}); give an array, a tensor or a number"
         ) from error
-    if array.dtype.kind in "OSUMm" or (array.dtype.kind == "V" and array.dtype.names):
-        raise UnsupportedError(
-            f"cannot summarise a {type(value).__name__} of dtype {array.dtype}; give numbers: one of "
-            + ", ".join(d.name for d in DTYPES)
-        )
     return array
 
 
@@ -106,18 +101,26 @@ def _convert(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind == "c":
         return array.astype(np.complex128)
     try:
-        return array.astype(np.float32)
-    except (TypeError, ValueError) as error:
-        raise UnsupportedError(
-            f"cannot summarise an array of dtype {array.dtype}; one of {', '.join(d.name for d in DTYPES)} works"
-        ) from error
+        if array.dtype.kind not in "OSUTMm" and not array.dtype.names:
+            return array.astype(np.float32)
+    except (TypeError, ValueError):
+        pass
+    raise UnsupportedError(
+        f"cannot summarise an array of dtype {array.dtype}; give numbers: one of {', '.join(d.name for d in DTYPES)}"
+    )
 
 
 def _of_torch(tensor: Any) -> Buffer:
     tensor = _plain(tensor.detach())
-    code = DTYPE_CODE.get(str(tensor.dtype).removeprefix("torch."))
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name == "complex32":
+        tensor, name = tensor.cfloat(), "complex64"
+    code = DTYPE_CODE.get(name)
     if code is None:
-        raise UnsupportedError(f"cannot summarise a tensor of dtype {tensor.dtype}")
+        raise UnsupportedError(
+            f"cannot summarise a tensor of dtype {tensor.dtype}; convert it: x.float(), or to one of "
+            + ", ".join(d.name for d in DTYPES)
+        )
     strides = None if tensor.is_contiguous() else tuple(s * tensor.element_size() for s in tensor.stride())
     return Buffer(tensor.data_ptr(), code, tuple(tensor.shape), strides, tensor)
 
@@ -125,7 +128,7 @@ def _of_torch(tensor: Any) -> Buffer:
 def _plain(tensor: Any) -> Any:
     """A dense CPU tensor holding the values of a quantised, sparse, lazily conjugated or device tensor."""
     if tensor.device.type == "meta":
-        raise UnsupportedError("a meta tensor has a shape but no values; nothing can be summarised")
+        raise UnsupportedError("a meta tensor has a shape but no values; summarise it once it is on a device")
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.layout is not _strided(tensor):

@@ -10,7 +10,6 @@ import warnings
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from tensortap.reduce import fallback
 
@@ -114,50 +113,3 @@ commit = fallback.append
 
 Appends a row that was computed elsewhere to a table with room for it; `hist_counts` None says it has no histogram.
 """
-
-
-def merge_rows(rows: npt.NDArray[np.void]) -> np.void:
-    """The row of all elements of several rows together: counts add, moments follow Chan's formula.
-
-    >>> parts = np.array([(2, 0, 0, 0, 0, 1, 3, 2, 1, 4, 10**0.5), (1, 0, 0, 0, 0, 5, 5, 5, 0, 5, 5)], ROW)
-    >>> merged = merge_rows(parts)
-    >>> int(merged["numel"]), float(merged["mean"]), round(float(merged["l2"]) ** 2)
-    (3, 3.0, 35)
-    """
-    rows = np.asarray(rows, ROW).reshape(-1)
-    out = np.zeros(1, ROW)
-    for name in ("numel", "nan", "posinf", "neginf", "zeros"):
-        out[name] = rows[name].sum()
-    out["min"] = out["max"] = out["mean"] = out["std"] = np.nan
-    finite = rows["numel"] - rows["nan"] - rows["posinf"] - rows["neginf"]
-    used, n = rows[finite > 0], finite[finite > 0].astype(np.float64)
-    if n.size:
-        out["min"], out["max"] = used["min"].min(), used["max"].max()
-        out["mean"], out["std"] = _merged_moments(used, n)
-        with np.errstate(over="ignore"):
-            out["l1"] = used["l1"].sum()
-        out["l2"] = _norm(used["l2"])
-    merged: np.void = out[0]
-    return merged
-
-
-def _exponent(values: npt.NDArray[np.float64]) -> int:
-    """The power of two above all magnitudes: dividing by it keeps squares inside the range of float64."""
-    return int(np.frexp(np.max(np.abs(values)))[1])
-
-
-def _merged_moments(rows: npt.NDArray[np.void], n: npt.NDArray[np.float64]) -> tuple[float, float]:
-    power = _exponent(np.concatenate([rows["min"], rows["max"], rows["std"]]))
-    mean, std = np.ldexp(rows["mean"], -power), np.ldexp(rows["std"], -power)
-    weight = n / n.sum()
-    centre = mean[0] + (weight * (mean - mean[0])).sum()
-    variance = (weight * (std * std + (mean - centre) ** 2)).sum()
-    return float(np.ldexp(centre, power)), float(np.ldexp(np.sqrt(variance), power))
-
-
-def _norm(values: npt.NDArray[np.float64]) -> float:
-    if not np.all(np.isfinite(values)):
-        return float(values.max())
-    power = _exponent(values)
-    with np.errstate(over="ignore"):
-        return float(np.ldexp(np.sqrt((np.ldexp(values, -power) ** 2).sum()), power))

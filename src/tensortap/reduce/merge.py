@@ -31,9 +31,10 @@ def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
     >>> int(merged["numel"][0]), float(merged["mean"][0]), float(merged["l1"][0])
     (4, 2.5, 10.0)
     """
-    merged: dict[str, npt.NDArray[Any]] = {
-        name: np.add.reduceat(columns[name], starts) for name in ("numel", *COUNTS, "l1")
-    }
+    with np.errstate(over="ignore"):
+        merged: dict[str, npt.NDArray[Any]] = {
+            name: np.add.reduceat(columns[name], starts) for name in ("numel", *COUNTS, "l1")
+        }
     finite = (columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]).astype(np.float64)
     count = np.add.reduceat(finite, starts)
     merged["min"] = np.fmin.reduceat(columns["min"], starts)
@@ -42,13 +43,13 @@ def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
     scale = _scale(columns, starts)
     wide = np.repeat(scale, sizes)
     mean, std = (np.where(finite > 0, columns[name], 0.0) * wide for name in ("mean", "std"))
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore", under="ignore"):
         center = np.add.reduceat(finite * mean, starts) / count
         away = mean - np.repeat(np.nan_to_num(center), sizes)
         square = np.add.reduceat(finite * (std * std + away * away), starts)
-        merged["mean"] = center / scale
+        merged["mean"] = np.clip(center / scale, merged["min"], merged["max"])
         merged["std"] = np.sqrt(square / count) / scale
-    merged["l2"] = np.sqrt(np.add.reduceat((columns["l2"] * wide) ** 2, starts)) / scale
+        merged["l2"] = np.sqrt(np.add.reduceat((columns["l2"] * wide) ** 2, starts)) / scale
     return merged
 
 

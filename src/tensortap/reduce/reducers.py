@@ -112,7 +112,7 @@ def histogram() -> Histogram:
 
 
 def quantiles(*at: float) -> Quantiles:
-    """Keep quantiles, e.g. `quantiles(0.05, 0.5, 0.95)`; approximate to 1/16 of the value, exact at 0 and 1."""
+    """Keep quantiles, e.g. `quantiles(0.05, 0.5, 0.95)`; approximate to 1/8 of the value at worst, exact at 0 and 1."""
     bad = [q for q in at if not 0 <= q <= 1]
     if bad or not at:
         raise ProbeError(f"quantiles lie between 0 and 1, got {bad or 'none'}; write quantiles(0.05, 0.5, 0.95)")

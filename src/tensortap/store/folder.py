@@ -7,9 +7,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -18,9 +18,10 @@ from tensortap.step import Step
 from tensortap.store import layout, seal
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
-from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches
+from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, RawTensor, tensor_batch
+from tensortap.store.sources import Catalog, settled
 from tensortap.store.tail import Tail
-from tensortap.store.tensors import Stored, tensors_of, write_tensors
+from tensortap.store.tensors import tensors_of, write_tensors
 
 SEAL_ROWS: Final = 50_000
 SEAL_SECONDS: Final = 30.0
@@ -29,6 +30,12 @@ INLINE_BYTES: Final = 1 << 20  # raw tensors up to this many bytes a step are as
 _RETRY_SECONDS: Final = 1.0
 
 _SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "tensors": TENSORS}
+
+
+class _Closed(NamedTuple):
+    what: str
+    path: Path
+    rows: int
 
 
 class RunFolder:
@@ -54,24 +61,29 @@ class RunFolder:
         self.rank = rank
         self.ledger = ledger or Ledger()
         self._clock = clock
-        self._info = claim(
-            self.files, rank, about or {}, resume=resume, overwrite=overwrite, launch=launch or launch_id()
-        )
         self._folders = {
             "records": layout.rank_folder(rank),
             "metrics": layout.metrics_folder(rank),
             "tensors": layout.tensors_folder(rank),
         }
         self._lock = threading.RLock()
-        self._held = Lock(self.files.staging() / layout.rank_folder(rank) / layout.LOCK)
         self._tails: dict[str, Tail] = {}
-        self._sealing: deque[tuple[str, Path]] = deque(self._orphans())
+        self._sealing: deque[_Closed] = deque()
         self._batches: Batches | None = None
         self._metrics = MetricBatches()
         self._retry_at = 0.0
-        self._synced_at = clock()
+        self._synced_at = self._saved_at = clock()
         self._state: dict[str, Any] = {"state": "live", "pid": os.getpid(), "steps": 0, "records": 0}
-        self._save_state()
+        self._closed = False
+        self._info, self._held = claim(
+            self.files, rank, about or {}, resume=resume, overwrite=overwrite, launch=launch or launch_id()
+        )
+        try:
+            self._sealing.extend(self._orphans())
+            self._save_state()
+        except BaseException:
+            self._held.close()
+            raise
 
     def __str__(self) -> str:
         return str(self.files)
@@ -87,7 +99,7 @@ class RunFolder:
         self.files.write(layout.RUN_JSON, json.dumps(self._info, indent=1).encode())
 
     def append(self, step: Step) -> bool:
-        """Put a step's rows, metrics and small tensors into the tails. True when the thread has work to do."""
+        """Put a step's rows, metrics and small tensors into the tails. True when large tensors are left to `write`."""
         with self._lock:
             if self._clock() < self._retry_at:
                 raise OSError(f"{self} could not be written a moment ago; trying again shortly")
@@ -98,41 +110,42 @@ class RunFolder:
             except (OSError, pa.ArrowException):
                 self._abandon()
                 raise
-            return self._rotate() or not inline
+            self._rotate()
+            return not inline
 
     def write(self, step: Step) -> None:
-        """On the thread: write a step's large tensors to a file of their own, and seal what is due."""
-        if step.table.tensor_bytes > INLINE_BYTES:
-            self._write_tensors(step)
-        self._seal()
-
-    def _write_tensors(self, step: Step) -> None:
+        """On the thread: write a step's large tensors to a file of their own."""
         name = layout.tensors_name(step.number, step.number, layout.new_id())
         try:
             with self.files.replacing(f"{self._folders['tensors']}/{name}") as hidden:
                 write_tensors(hidden, tensors_of(step))
-        except OSError:
+        except Exception:
             self.ledger.add("dropped_tensors", len(step.table.tensors))
             raise
 
     def tick(self) -> None:
         """On the thread, now and then: seal, sync, save the counts, and notice when the folder is gone."""
         with self._lock:
-            if any(tail.gone() for tail in self._tails.values()):
-                self._vanished()
+            self._look_after()
             self._rotate()
+            tails = list(self._tails.values())
         self._seal()
         if self._clock() - self._synced_at >= SYNC_SECONDS:
             self._synced_at = self._clock()
-            for tail in list(self._tails.values()):
+            for tail in tails:
                 tail.sync()
-        self._save_state()
+        if self.files.local is not None or self._clock() - self._saved_at >= SEAL_SECONDS:  # an upload costs
+            self._save_state()
 
     def close(self) -> None:
-        """Seal everything and say that the run is finished."""
+        """Seal everything and say that the run is finished. A second call does nothing."""
         with self._lock:
-            self._rotate(everything=True)
+            if self._closed:
+                return
+            self._closed = True
             try:
+                self._look_after()
+                self._rotate(everything=True)
                 self._seal()
                 self._state["state"] = "finished"
                 self._save_state()
@@ -141,6 +154,7 @@ class RunFolder:
 
     def _append_rows(self, step: Step) -> None:
         self._state["steps"] += 1
+        self._state["last_step"] = max(step.number, self._state.get("last_step", 0))
         if not step.table.rows or step.tensors_only:
             return
         if self._batches is None:
@@ -158,72 +172,87 @@ class RunFolder:
             return True
         if step.table.tensor_bytes > INLINE_BYTES:
             return False
-        rows = [(step.number, *_raw(stored)) for stored in tensors_of(step)]
-        columns = zip(zip(*rows, strict=True), TENSORS, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in columns]
-        self._tail("tensors").append(pa.RecordBatch.from_arrays(arrays, schema=TENSORS))
+        tensors = [
+            RawTensor(s.name, s.entry, s.array.dtype.name, s.array.shape, s.array.tobytes()) for s in tensors_of(step)
+        ]
+        self._tail("tensors").append(tensor_batch(step.number, tensors))
         return True
 
     def _tail(self, what: str) -> Tail:
         tail = self._tails.get(what)
         if tail is None:
-            path = self.files.staging() / self._folders[what] / layout.tail_name(layout.new_id())
-            tail = self._tails[what] = Tail(path, _SCHEMAS[what], self._clock())
+            self._look_after()
+            folder = self.files.staging() / self._folders[what]
+            self.files.make_folder(folder)
+            tail = self._tails[what] = Tail(folder / layout.tail_name(layout.new_id()), _SCHEMAS[what], self._clock())
         return tail
 
-    def _rotate(self, everything: bool = False) -> bool:
-        """Close the tails that are long or old enough to be sealed. True when there are some to seal."""
+    def _rotate(self, everything: bool = False) -> None:
+        """Close the tails that are long or old enough to be sealed."""
+        now = self._clock()
         for what, tail in list(self._tails.items()):
-            if everything or tail.rows >= SEAL_ROWS or self._clock() - tail.opened >= SEAL_SECONDS:
-                tail.close()
-                del self._tails[what]
-                self._sealing.append((what, tail.path))
-        return bool(self._sealing)
+            if everything or tail.rows >= SEAL_ROWS or now - tail.opened >= SEAL_SECONDS:
+                self._end(what)
+
+    def _end(self, what: str) -> None:
+        tail = self._tails.pop(what)
+        tail.close()
+        if tail.rows:
+            self._sealing.append(_Closed(what, tail.path, tail.rows))
 
     def _seal(self) -> None:
         """Seal what is closed. What cannot be sealed now stays a tail, readable, and is tried again."""
         trouble: Exception | None = None
         for _ in range(len(self._sealing)):
-            what, path = self._sealing.popleft()
-            convert = seal.seal_tensors if what == "tensors" else seal.seal_records
+            closed = self._sealing.popleft()
+            convert = seal.seal_tensors if closed.what == "tensors" else seal.seal_records
             try:
-                if path.exists():
-                    convert(self.files, self._folders[what], path)
+                convert(self.files, self._folders[closed.what], closed.path)
+            except FileNotFoundError:
+                self._lost(closed.what, closed.rows)
             except Exception as error:
                 trouble = error
-                self._sealing.append((what, path))
+                self._sealing.append(closed)
         if trouble is not None:
             raise trouble
 
-    def _orphans(self) -> list[tuple[str, Path]]:
-        """Tails that an earlier process of this rank left behind."""
-        staging = self.files.staging()
-        return [
-            (what, path)
-            for what, folder in self._folders.items()
-            for path in sorted((staging / folder).glob("_tail-*.arrows"))
-        ]
+    def _orphans(self) -> Iterator[_Closed]:
+        """Tails that an earlier process of this rank left behind, without those it had sealed already."""
+        catalog = Catalog(self.files)
+        for what in ("records", "metrics"):
+            found = settled(lambda what=what: catalog.sources(self.rank, self._folders[what]))  # type: ignore[misc]
+            for path in found.old_tails:
+                path.unlink(missing_ok=True)
+            yield from (_Closed(what, path, 0) for path in found.tails)
+        for path in sorted((self.files.staging() / self._folders["tensors"]).glob("_tail-*.arrows")):
+            yield _Closed("tensors", path, 0)
 
     def _abandon(self) -> None:
         """After a failed append: end every tail, and begin others when the disk or the folder is back."""
         self._retry_at = self._clock() + _RETRY_SECONDS
-        for what, tail in self._tails.items():
-            tail.close()
-            self._sealing.append((what, tail.path))
-        self._tails.clear()
+        for what in list(self._tails):
+            self._end(what)
 
-    def _vanished(self) -> None:
-        self.ledger.add("dropped_records", sum(tail.rows for what, tail in self._tails.items() if what == "records"))
-        self._abandon()
-        self._retry_at = 0.0
+    def _look_after(self) -> None:
+        """When somebody deleted the folder, make it a run again and go on: the rows in it are lost and counted."""
+        if self.files.local is None or (self.files.local / layout.RUN_JSON).exists():
+            return
+        for what, tail in list(self._tails.items()):
+            if tail.gone():
+                del self._tails[what]
+                tail.close()
+                self._lost(what, tail.rows)
+        self.files.make_folder(self.files.local / self._folders["records"])
+        self._held.close()
+        self._held = Lock(self.files.local / self._folders["records"] / layout.LOCK)
         self.describe()
+        self.ledger.add("vanished_folders")
         self.ledger.warn("vanished", f"the run folder {self} was deleted while it was written; writing goes on anew")
 
+    def _lost(self, what: str, rows: int) -> None:
+        self.ledger.add({"records": "dropped_records", "tensors": "dropped_tensors"}.get(what, "dropped_metrics"), rows)
+
     def _save_state(self) -> None:
+        self._saved_at = self._clock()
         state = {**self._state, "counts": self.ledger.counts(), "details": self.ledger.details()}
         self.files.write(f"{self._folders['records']}/{layout.RANK_JSON}", json.dumps(state, indent=1).encode())
-
-
-def _raw(stored: Stored) -> tuple[str, str, str, tuple[int, ...], bytes]:
-    name, entry, array = stored
-    return name, entry, array.dtype.name, array.shape, array.tobytes()

@@ -181,7 +181,7 @@ def tensor_batch(step: int, tensors: Sequence[RawTensor]) -> Any:
     """One row a tensor."""
     count = len(tensors)
     dims = np.array([dim for tensor in tensors for dim in tensor.shape], np.int64)
-    words = [_strings([tensor[field] for tensor in tensors]) for field in range(3)]
+    words = [_strings(list(column)) for column in zip(*((t.name, t.entry, t.dtype) for t in tensors), strict=True)]
     shapes = _list(pa.list_(pa.int64()), _ends((len(t.shape) for t in tensors), np.int32), dims, None)
     data = _binary(pa.large_binary(), [tensor.data for tensor in tensors], np.int64)
     steps = _flat(pa.int64(), count, np.full(count, step, np.int64))

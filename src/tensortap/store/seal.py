@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -57,10 +58,31 @@ def outline(table: Any) -> dict[bytes, bytes]:
     """What a segment says of itself in its footer, so that a run's sites and steps are known without reading rows."""
     if "site" not in table.column_names:
         return {}
-    found = table.group_by(list(PLACE), use_threads=False).aggregate([("seq", "min"), ("seq", "count")])
-    places = list(zip(*(found[name].to_pylist() for name in (*PLACE, "seq_min", "seq_count")), strict=True))
-    steps = np.unique(table["step"].to_numpy()).tolist()
-    return {PLACES: json.dumps(places).encode(), STEPS: json.dumps(ranges(steps)).encode()}
+    steps = np.unique(_plain(table["step"], np.int64)).tolist()
+    return {PLACES: json.dumps(_places(table)).encode(), STEPS: json.dumps(ranges(steps)).encode()}
+
+
+def _places(table: Any) -> list[tuple[Any, ...]]:
+    """Each place with its first sequence number and how many rows it has."""
+    words, code = [], np.zeros(table.num_rows, np.int64)
+    for name in PLACE:
+        column = table[name].combine_chunks()
+        encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+        words.append(encoded.dictionary.to_pylist())
+        code = code * len(words[-1]) + _plain(encoded.indices, np.int32)
+    found, which, count = np.unique(code, return_inverse=True, return_counts=True)
+    first = np.full(len(found), np.iinfo(np.int32).max)
+    np.minimum.at(first, which, _plain(table["seq"], np.int32))
+    numbers = np.unravel_index(found, [len(known) for known in words])
+    names = [[known[i] for i in column] for known, column in zip(words, numbers, strict=True)]
+    return list(zip(*names, first.tolist(), count.tolist(), strict=True))
+
+
+def _plain(column: Any, dtype: Any) -> npt.NDArray[Any]:
+    """A column without nulls as an array; `to_numpy` would import pandas into the user's process."""
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [np.frombuffer(c.buffers()[1], dtype)[c.offset : c.offset + len(c)] for c in chunks if len(c)]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
 def ranges(steps: Iterable[int]) -> list[tuple[int, int, int]]:

@@ -48,7 +48,7 @@ def _values(rows: Any, stat: str) -> npt.NDArray[Any]:
     if q is not None:
         return np.array([_row_quantile(row, q) for row in rows.to_pylist()], np.float64)
     if stat == "nonfinite":
-        return np.sum([rows[name].to_numpy() for name in ("nan", "posinf", "neginf")], axis=0, dtype=np.int64)
+        return np.add.reduce([rows[name].to_numpy() for name in ("nan", "posinf", "neginf")], axis=0)  # type: ignore[no-any-return]
     if stat == "absmax":
         low, high = (np.abs(rows[name].to_numpy(zero_copy_only=False)) for name in ("min", "max"))
         largest: npt.NDArray[Any] = np.fmax(low, high)

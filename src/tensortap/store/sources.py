@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from tensortap.store import layout
@@ -19,7 +18,6 @@ from tensortap.store.seal import PLACE, PLACES, REPLACES, STEPS, outline
 from tensortap.store.tail import read_tail
 
 _RANK: Final = pa.field("rank", pa.int32())
-_PARTITIONING: Final = ds.partitioning(pa.schema([_RANK]), flavor="hive")
 _TRIES: Final = 10
 T = TypeVar("T")
 
@@ -133,12 +131,14 @@ def _parse(metadata: Any) -> Outline:
 
 def dataset(files: Files, names: list[str], schema: Any) -> Any:
     """Segments as one `pyarrow.dataset`, with the rank from their folders' names."""
+    import pyarrow.dataset as ds  # it imports pandas, which a process that only writes should not have to
+
     return ds.dataset(
         [files.path(name) for name in names],
         schema=schema,
         filesystem=files.fs,
         format="parquet",
-        partitioning=_PARTITIONING,
+        partitioning=ds.partitioning(pa.schema([_RANK]), flavor="hive"),
     )
 
 

@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.torch import modules
 from tensortap.adapters.torch.hooks import ForwardHook, await_gradient
+from tensortap.adapters.torch.hookset import FusedSet, HookSet
 from tensortap.adapters.torch.params import ParameterTaps
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker
@@ -37,7 +37,7 @@ class TorchAdapter:
         self._root = weakref.ref(root)
         self._ports: list[Port] = []
         self._handles: list[RemovableHandle] = []
-        self._fused: list[_FusedLayer] = []
+        self._sets: list[HookSet] = []
         self._named: dict[str, Port | None] = {}
 
     def candidates(self) -> list[Candidate]:
@@ -59,28 +59,32 @@ class TorchAdapter:
         self._recorder, self._wanted = recorder, wanted
         self._taker = taker or Taker(recorder)
         self._finder = StepFinder(recorder, clock)
-        fused = {path: _FusedLayer(layer) for path, layer in modules.encoder_layers(root)} if self._keeps() else {}
         self._handles = [
-            root.register_forward_pre_hook(RootBefore(self._finder, self._prepare), prepend=True),
+            root.register_forward_pre_hook(RootBefore(self._finder, self.arm), prepend=True),
             root.register_forward_hook(RootAfter(self._finder), always_call=True),
         ]
+        fused = {path: FusedSet(layer) for path, layer in modules.encoder_layers(root)} if self._keeps() else {}
+        plain = HookSet()
         for module, hook, paths in self._hooks(root):
-            inside = next((layer for path, layer in fused.items() if _within(paths, path)), None)
-            if inside is None:
-                self._handles.append(_put(module, hook))
-            else:
-                inside.hooks.append((weakref.ref(module), hook))
-        self._fused = [layer for layer in fused.values() if layer.hooks]
+            next((layer for path, layer in fused.items() if _within(paths, path)), plain).add(module, hook)
+        self._sets = [plain, *fused.values()]
         self._parameters = self._attach_parameters(root)
+        self.arm()
+
+    def arm(self) -> None:
+        """Hooks are on only while a probe may want the open step; once threads have steps of their own, always."""
+        armed = -1 if self._finder.spread else self._recorder.current.armed
+        for hooks in self._sets:
+            hooks.adjust(armed)
 
     def detach(self) -> None:
         """Take every hook off."""
         for handle in self._handles:
             handle.remove()
-        for layer in self._fused:
-            layer.take_off()
+        for hooks in self._sets:
+            hooks.take_off()
         self._parameters.remove()
-        self._handles, self._fused = [], []
+        self._handles, self._sets = [], []
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -88,7 +92,9 @@ class TorchAdapter:
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own."""
-        return self._finder.enter(step)
+        before = self._finder.enter(step)
+        self.arm()
+        return before
 
     def closing(self, step: OpenStep) -> None:
         """Take parameters and gradients that no optimizer step has shown."""
@@ -107,7 +113,9 @@ class TorchAdapter:
     def unseen(self) -> dict[str, str]:
         """Modules and ports that were wanted but never seen."""
         silent = [port for port in self._ports if not port.points]
-        fused = {path for layer in self._fused if layer.was_fused for path in layer.paths}
+        fused = {
+            path for hooks in self._sets if isinstance(hooks, FusedSet) and hooks.was_fused for path in hooks.paths
+        }
         return {f"{port.path}:{port.port}": FUSED if port.path in fused else NEVER for port in silent}
 
     def _model(self) -> nn.Module:
@@ -148,53 +156,6 @@ class TorchAdapter:
             self._ports.append(port)
         return port
 
-    def _prepare(self) -> None:
-        """Before each call of the root: fused layers that will run fused must not carry hooks."""
-        for layer in self._fused:
-            layer.adjust()
-
-
-class _FusedLayer:
-    """A TransformerEncoderLayer: hooks go on while it runs in the open, and off while it may run fused."""
-
-    def __init__(self, layer: nn.TransformerEncoderLayer) -> None:
-        self._layer = weakref.ref(layer)
-        self.hooks: list[tuple[weakref.ref[nn.Module], ForwardHook]] = []
-        self.was_fused = False
-        self._handles: list[RemovableHandle] = []
-
-    @property
-    def paths(self) -> set[str]:
-        """The names of what lies inside."""
-        return {port.path for _, hook in self.hooks for port in hook.ports()}
-
-    def adjust(self) -> None:
-        """Put the hooks on, or take them off, as the layer's next call needs."""
-        layer = self._layer()
-        if layer is None:
-            return
-        if self._may_fuse(layer):
-            self.was_fused = True
-            self.take_off()
-        elif not self._handles:
-            self._handles = [_put(module, hook) for ref, hook in self.hooks if (module := ref()) is not None]
-
-    def take_off(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    @staticmethod
-    def _may_fuse(layer: nn.TransformerEncoderLayer) -> bool:
-        if layer.training:
-            return False
-        return not (torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()))
-
 
 def _within(paths: Iterable[str], layer: str) -> bool:
     return any(path == layer or path.startswith(f"{layer}.") for path in paths)
-
-
-def _put(module: nn.Module, hook: ForwardHook) -> RemovableHandle:
-    return module.register_forward_hook(hook, with_kwargs=True)

@@ -1,24 +1,33 @@
-"""The hooks that sit on modules and tensors. They return nothing, keep no tensor, and never raise into the model."""
+"""The hooks that sit on modules. They return nothing, keep no tensor, and never raise into the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Port
-from tensortap.adapters.torch.inputs import InputGradients
+from tensortap.adapters.torch.gradients import InputEdges, await_inputs, await_outputs
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.recorder import OpenStep, Point
 
-Steps = Callable[[], OpenStep]
+backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
+NO_TENSOR_OUT: Final = "returned no tensor"
+NO_TENSOR_IN: Final = "was given no tensor"
 
 
-def inert(*args: Any) -> None:
-    """What a copied or pickled model carries in place of a live hook: nothing happens."""
+class Steps(Protocol):
+    """Whose step it is now. While `spread` is False it is the tap's current one, and nobody need be asked."""
+
+    spread: bool
+
+    def current(self) -> OpenStep:
+        """The calling thread's step."""
 
 
 class Hook:
@@ -27,102 +36,154 @@ class Hook:
     __slots__ = ()
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        return (_inert_hook, ())
+        # A callable of the standard library that does nothing: the pickle opens where tensortap is not installed.
+        return (getattr, (contextlib.nullcontext(), "__exit__"))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return inert
-
-
-def _inert_hook() -> Callable[..., None]:
-    return inert
+    def __deepcopy__(self, memo: dict[int, Any]) -> Leftover:
+        return Leftover()
 
 
-class ForwardHook(Hook):
-    """Sees what one module takes and returns, under every name the module has."""
+class Leftover(Hook):
+    """What a copied model has in place of a tap. The first call sweeps them all off, before anything else runs."""
 
-    __slots__ = ("bits", "grad_inputs", "grad_outputs", "inputs", "outputs", "steps", "taker")
+    def __call__(self, module: nn.Module, *rest: Any) -> None:
+        """Before or after the copy's forward."""
+        for part in module.modules():
+            for hooks, *notes in (
+                (part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs),
+                (part._forward_hooks, part._forward_hooks_with_kwargs, part._forward_hooks_always_called),
+            ):
+                for key in [key for key, hook in hooks.items() if isinstance(hook, Leftover)]:
+                    for entries in (hooks, *notes):
+                        entries.pop(key, None)
 
-    def __init__(self, taker: Taker, steps: Steps, ports: Mapping[str, list[Port]]) -> None:
+
+class OutputHook(Hook):
+    """Sees what a module returns: the hook that most modules carry, kept lean."""
+
+    __slots__ = ("bits", "plain", "port", "steps", "taker")
+
+    def __init__(self, taker: Taker, steps: Steps, port: Port) -> None:
         self.taker = taker
         self.steps = steps
-        self.outputs = ports.get("output", [])
-        self.inputs = ports.get("input", [])
-        self.grad_outputs = ports.get("grad_output", [])
-        self.grad_inputs = ports.get("grad_input", [])
-        self.bits = 0
-        for group in ports.values():
-            for port in group:
-                self.bits |= port.bits
+        self.port = port
+        self.bits = port.bits
+        self.plain: Point | None = None
 
-    def ports(self) -> list[Port]:
-        """All ports it serves."""
-        return [*self.outputs, *self.inputs, *self.grad_outputs, *self.grad_inputs]
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """After the module's forward."""
-        if torch.compiler.is_compiling():
+        if is_compiling():
             return
-        step = self.steps()
+        steps, taker = self.steps, self.taker
+        step = steps.current() if steps.spread else taker.recorder.current
+        if not step.armed & self.bits:
+            return
+        if type(output) is Tensor:
+            taker.take(self.plain or self._plain(), output, step, backward_task() != -1)
+        else:
+            _take_all(taker, [self.port], output, step)
+
+    def _plain(self) -> Point:
+        self.plain = self.port.point("")
+        return self.plain
+
+
+class BeforeHook(Hook):
+    """Sees what a module is given, before an in-place forward can change it."""
+
+    __slots__ = ("bits", "edges", "grad_inputs", "inputs", "steps", "taker")
+
+    def __init__(self, taker: Taker, steps: Steps, ports: Mapping[str, list[Port]], edges: InputEdges) -> None:
+        self.taker = taker
+        self.steps = steps
+        self.edges = edges
+        self.inputs = ports.get("input", [])
+        self.grad_inputs = ports.get("grad_input", [])
+        self.bits = _bits([*self.inputs, *self.grad_inputs])
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before the module's forward."""
+        if is_compiling():
+            return
+        step = self.steps.current()
         if not step.armed & self.bits:
             return
         try:
-            self._see(step, module, args, kwargs, output)
-        except Exception as error:
-            self.taker.recorder.ledger.failed("skipped_tensors", f"observing a {type(module).__name__}", error)
-
-    def _see(
-        self, step: OpenStep, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
-        recomputed = torch._C._current_graph_task_id() != -1
-        if self.inputs:
             given = inputs_in(module.forward, args, kwargs)
+            recomputed = backward_task() != -1
             for port in self.inputs:
+                port.note = "" if given else NO_TENSOR_IN
                 for slot, tensor in given:
                     self.taker.take(port.point(slot), tensor, step, recomputed)
-        if self.outputs:
-            for port in self.outputs:
-                if type(output) is Tensor:
-                    self.taker.take(port.point(""), output, step, recomputed)
-                else:
-                    for slot, tensor in tensors_in(output):
-                        self.taker.take(port.point(slot), tensor, step, recomputed)
-        if self.grad_outputs and torch.is_grad_enabled():
-            self._await_output_gradients(step, output)
-        if self.grad_inputs and torch.is_grad_enabled():
-            given = inputs_in(module.forward, args, kwargs)
-            InputGradients.await_(self.taker, self.steps, self.grad_inputs, given, output)
-
-    def _await_output_gradients(self, step: OpenStep, output: Any) -> None:
-        for port in self.grad_outputs:
-            if step.armed & port.bits:
-                for slot, tensor in tensors_in(output):
-                    await_gradient(self.taker, self.steps, port.point(slot), tensor)
+            if self.grad_inputs:
+                self.edges.note(self, given)
+        except Exception as error:
+            _failed(self.taker, f"observing the input of a {type(module).__name__}", error)
 
 
-class GradientHook(Hook):
-    """Sees the gradient that arrives at one tensor."""
+class AfterHook(Hook):
+    """Sees what one module returns, under every name it has, and arranges for gradients."""
 
-    __slots__ = ("handle", "point", "steps", "taker")
+    __slots__ = ("before", "bits", "grad_outputs", "outputs", "steps", "taker")
 
-    def __init__(self, taker: Taker, steps: Steps, point: Point) -> None:
+    def __init__(
+        self, taker: Taker, steps: Steps, ports: Mapping[str, list[Port]], before: BeforeHook | None = None
+    ) -> None:
         self.taker = taker
         self.steps = steps
-        self.point = point
-        self.handle: Any = None
+        self.before = before if before is not None and before.grad_inputs else None
+        self.outputs = ports.get("output", [])
+        self.grad_outputs = ports.get("grad_output", [])
+        self.bits = _bits([port for group in ports.values() for port in group])
 
-    def __call__(self, gradient: Tensor | None) -> None:
-        """During backward. A leaf's hook would stay on it for ever, so it takes itself off."""
-        if self.handle is not None:
-            self.handle.remove()
-        if gradient is not None:
-            self.taker.take(self.point, gradient, self.steps())
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After the module's forward; after a failed one too, where something was noted before it."""
+        if is_compiling():
+            return
+        noted = self.before and self.before.edges.recall(self.before)
+        step = self.steps.current()
+        if not step.armed & self.bits:
+            return
+        try:
+            if self.outputs:
+                _take_all(self.taker, self.outputs, output, step)
+            call = self._count(step)
+            await_outputs(self.taker, self.steps, self.grad_outputs, output, step, call)
+            if noted and self.before:
+                await_inputs(self.taker, self.steps, self.before.grad_inputs, noted, output, step, call)
+        except Exception as error:
+            _failed(self.taker, f"observing a {type(module).__name__}", error)
+
+    def _count(self, step: OpenStep) -> int:
+        """Which call of the module this is in its step: gradients come in the opposite order."""
+        key = (self, backward_task() != -1)
+        call = step.calls.get(key, 0)
+        step.calls[key] = call + 1
+        return call
 
 
-def await_gradient(taker: Taker, steps: Steps, point: Point, tensor: Tensor) -> None:
-    """Record the gradient of a tensor when backward reaches it."""
-    if not tensor.requires_grad:
+def _take_all(taker: Taker, ports: list[Port], value: Any, step: OpenStep) -> None:
+    try:
+        found = list(tensors_in(value))
+    except Exception as error:
+        _failed(taker, f"looking into a {type(value).__name__}", error)
         return
-    hook = GradientHook(taker, steps, point)
-    handle = tensor.register_hook(hook)
-    if tensor.is_leaf:
-        hook.handle = handle
+    recomputed = backward_task() != -1
+    for port in ports:
+        port.note = "" if found else NO_TENSOR_OUT
+        for slot, tensor in found:
+            taker.take(port.point(slot), tensor, step, recomputed)
+
+
+def _failed(taker: Taker, what: str, error: Exception) -> None:
+    ledger = taker.recorder.ledger
+    if ledger.strict:  # it was counted where it happened, or nobody will read the count
+        raise error
+    ledger.failed("skipped_tensors", what, error)
+
+
+def _bits(ports: list[Port]) -> int:
+    bits = 0
+    for port in ports:
+        bits |= port.bits
+    return bits

@@ -31,11 +31,11 @@ class StepFinder:
         self._backward = False
         self._stepped = False
         self._micro = 0
-        self._spread = False  # other threads have been seen, so each lookup must ask whose step it is
+        self.spread = False  # other threads have been seen, so each lookup must ask whose step it is
 
     def current(self) -> OpenStep:
         """The step that what is seen now belongs to."""
-        if self._spread:
+        if self.spread:
             own: OpenStep | None = getattr(self._local, "step", None)
             if own is not None:
                 return own
@@ -43,7 +43,7 @@ class StepFinder:
 
     def enter(self, own: OpenStep | None) -> OpenStep | None:
         """Give this thread a step of its own (or take it away); what it had before."""
-        self._spread = True
+        self.spread = True
         before: OpenStep | None = getattr(self._local, "step", None)
         self._local.step = own
         return before

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tensortap.adapters.torch.capture import call
+from tensortap.adapters.results import Verification
+from tensortap.adapters.torch.capture import as_step
+from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.walk import tensors_in
-from tensortap.watch import watch
 
 Tensors = dict[str, Tensor]
 
 
-def verify(model: nn.Module, batch: Any, probes: Sequence[Any], repeats: int, result: Callable[..., Any]) -> Any:
+def verify(
+    model: nn.Module, batch: Any, probes: Sequence[Any], repeats: int, watch: Callable[..., Any]
+) -> Verification:
     """Run with and without taps from one seed and state, and compare."""
-    run = batch if callable(batch) and not isinstance(batch, nn.Module) else lambda: _train(model, batch)
-    with _restored(model) as restore:
+    run = as_step(model, batch)
+    with preserved(model) as restore:
         bare = _observe(model, run, restore)
         again = _observe(model, run, restore)
         before = _traces(model)
@@ -37,11 +37,11 @@ def verify(model: nn.Module, batch: Any, probes: Sequence[Any], repeats: int, re
             records = len(tap.run.table(columns=["step"]))
             unseen = tap.run.info.get("unseen", {})
             nbytes = sum(file.stat().st_size for file in Path(folder).rglob("seg-*.parquet"))
-            ratio = _ratio(model, run, restore, probes, repeats, folder)
+            ratio = _ratio(lambda to: watch(model, *probes, to=to), run, restore, repeats, folder)
     deterministic = not _unequal(bare, again)
     wrong = _unequal(bare, tapped) if deterministic else []
     outputs = [name for name in wrong if not name.startswith("grad ")]
-    return result(
+    return Verification(
         deterministic=deterministic,
         same_outputs=not outputs,
         same_gradients=len(outputs) == len(wrong),
@@ -52,15 +52,6 @@ def verify(model: nn.Module, batch: Any, probes: Sequence[Any], repeats: int, re
         unseen=unseen,
         differences=tuple(_describe(name, bare, tapped) for name in wrong),
     )
-
-
-def _train(model: nn.Module, batch: Any) -> Any:
-    """One call and, where there is something to differentiate, one backward."""
-    output = call(model, batch)
-    parts = [t.float().mean() for _, t in tensors_in(output) if t.requires_grad and not t.is_complex()]
-    if parts:
-        torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
-    return output
 
 
 def _observe(model: nn.Module, run: Callable[[], Any], restore: Callable[[], None]) -> Tensors:
@@ -74,47 +65,15 @@ def _observe(model: nn.Module, run: Callable[[], Any], restore: Callable[[], Non
     return seen
 
 
-@contextmanager
-def _restored(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts model, gradients and random states back; does so itself at the end."""
-    state = {name: t.detach().clone() for name, t in _state(model).items()}
-    grads = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    modes = {module: module.training for module in model.modules()}
-    seeds = (torch.get_rng_state(), random.getstate(), np.random.get_state())
-
-    def restore() -> None:
-        with torch.no_grad():
-            for name, tensor in _state(model).items():
-                tensor.copy_(state[name])
-        for name, parameter in model.named_parameters():
-            kept = grads[name]
-            parameter.grad = None if kept is None else kept.clone()
-        for module, training in modes.items():
-            module.training = training
-        torch.set_rng_state(seeds[0])
-        random.setstate(seeds[1])
-        np.random.set_state(seeds[2])
-
-    try:
-        yield restore
-    finally:
-        restore()
-
-
-def _state(model: nn.Module) -> Tensors:
-    return {**dict(model.named_parameters()), **{f"buffer {name}": b for name, b in model.named_buffers()}}
-
-
 def _ratio(
-    model: nn.Module, run: Callable[[], Any], restore: Callable[[], None], probes: Sequence[Any], repeats: int,
-    folder: str,
-) -> float:  # fmt: skip
+    watch: Callable[[str], Any], run: Callable[[], Any], restore: Callable[[], None], repeats: int, folder: str
+) -> float:
     """Time with taps over time without, measured in turn, each after a run that is not counted."""
     bare, tapped = [], []
     for i in range(repeats):
         _time(run, restore)
         bare.append(_time(run, restore))
-        with watch(model, *probes, to=f"{folder}/timed{i}") as tap:
+        with watch(f"{folder}/timed{i}") as tap:
             _time(run, restore, tap.step)
             tapped.append(_time(run, restore, tap.step))
     return statistics.median(tapped) / statistics.median(bare)

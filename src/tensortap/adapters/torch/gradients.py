@@ -1,0 +1,248 @@
+"""The gradients of what modules return and take, read off the graph as it is.
+
+A gradient of an output is what arrives at the node that made it. For an input, a hook on the tensor would see the
+sum over everything that uses the tensor, and `register_full_backward_hook` would put nodes of its own into the graph.
+Instead the nodes that the module's forward added are walked, and those with an edge to an input are asked for what
+they send along it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from tensortap.adapters.base import Port
+from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.walk import tensors_in
+from tensortap.recorder import OpenStep
+
+_MOST_NODES: Final = 100_000
+_SWITCHED_OFF: Final = "ran with gradients switched off"
+_NO_BACKWARD: Final = "ran, but no backward came back to it"
+_NOT_NEEDED: Final = "needs no gradient"
+_HANDED_ON: Final = "hands its input on as it is, so the gradient is that of its output"
+
+Edge = tuple[Any, int]
+
+
+class Steps(Protocol):
+    """Whose step it is now."""
+
+    def current(self) -> OpenStep:
+        """The calling thread's step."""
+
+
+class Awaited:
+    """A gradient that backward may bring: the place, call and step that it belongs to."""
+
+    __slots__ = ("call", "port", "slot", "step", "steps", "taker")
+
+    def __init__(self, taker: Taker, steps: Steps, port: Port, slot: str, step: OpenStep, call: int) -> None:
+        self.taker = taker
+        self.steps = steps
+        self.port = port
+        self.slot = slot
+        self.step = step
+        self.call = call
+
+    def arrived(self, gradient: Tensor) -> None:
+        """Record it in the step of the forward call, or in the open one when that is closed already."""
+        step = self.steps.current() if self.step.closed else self.step
+        if not step.armed & self.port.bits:
+            return
+        row = self.taker.take(self.port.point(self.slot), gradient, step)
+        if row >= 0 and step is self.step and self.call >= 0:
+            step.table.columns["call"][row] = self.call
+            self.call = -1  # a second backward over the same graph is counted on
+
+
+class NodeHook(Awaited):
+    """Sits before the node that made a tensor and sees the gradient that arrives for it."""
+
+    __slots__ = ("index",)
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        """During backward."""
+        gradient = gradients[self.index]
+        if gradient is not None:
+            self.arrived(gradient)
+
+
+class LeafHook(Awaited):
+    """Sits on a tensor that no node made. It would stay there for ever, so it goes when the step closes."""
+
+    __slots__ = ("__weakref__", "handle", "tensor")
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        """During backward."""
+        if gradient is not None:
+            self.arrived(gradient)
+
+    def put_on(self, tensor: Tensor) -> None:
+        """Register; `take_off` leaves the tensor as it was."""
+        self.tensor = tensor
+        self.handle = tensor.register_hook(self)  # type: ignore[no-untyped-call]
+
+    def take_off(self) -> None:
+        """Remove, with the empty dict that PyTorch would leave."""
+        self.handle.remove()
+        if not self.tensor._backward_hooks:
+            self.tensor._backward_hooks = None
+
+
+class Sum(Awaited):
+    """Adds up what the edges into one input bring, and records it when all have come or backward is over."""
+
+    __slots__ = ("edges", "left", "task", "total")
+
+    def expect(self, senders: list[Edge]) -> None:
+        """Ask each sender for what it sends."""
+        self.edges = len(senders)
+        self.task = self.left = -1
+        self.total: Tensor | None = None
+        for node, position in senders:
+            node.register_hook(_Sender(self, position))
+
+    def add(self, gradient: Tensor | None) -> None:
+        """One edge's gradient. Edges that this backward does not use never come."""
+        task = torch._C._current_graph_task_id()
+        if task != self.task:
+            self.task, self.left, self.total = task, self.edges, None
+            if self.edges > 1:
+                torch.autograd.Variable._execution_engine.queue_callback(self.finish)  # type: ignore[attr-defined]
+        self.left -= 1
+        if gradient is not None:
+            with torch.no_grad():
+                self.total = gradient if self.total is None else self.total + gradient
+        if not self.left:
+            self.finish()
+
+    def finish(self) -> None:
+        """Record what has come."""
+        total, self.total, self.task = self.total, None, -1 if self.left > 0 else self.task
+        if total is not None:
+            self.arrived(total)
+
+
+class _Sender:
+    """Sits behind a node and hands on what it sends along one edge."""
+
+    __slots__ = ("position", "sum")
+
+    def __init__(self, to: Sum, position: int) -> None:
+        self.sum = to
+        self.position = position
+
+    def __call__(self, grad_inputs: tuple[Tensor | None, ...], grad_outputs: Any) -> None:
+        try:
+            self.sum.add(grad_inputs[self.position])
+        except Exception as error:
+            where = f"{self.sum.port.path}:{self.sum.port.port}{self.sum.slot}"
+            self.sum.taker.recorder.ledger.failed("skipped_tensors", f"recording {where}", error)
+
+
+class Noted(NamedTuple):
+    """What is known of a call before it runs: where its inputs lie in the graph, and which node is the newest."""
+
+    owner: object
+    edges: dict[str, Edge]
+    since: int
+
+
+class InputEdges(threading.local):
+    """The calls that are running in this thread and whose input gradients are wanted, innermost last.
+
+    They are noted before forward, because an in-place forward moves its input to another place in the graph.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[Noted] = []
+
+    def note(self, owner: object, given: list[tuple[str, Tensor]]) -> None:
+        """Before a call."""
+        enabled = torch.is_grad_enabled()
+        edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
+        self.running.append(Noted(owner, edges, torch.autograd._get_sequence_nr() if edges else 0))
+
+    def recall(self, owner: object) -> Noted | None:
+        """After it. What an interrupted call left on top is dropped."""
+        for position in range(len(self.running) - 1, -1, -1):
+            if self.running[position].owner is owner:
+                noted = self.running[position]
+                del self.running[position:]
+                return noted
+        return None
+
+
+def await_outputs(taker: Taker, steps: Steps, ports: list[Port], output: Any, step: OpenStep, call: int) -> None:
+    """Arrange for the gradients of what a module returned to be recorded when backward reaches it."""
+    wanted = [port for port in ports if step.armed & port.bits]
+    if not wanted:
+        return
+    found = [(slot, t) for slot, t in tensors_in(output) if t.requires_grad] if torch.is_grad_enabled() else []
+    for port in wanted:
+        port.note = _why(bool(found), "its output")
+        for slot, tensor in found:
+            await_one(taker, steps, port, slot, tensor, step, call)
+
+
+def await_one(
+    taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int
+) -> None:
+    """Arrange for the gradient of one tensor to be recorded."""
+    node = tensor.grad_fn
+    if node is None:
+        leaf = LeafHook(taker, steps, port, slot, step, call)
+        leaf.put_on(tensor)
+        taker.leaves.append(leaf)
+        return
+    hook = NodeHook(taker, steps, port, slot, step, call)
+    hook.index = tensor.output_nr
+    node.register_prehook(hook)
+
+
+def await_inputs(
+    taker: Taker, steps: Steps, ports: list[Port], noted: Noted, output: Any, step: OpenStep, call: int
+) -> None:
+    """Arrange for the gradients of a module's inputs to be recorded, under every name the module has."""
+    roots = [t.grad_fn for _, t in tensors_in(output) if t.grad_fn is not None] if noted.edges else []
+    found = _senders(set(noted.edges.values()), roots, noted.since)
+    handed_on = any(root in {node for node, _ in noted.edges.values()} for root in roots)
+    for port in ports:
+        port.note = _HANDED_ON if handed_on else _why(bool(noted.edges), "its input")
+        for slot, edge in noted.edges.items():
+            if edge in found:
+                Sum(taker, steps, port, slot, step, call).expect(found[edge])
+
+
+def _why(needed: bool, what: str) -> str:
+    if not torch.is_grad_enabled():
+        return _SWITCHED_OFF
+    return _NO_BACKWARD if needed else f"{what} {_NOT_NEEDED}"
+
+
+def _senders(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:
+    """For each target edge, the nodes behind the outputs that send along it, and at which position."""
+    found: dict[Edge, list[Edge]] = {}
+    for node in _nodes(roots, since):
+        for position, edge in enumerate(node.next_functions):
+            if edge in targets:
+                found.setdefault(edge, []).append((node, position))
+    return found
+
+
+def _nodes(roots: list[Any], since: int) -> Iterator[Any]:
+    """The nodes behind the outputs that were made since, which are those that the forward added."""
+    seen: set[Any] = set()
+    queue = [node for node in roots if node._sequence_nr() >= since]
+    while queue and len(seen) < _MOST_NODES:
+        node = queue.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            queue.extend(next_ for next_, _ in node.next_functions if next_ and next_._sequence_nr() >= since)

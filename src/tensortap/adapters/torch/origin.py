@@ -1,0 +1,290 @@
+"""Where a NaN or an infinity was born: the module, the operation in it, its line, its inputs, and why.
+
+Forward: modules are watched as they run; the first to finish with finite inputs and a non-finite output is run
+under a function mode that looks at every operation. Backward: every node of the graph is watched; the first with
+finite gradients coming in and non-finite ones going out is the origin.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tensortap.adapters.results import Origin, Seen
+from tensortap.adapters.torch.capture import as_step
+from tensortap.adapters.torch.domain import why
+from tensortap.adapters.torch.state import preserved
+from tensortap.adapters.torch.walk import inputs_in, tensors_in
+from tensortap.reduce.summary import summarize
+
+_TORCH: Final = str(Path(torch.__file__).parent)
+_OURS: Final = str(Path(__file__).parents[2])
+_SILENT: Final = frozenset(("__get__", "__set__", "size", "dim", "stride", "numel", "is_contiguous", "shape"))
+
+
+def locate(model: nn.Module, batch: Any) -> Origin | None:
+    """Run a step (forward and backward) and find the first non-finite value; the model is left as it was."""
+    run = as_step(model, batch)
+    with preserved(model) as restore:
+        restore()
+        forward = _watch_forward(model, run)
+        if forward is not None:
+            restore()
+            return _look_inside(model, run, *forward)
+        restore()
+        return _watch_backward(model, run)
+
+
+def explain(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
+    """Run one module again on inputs that gave a non-finite output; RNG and module are left as they were."""
+    with preserved(module) as restore, torch.no_grad():
+        restore()
+        with _Operations(path, module) as operations:
+            module.forward(*args, **kwargs)
+    return operations.origin
+
+
+def _watch_forward(model: nn.Module, run: Callable[[], Any]) -> tuple[str, nn.Module, int] | None:
+    """The first module to finish with finite inputs and a non-finite output, and which of its calls that was."""
+    found: list[tuple[str, nn.Module, int]] = []
+    calls: dict[nn.Module, int] = {}
+    names = {module: path for path, module in model.named_modules()}
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        call = calls[module] = calls.get(module, -1) + 1
+        if not found and not _finite(output) and _finite((args, kwargs)):
+            found.append((names[module], module, call))
+
+    with _hooks([module.register_forward_hook(after, with_kwargs=True) for module in names]):
+        try:
+            run()
+        except Exception:  # what the user's step does with a NaN is not our business here
+            if not found:
+                raise
+    return found[0] if found else None
+
+
+def _look_inside(model: nn.Module, run: Callable[[], Any], path: str, module: nn.Module, call: int) -> Origin:
+    """Run again, this time looking at every operation while that module runs for that time."""
+    operations = _Operations(path, module)
+    calls = [-1]
+    given: list[Seen] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[0] += 1
+        if calls[0] == call:
+            given.extend(Seen(slot, _summary(t)) for slot, t in inputs_in(module.forward, args, kwargs))
+            operations.__enter__()
+
+    def after(_: nn.Module, args: Any, output: Any) -> None:
+        if calls[0] == call and operations.entered:
+            operations.__exit__(None, None, None)
+
+    with (
+        _hooks(
+            [
+                module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+                module.register_forward_hook(after, always_call=True, prepend=True),
+            ]
+        ),
+        _ignored(),
+    ):
+        run()
+    return operations.origin or Origin(
+        "forward", path, type(module).__name__, call=call, inputs=tuple(given), why=_bad_weights(module)
+    )
+
+
+class _Operations(TorchFunctionMode):
+    """Looks at every operation for the first that makes a non-finite value out of finite ones."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        super().__init__()
+        self.path = path
+        self.module = module
+        self.origin: Origin | None = None
+        self.entered = False
+
+    def __enter__(self) -> _Operations:
+        self.entered = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.entered = False
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.origin is not None or getattr(function, "__name__", "") in _SILENT:
+            return function(*args, **kwargs)
+        tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
+        given = [Seen(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
+        copies = [t.clone() if isinstance(t, Tensor) else t for t in args]
+        output = function(*args, **kwargs)
+        if not _finite(output) and all(seen.summary.nan == 0 and seen.summary.posinf == 0 for seen in given):
+            self._found(function, given, copies, kwargs, output)
+        return output
+
+    def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
+        bad = next(t for _, t in tensors_in(output) if not _finite(t))
+        with torch._C.DisableTorchFunction():
+            reason = _bad_weights(self.module) or why(function, args, kwargs, bad)
+        self.origin = Origin(
+            "forward",
+            self.path,
+            type(self.module).__name__,
+            operation=_name(function),
+            source=_source(traceback.extract_stack()),
+            inputs=tuple(given),
+            output=_summary(bad),
+            why=reason,
+        )
+
+
+def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
+    """The first node that turns finite gradients into non-finite ones, and the module whose forward made it."""
+    owners: list[tuple[int, int, str, str]] = []
+    started: list[int] = []
+    found: list[Origin] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        started.append(torch._C._autograd._get_sequence_nr())
+
+    names = {module: path for path, module in model.named_modules()}
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        first = started.pop()
+        owners.append((first, torch._C._autograd._get_sequence_nr(), names[module], type(module).__name__))
+
+    def at_node(node: Any, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
+        if found or _finite(list(outgoing)) or not _finite(list(incoming)):
+            return
+        path, kind = _owner(owners, node._sequence_nr())
+        seen = tuple(Seen(f"[{i}]", _summary(g)) for i, g in enumerate(incoming) if g is not None)
+        bad = next(g for g in outgoing if g is not None and not _finite(g))
+        found.append(
+            Origin(
+                "backward", path, kind, operation=node.name(), source=_forward_source(node), inputs=seen,
+                output=_summary(bad), why=_backward_why(node),
+            )
+        )  # fmt: skip
+
+    handles = [m.register_forward_pre_hook(before, prepend=True) for m in names]
+    handles += [m.register_forward_hook(after, always_call=True) for m in names]
+    with _hooks(handles), torch.autograd.set_detect_anomaly(True, check_nan=False), _backward_watched(at_node):
+        run()
+    return found[0] if found else None
+
+
+@contextmanager
+def _backward_watched(at_node: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> Iterator[None]:
+    """Put hooks on the graph of whatever backward is called on, while the block runs."""
+    original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        for node in _graph([t.grad_fn for _, t in tensors_in(tensors)]):
+            node.register_hook(lambda outgoing, incoming, node=node: at_node(node, outgoing, incoming))
+        original(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+def _graph(roots: list[Any]) -> Iterator[Any]:
+    seen: set[Any] = set()
+    queue = [root for root in roots if root is not None]
+    while queue:
+        node = queue.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            queue.extend(n for n, _ in node.next_functions if n is not None)
+
+
+def _owner(owners: list[tuple[int, int, str, str]], number: int) -> tuple[str, str]:
+    """The innermost module whose forward made the node; nothing for code outside all modules."""
+    inside = [(last - first, path, kind) for first, last, path, kind in owners if first <= number < last]
+    if not inside:
+        return "(outside the model)", ""
+    _, path, kind = min(inside)
+    return path, kind
+
+
+def _backward_why(node: Any) -> str:
+    name = node.name()
+    if name.startswith("Sqrt"):
+        return "the derivative of sqrt at 0 is infinite"
+    if name.startswith(("Log", "Div", "Reciprocal", "Rsqrt")):
+        return "the derivative divides by a value that is 0 or too small"
+    if name.startswith(("LinalgVectorNorm", "Norm")):
+        return "the derivative of a norm at 0 is not defined"
+    if name.startswith("Pow"):
+        return "the derivative of the power at 0 is infinite"
+    return ""
+
+
+def _forward_source(node: Any) -> str:
+    """The line that made a node, which anomaly mode notes as text."""
+    lines = node.metadata.get("traceback_", [])
+    frames = [line.strip() for line in lines if _TORCH not in line and _OURS not in line]
+    if not frames:
+        return ""
+    place, _, code = frames[-1].partition("\n")
+    parts = place.replace('File "', "").replace('", line ', ":").partition(", in ")
+    return f"{parts[0]}  {code.strip()}"
+
+
+def _source(stack: traceback.StackSummary) -> str:
+    """The innermost line that is neither PyTorch's nor ours."""
+    for frame in reversed(stack):
+        if not frame.filename.startswith((_TORCH, _OURS)):
+            return f"{frame.filename}:{frame.lineno}  {frame.line}"
+    return ""
+
+
+def _bad_weights(module: nn.Module) -> str:
+    bad = [name for name, p in module.named_parameters() if not _finite(p)]
+    return f"its parameter {bad[0]} is not finite" if bad else ""
+
+
+def _finite(value: Any) -> bool:
+    return all(not t.is_floating_point() or bool(torch.isfinite(t).all()) for _, t in tensors_in(value))
+
+
+def _summary(tensor: Tensor) -> Any:
+    with torch._C.DisableTorchFunction():
+        return summarize(tensor, histogram=False)
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__name__", function)).strip("_")
+
+
+@contextmanager
+def _hooks(handles: list[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _ignored() -> Iterator[None]:
+    try:
+        yield
+    except Exception:  # the first run showed what there is to see; the user's own error comes from their own step
+        return

@@ -1,0 +1,49 @@
+"""Everything a run of a model can change, kept and put back."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@contextmanager
+def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
+    """Gives a function that puts parameters, buffers, gradients, modes and random states back, and calls it at the end."""
+    state = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
+    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    modes = {module: module.training for module in model.modules()}
+    seeds = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+
+    def restore() -> None:
+        with torch.no_grad():
+            for name, tensor in _state(model).items():
+                _put_back(tensor, state[name])
+        for name, parameter in model.named_parameters():
+            kept = gradients[name]
+            parameter.grad = None if kept is None else kept.clone()
+        for module, training in modes.items():
+            module.training = training
+        torch.set_rng_state(seeds[0])
+        random.setstate(seeds[1])
+        np.random.set_state(seeds[2])
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _put_back(tensor: Tensor, kept: Tensor) -> None:
+    """Only what has changed is written, so that nobody's saved tensors are touched for nothing."""
+    if tensor.shape != kept.shape or not torch.equal(tensor, kept):
+        tensor.copy_(kept)
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
+    return found | {f"buffer {name}": b for name, b in model.named_buffers()}
