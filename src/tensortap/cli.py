@@ -171,13 +171,58 @@ def doctor(as_json: bool) -> None:
         draw_checks(found)
 
 
+@cli.command(context_settings={"allow_interspersed_args": False})
+@click.option("--sites", multiple=True, metavar="PATTERN", help="What to observe (default: the output of every leaf).")
+@click.option("--every", type=click.IntRange(1), metavar="N", default=1, help="Observe every N-th step only.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="WHAT",
+    help="stats, histogram, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two).",
+)
+@click.option("--to", metavar="RUN", help="The folder to write (default: a new one in runs/).")
+@click.option("--resume", is_flag=True, help="Go on with the run that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the run that is there.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.argument("target", metavar="SCRIPT")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(**options: Any) -> None:  # fmt: skip
+    """Run a PyTorch script as `python` would, and observe the models in it.
+
+    The script needs no edit. What follows its name is the script's own.
+    """
+    from tensortap.script.observe import Plan, Session
+
+    Session(Plan(**options)).run()
+
+
 def main() -> None:
     """The entry point."""
+    if sys.argv[1:2] == ["run"]:
+        run_script(sys.argv[2:])
     codecs.register_error("tensortap", _plainer)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="tensortap")  # type: ignore[union-attr]
     cli.main(prog_name="tensortap")
+
+
+def run_script(words: list[str]) -> None:
+    """`run` past click and past our streams, warnings and exit codes: the script has Python's."""
+    from tensortap.script.observe import Plan, Session
+
+    try:
+        with run.make_context("tensortap run", words) as context:
+            session = Session(Plan(**context.params))
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (TensortapError, OSError) as error:
+        sys.exit(_explain(error))
+    session.run()
+    sys.exit()
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:

@@ -67,15 +67,15 @@ class Tap:
 
     def see(self, value: Any, name: str) -> None:
         """Record a value under a name of your own."""
-        point = self._points.get(name, _UNKNOWN)
-        if point is _UNKNOWN:
-            point = self._points[name] = self._decide(name)
-        step = self._current()
         try:
+            if self._adapter is not None and self._adapter.named(name, value):
+                return
+            point = self._points.get(name, _UNKNOWN)
+            if point is _UNKNOWN:
+                point = self._points[name] = self._decide(name)
+            step = self._current()
             if point is not None and step.armed & point.probes:
                 self.recorder.observe(point, buffer_of(value), value, step=step)
-            if self._adapter is not None:
-                self._adapter.named(name, value)
         except Exception as error:
             self.recorder.ledger.failed("skipped_values", f"recording {name!r}", error)
 
@@ -114,6 +114,9 @@ class Tap:
         if self._adapter is not None:
             self._adapter.arm()
 
+    def _left_open(self) -> list[OpenStep]:
+        return [] if self._adapter is None else self._adapter.left_open()
+
     def _current(self) -> OpenStep:
         return self.recorder.current if self._adapter is None else self._adapter.current()
 
@@ -141,6 +144,8 @@ class Tap:
             return
         self._closed = True
         _ACTIVE.discard(self)
+        for step in self._left_open():
+            self._close_step({}, step)
         if self.recorder.current.table.rows:
             self._close_step({})
         self._report_unseen()
@@ -276,13 +281,13 @@ def _rank() -> int:
 
 
 def _next_step(folder: RunFolder | None) -> int:
-    steps = open_run(str(folder)).steps if folder is not None else []
-    return steps[-1] + 1 if steps else 0
+    """The number after the last step that left anything: one that a crash cut short is not begun again."""
+    return open_run(str(folder)).last_step + 1 if folder is not None else 0
 
 
 def _number(name: str, value: Any) -> float:
     try:
-        return float(value)
+        return float(value.detach() if hasattr(value, "detach") else value)
     except (TypeError, ValueError) as error:
         raise ProbeError(f"the metric {name}={value!r} is no number ({error}); write step({name}=float(...))") from None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.probes import Probe
@@ -28,6 +28,7 @@ class Clock(Protocol):
         """Whether the user closes steps with `tap.step()`."""
 
 
+@runtime_checkable
 class Adapter(Protocol):
     """Puts taps on one model and takes them off again."""
 
@@ -144,7 +145,9 @@ def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
 
 
 def adapter_for(model: Any, **options: Any) -> Adapter:
-    """The adapter that knows a model."""
+    """The adapter that knows a model; an adapter stands for itself."""
+    if isinstance(model, Adapter):
+        return model
     found: Adapter | None = part_for(model, "adapter").adapt(model, **options)
     if found is None:
         raise UnsupportedError(_unknown(model))

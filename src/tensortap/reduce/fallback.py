@@ -437,7 +437,7 @@ def append(
     for name, value in zip(_ROW, values, strict=True):
         getattr(table, name)[i] = value
     _put_bit(table.recomputed, i, bool(recomputed))
-    _put_bit(table.defined, i, values[0] > nonfinite)
+    _put_bit(table.defined, i, values[0] > nonfinite and not math.isnan(values[5]))  # a meta tensor has none
     _put_bit(table.hist_valid, i, hist_counts is not None)
     table.hist_offset[i] = hist_offset
     _extend(table, "hist_ends", "hist_counts", "hist", i, () if hist_counts is None else hist_counts)

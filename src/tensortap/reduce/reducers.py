@@ -1,4 +1,4 @@
-"""What to keep of a tensor: statistics, a histogram, quantiles, a sample, chosen rows, everything, your own number."""
+"""What to keep of a tensor: statistics, histogram, quantiles, a sample, rows, all of it, units, your own number."""
 
 from __future__ import annotations
 
@@ -91,6 +91,32 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True)
+class Units:
+    """How active each unit was: the share of its elements that are not zero, and their mean magnitude.
+
+    >>> units().pick(np.array([[0.0, 2.0], [0.0, 4.0]]), "fc:output")
+    array([[0., 1.],
+           [0., 3.]], dtype=float32)
+    """
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return "units"
+
+    def pick(self, array: Array, place: str) -> Array | None:  # noqa: D102
+        if not array.ndim or not array.size:
+            return None
+        axis = 1 if array.ndim in (4, 5) else array.ndim - 1  # images have channels, everything else has features
+        others = tuple(i for i in range(array.ndim) if i != axis)
+        if array.dtype.kind not in "fc" or array.dtype.itemsize < 4:
+            array = array.astype(np.float32)  # no |-128| in int8, no sums in half precision
+        each = array.size // array.shape[axis]
+        with np.errstate(over="ignore", invalid="ignore"):
+            size = np.abs(array).sum(axis=others, dtype=np.float64) / each
+            return np.stack([np.count_nonzero(array, axis=others) / each, size]).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Custom:
     """A function of the user's: tensor in; a number, a dict of numbers or a small array out."""
 
@@ -98,7 +124,7 @@ class Custom:
     name: str
 
 
-Reducer = Stats | Histogram | Quantiles | Sample | Rows | Full | Custom
+Reducer = Stats | Histogram | Quantiles | Sample | Rows | Full | Units | Custom
 
 
 def stats() -> Stats:
@@ -142,6 +168,14 @@ def full() -> Full:
     return Full()
 
 
+def units() -> Units:
+    """Keep for each unit the share of elements that are not zero and the mean magnitude, as an array (2, units).
+
+    Units are the channels (axis 1) of tensors with four or five axes, otherwise the entries of the last axis.
+    """
+    return Units()
+
+
 def as_reducers(keep: Any) -> tuple[Reducer, ...]:
     """The `keep=` argument of a probe as reducers: one or several, functions among them."""
     if keep is None:
@@ -158,8 +192,8 @@ def _as_reducer(item: Any) -> Reducer:
     if callable(item):
         return Custom(item, getattr(item, "__name__", type(item).__name__))
     raise ProbeError(
-        f"cannot keep {item!r}; keep= takes stats(), histogram(), quantiles(...), sample(n), rows([...]), full() "
-        "or a function of the tensor"
+        f"cannot keep {item!r}; keep= takes stats(), histogram(), quantiles(...), sample(n), rows([...]), full(), "
+        "units() or a function of the tensor"
     )
 
 
@@ -170,6 +204,7 @@ _FACTORIES: dict[Any, str] = {
     sample: "sample(256)",
     rows: "rows([0, 2])",
     full: "full()",
+    units: "units()",
 }
 
 

@@ -32,7 +32,7 @@ from tensortap.store.sources import (
     tail_table,
 )
 from tensortap.store.tensors import Array, TensorKey
-from tensortap.store.vault import Vault
+from tensortap.store.vault import Held, Vault
 from tensortap.types import COUNTS, STATISTICS, Place
 
 _OF_SUMMARY = ("dtype", "numel", *COUNTS, *STATISTICS)
@@ -92,6 +92,13 @@ class Run:
             for first, last, stride in outline.steps:
                 found.update(range(first, last + 1, stride))
         return sorted(found)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that left anything, be it only a metric or a tensor; −1 when none did."""
+        said = [int(state.get("last_step", -1)) for state in self._states()]
+        kept = settled(lambda: [held.key.step for held in self._vault.all(self.ranks)])
+        return max([-1, *said, *kept, *self.steps, *self.metrics()["step"].to_pylist()])
 
     @property
     def counts(self) -> dict[str, int]:
@@ -171,9 +178,16 @@ class Run:
         """Every kept tensor, by step."""
         chosen = None if sites is None else {p._replace(op="") for p in places_matching(sites, self.places)}
         wanted = step_test(steps)
-        for key in settled(lambda: [held.key for held in self._vault.all(self.ranks)]):
+        for key, read in settled(lambda: list(self._vault.all(self.ranks))):
             if wanted(key.step) and (chosen is None or key.place in chosen):
-                yield key, settled(lambda key=key: self._vault.get(key))  # type: ignore[misc]
+                try:
+                    yield key, read()
+                except FileNotFoundError:  # sealed or folded away since it was listed
+                    yield key, settled(lambda key=key: self._vault.get(key))  # type: ignore[misc]
+
+    def kept(self, step: int) -> list[Held]:
+        """What was kept of tensors at a step, each with how to read it: for choosing among them before reading."""
+        return settled(lambda: [h for h in self._vault.all(self.ranks, step) if h.key.step == step])
 
     def sql(self, query: str) -> Any:
         """Ask DuckDB about the tables `records` and `metrics`; the answer is a `pyarrow.Table`."""

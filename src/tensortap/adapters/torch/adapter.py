@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.torch import modules
-from tensortap.adapters.torch.hooks import ForwardHook, await_gradient
-from tensortap.adapters.torch.hookset import FusedSet, HookSet
-from tensortap.adapters.torch.params import ParameterTaps
+from tensortap.adapters.torch import modules, unseen
+from tensortap.adapters.torch.gradients import InputEdges
+from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook
+from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
+from tensortap.adapters.torch.names import NamedValues
+from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker
+from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
 
-FUSED = "ran fused inside nn.TransformerEncoderLayer; watch(..., fast_path='leave') shows it, with other rounding"
-NEVER = "never ran"
-COMPILED = "lies in a compiled region"
+_FAST_PATHS: Final = ("keep", "leave")
+Puts = list[Callable[[nn.Module], RemovableHandle]]
 
 
 def adapt(model: Any, **options: Any) -> TorchAdapter | None:
@@ -33,16 +38,21 @@ class TorchAdapter:
     """Taps on one module tree. It holds no reference that would keep the model alive."""
 
     def __init__(self, root: nn.Module, *, fast_path: str = "keep") -> None:
+        if fast_path not in _FAST_PATHS:
+            raise UnsupportedError(f"fast_path={fast_path!r} is neither 'keep' nor 'leave'")
         self.fast_path = fast_path
         self._root = weakref.ref(root)
         self._ports: list[Port] = []
         self._handles: list[RemovableHandle] = []
         self._sets: list[HookSet] = []
-        self._named: dict[str, Port | None] = {}
+        self._edges = InputEdges()
 
     def candidates(self) -> list[Candidate]:
         """Every module and parameter that can be tapped."""
-        return modules.candidates_of(self._model())
+        root = self._model()
+        if modules.is_scripted(root):
+            raise UnsupportedError(f"the {type(root).__name__} given to watch() cannot be watched: {modules.SCRIPTED}")
+        return modules.candidates_of(root)
 
     def untappable(self) -> dict[str, str]:
         """What TorchScript owns."""
@@ -58,17 +68,16 @@ class TorchAdapter:
         root = self._model()
         self._recorder, self._wanted = recorder, wanted
         self._taker = taker or Taker(recorder)
-        self._finder = StepFinder(recorder, clock)
-        self._handles = [
-            root.register_forward_pre_hook(RootBefore(self._finder, self.arm), prepend=True),
-            root.register_forward_hook(RootAfter(self._finder), always_call=True),
-        ]
-        fused = {path: FusedSet(layer) for path, layer in modules.encoder_layers(root)} if self._keeps() else {}
+        self._finder = StepFinder(recorder, clock, self._collecting)
+        self._names = NamedValues(self._taker, self._finder, wanted)
+        self._handles = _put_on_root(root, RootBefore(self._finder, self.arm), RootAfter(self._finder))
+        fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
-        for module, hook, paths in self._hooks(root):
-            next((layer for path, layer in fused.items() if _within(paths, path)), plain).add(module, hook)
+        for module, puts, bits, paths in self._hooks(root):
+            next((hooks for path, hooks in fused.items() if _within(paths, path)), plain).add(module, puts, bits, paths)
         self._sets = [plain, *fused.values()]
         self._parameters = self._attach_parameters(root)
+        self._compiled = unseen.compiled_frames()
         self.arm()
 
     def arm(self) -> None:
@@ -84,7 +93,9 @@ class TorchAdapter:
         for hooks in self._sets:
             hooks.take_off()
         self._parameters.remove()
-        self._handles, self._sets = [], []
+        for leaf in self._taker.leaves:
+            leaf.take_off()
+        self._handles, self._sets, self._taker.leaves = [], [], []
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -96,27 +107,32 @@ class TorchAdapter:
         self.arm()
         return before
 
+    def left_open(self) -> list[OpenStep]:
+        """Other threads' steps that still wait for a backward."""
+        return self._finder.left_open()
+
     def closing(self, step: OpenStep) -> None:
         """Take parameters and gradients that no optimizer step has shown."""
-        if step.armed and step is self._recorder.current:
-            self._parameters.take_unstepped(step)
-        self._finder.closed()
+        if step is self._recorder.current:
+            self._parameters.take_rest(step)
+        done = [leaf for leaf in self._taker.leaves if leaf.step is step]
+        if done:
+            self._taker.leaves = [leaf for leaf in self._taker.leaves if leaf.step is not step]
+            for leaf in done:
+                leaf.take_off()
+        self._finder.closed(step)
 
-    def named(self, name: str, value: Any) -> None:
-        """The gradient of a value the user named."""
-        if name not in self._named:
-            self._named[name] = self._wanted.of(self._recorder, name, "grad_output")
-        port = self._named[name]
-        if port is not None and isinstance(value, Tensor) and self.current().armed & port.bits:
-            await_gradient(self._taker, self.current, port.point(""), value)
+    def named(self, name: str, value: Any) -> bool:
+        """A value the user named, and its gradient."""
+        return is_compiling() or self._names.see(name, value)
 
     def unseen(self) -> dict[str, str]:
-        """Modules and ports that were wanted but never seen."""
-        silent = [port for port in self._ports if not port.points]
-        fused = {
-            path for hooks in self._sets if isinstance(hooks, FusedSet) and hooks.was_fused for path in hooks.paths
-        }
-        return {f"{port.path}:{port.port}": FUSED if port.path in fused else NEVER for port in silent}
+        """Modules, ports and names that were wanted but never seen."""
+        if self._finder.lost and any(port.seen for port in self._ports):
+            self._recorder.ledger.warn("root", unseen.NOT_CALLED)
+        fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
+        found = unseen.explain(self._ports, self._root(), fused, self._compiled)
+        return found | self._names.unseen()
 
     def _model(self) -> nn.Module:
         root = self._root()
@@ -124,11 +140,11 @@ class TorchAdapter:
             raise ReferenceError("the watched model is gone")
         return root
 
-    def _keeps(self) -> bool:
-        return self.fast_path == "keep" and not isinstance(self._model(), nn.TransformerEncoderLayer)
+    def _fused_set(self, layer: nn.TransformerEncoderLayer) -> HookSet:
+        return FusedSet(layer) if self.fast_path == "keep" else OpenedSet(layer, self._recorder.ledger)
 
-    def _hooks(self, root: nn.Module) -> Iterable[tuple[nn.Module, ForwardHook, list[str]]]:
-        """One hook for each module that a probe wants, with all the module's names."""
+    def _hooks(self, root: nn.Module) -> Iterable[tuple[nn.Module, Puts, int, list[str]]]:
+        """For each module that a probe wants: how to put its hooks on, for which probes, and all its names."""
         names: dict[nn.Module, list[str]] = {}
         for path, module in modules.modules_of(root):
             if not modules.is_scripted(module):
@@ -140,15 +156,30 @@ class TorchAdapter:
                 if (found := [p for path in paths if (p := self._port(path, kind)) is not None])
             }
             if ports:
-                yield module, ForwardHook(self._taker, self._finder.current, ports), paths
+                bits = 0
+                for port in (port for group in ports.values() for port in group):
+                    bits |= port.bits
+                yield module, self._puts(ports), bits, paths
+
+    def _puts(self, ports: dict[str, list[Port]]) -> Puts:
+        if list(ports) == ["output"] and len(ports["output"]) == 1:
+            return [partial(_put_after, hook=OutputHook(self._taker, self._finder, ports["output"][0]))]
+        before = BeforeHook(self._taker, self._finder, ports, self._edges)
+        after = AfterHook(self._taker, self._finder, ports, before)
+        puts: Puts = [partial(_put_before, hook=before)] if before.bits else []
+        return [*puts, partial(_put_after, hook=after, always_call=bool(before.grad_inputs))]
 
     def _attach_parameters(self, root: nn.Module) -> ParameterTaps:
-        parameters = modules.parameters_of(root)
+        owners = modules.owners_of(root)
         ports = {
-            kind: [port for name in parameters if (port := self._port(name, kind)) is not None]
+            kind: [port for name in owners if (port := self._port(name, kind)) is not None]
             for kind in modules.PARAMETER_PORTS
         }
-        return ParameterTaps(self._taker, self._finder.current, parameters, ports, self._finder.optimizer_stepped)
+        tell = Stepping(self._finder.optimizer_starts, self._finder.optimizer_stepped)
+        return ParameterTaps(self._taker, self._finder, owners, ports, tell)
+
+    def _collecting(self) -> bool:
+        return self._parameters.any_gradient()
 
     def _port(self, path: str, kind: str) -> Port | None:
         port = self._wanted.of(self._recorder, path, kind)
@@ -158,4 +189,31 @@ class TorchAdapter:
 
 
 def _within(paths: Iterable[str], layer: str) -> bool:
-    return any(path == layer or path.startswith(f"{layer}.") for path in paths)
+    return not layer or any(path == layer or path.startswith(f"{layer}.") for path in paths)
+
+
+def _put_before(module: nn.Module, hook: BeforeHook) -> RemovableHandle:
+    return module.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def _put_after(module: nn.Module, hook: Any, always_call: bool = False) -> RemovableHandle:
+    return module.register_forward_hook(hook, always_call=always_call)
+
+
+def _put_on_root(root: nn.Module, before: RootBefore, after: RootAfter) -> list[RemovableHandle]:
+    if any(path == "" for path, _ in modules.encoder_layers(root)):
+        # Any hook on the layer itself would switch its fused path off: see all modules, and pick out this one.
+        only = weakref.ref(root)
+        return [
+            register_module_forward_pre_hook(partial(_only, only, before)),
+            register_module_forward_hook(partial(_only, only, after), always_call=True),
+        ]
+    return [
+        root.register_forward_pre_hook(before, prepend=True),
+        root.register_forward_hook(after, always_call=True),
+    ]
+
+
+def _only(root: weakref.ref[nn.Module], hook: Callable[..., None], module: nn.Module, *rest: Any) -> None:
+    if module is root():
+        hook(module, *rest)

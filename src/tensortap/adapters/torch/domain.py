@@ -6,20 +6,24 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
+from tensortap import text
 from torch import Tensor
 
-from tensortap import text
-
 _LOGARITHMS: Final = frozenset(("log", "log2", "log10"))
-_QUOTIENTS: Final = frozenset(("div", "true_divide", "divide", "__truediv__", "__rtruediv__", "__rdiv__", "div_"))
+_QUOTIENTS: Final = frozenset(("div", "true_divide", "divide", "truediv", "rtruediv", "rdiv"))
 _INVERSES: Final = frozenset(("reciprocal", "rsqrt"))
-_EXPONENTIALS: Final = frozenset(("exp", "exp2", "expm1", "sinh", "cosh", "pow", "__pow__", "square"))
+_EXPONENTIALS: Final = frozenset(("exp", "exp2", "expm1", "sinh", "cosh", "pow", "rpow", "square"))
 _ROOTS: Final = frozenset(("sqrt", "rsqrt"))
+
+
+def operation_name(function: Callable[..., Any]) -> str:
+    """An operation's plain name: `add_` and `__add__` are `add`."""
+    return str(getattr(function, "__name__", function)).strip("_")
 
 
 def why(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], output: Tensor) -> str:
     """One sentence, or nothing when it is not known."""
-    name = getattr(function, "__name__", str(function)).removesuffix("_")
+    name = operation_name(function)
     tensors = [t for t in args if isinstance(t, Tensor) and t.is_floating_point()]
     if name in _LOGARITHMS and tensors:
         return _of_logarithm(name, tensors[0])
@@ -45,7 +49,7 @@ def _of_logarithm(name: str, given: Tensor) -> str:
 def _of_quotient(name: str, args: Sequence[Any]) -> str:
     if len(args) < 2:
         return ""
-    above, below = (args[1], args[0]) if name.startswith("__r") else (args[0], args[1])
+    above, below = (args[1], args[0]) if name.startswith("r") else (args[0], args[1])
     zero = torch.as_tensor(below) == 0
     if not zero.any():
         return ""

@@ -9,6 +9,7 @@ they send along it.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -31,7 +32,9 @@ Edge = tuple[Any, int]
 
 
 class Steps(Protocol):
-    """Whose step it is now."""
+    """Whose step it is now. While `spread` is False it is the tap's current one, and nobody need be asked."""
+
+    spread: bool
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -65,6 +68,7 @@ class NodeHook(Awaited):
     """Sits before the node that made a tensor and sees the gradient that arrives for it."""
 
     __slots__ = ("index",)
+    index: int  # among the node's outputs
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         """During backward."""
@@ -76,7 +80,8 @@ class NodeHook(Awaited):
 class LeafHook(Awaited):
     """Sits on a tensor that no node made. It would stay there for ever, so it goes when the step closes."""
 
-    __slots__ = ("__weakref__", "handle", "tensor")
+    __slots__ = ("bare", "handle", "tensor")
+    __torch_unserializable__ = True  # saving the tensor need not warn of it
 
     def __call__(self, gradient: Tensor | None) -> None:
         """During backward."""
@@ -85,14 +90,16 @@ class LeafHook(Awaited):
 
     def put_on(self, tensor: Tensor) -> None:
         """Register; `take_off` leaves the tensor as it was."""
-        self.tensor = tensor
+        self.bare = tensor._backward_hooks is None
+        self.tensor = weakref.ref(tensor)
         self.handle = tensor.register_hook(self)  # type: ignore[no-untyped-call]
 
     def take_off(self) -> None:
         """Remove, with the empty dict that PyTorch would leave."""
         self.handle.remove()
-        if not self.tensor._backward_hooks:
-            self.tensor._backward_hooks = None
+        tensor = self.tensor()
+        if tensor is not None and self.bare and not tensor._backward_hooks:
+            tensor._backward_hooks = None
 
 
 class Sum(Awaited):
@@ -114,7 +121,7 @@ class Sum(Awaited):
         if task != self.task:
             self.task, self.left, self.total = task, self.edges, None
             if self.edges > 1:
-                torch.autograd.Variable._execution_engine.queue_callback(self.finish)  # type: ignore[attr-defined]
+                torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.left -= 1
         if gradient is not None:
             with torch.no_grad():
@@ -124,7 +131,7 @@ class Sum(Awaited):
 
     def finish(self) -> None:
         """Record what has come."""
-        total, self.total, self.task = self.total, None, -1 if self.left > 0 else self.task
+        total, self.total = self.total, None
         if total is not None:
             self.arrived(total)
 
@@ -167,7 +174,7 @@ class InputEdges(threading.local):
         """Before a call."""
         enabled = torch.is_grad_enabled()
         edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
-        self.running.append(Noted(owner, edges, torch.autograd._get_sequence_nr() if edges else 0))
+        self.running.append(Noted(owner, edges, _newest() if edges else 0))
 
     def recall(self, owner: object) -> Noted | None:
         """After it. What an interrupted call left on top is dropped."""
@@ -177,6 +184,10 @@ class InputEdges(threading.local):
                 del self.running[position:]
                 return noted
         return None
+
+
+def _newest() -> int:
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def await_outputs(taker: Taker, steps: Steps, ports: list[Port], output: Any, step: OpenStep, call: int) -> None:
@@ -191,9 +202,7 @@ def await_outputs(taker: Taker, steps: Steps, ports: list[Port], output: Any, st
             await_one(taker, steps, port, slot, tensor, step, call)
 
 
-def await_one(
-    taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int
-) -> None:
+def await_one(taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int) -> None:
     """Arrange for the gradient of one tensor to be recorded."""
     node = tensor.grad_fn
     if node is None:

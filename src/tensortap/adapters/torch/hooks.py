@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Port
-from tensortap.adapters.torch.gradients import InputEdges, await_inputs, await_outputs
+from tensortap.adapters.torch.gradients import InputEdges, Steps, await_inputs, await_outputs
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.recorder import OpenStep, Point
@@ -19,15 +19,6 @@ from tensortap.recorder import OpenStep, Point
 backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
-
-
-class Steps(Protocol):
-    """Whose step it is now. While `spread` is False it is the tap's current one, and nobody need be asked."""
-
-    spread: bool
-
-    def current(self) -> OpenStep:
-        """The calling thread's step."""
 
 
 class Hook:
@@ -49,10 +40,10 @@ class Leftover(Hook):
     def __call__(self, module: nn.Module, *rest: Any) -> None:
         """Before or after the copy's forward."""
         for part in module.modules():
-            for hooks, *notes in (
-                (part._forward_pre_hooks, part._forward_pre_hooks_with_kwargs),
-                (part._forward_hooks, part._forward_hooks_with_kwargs, part._forward_hooks_always_called),
-            ):
+            notes: list[dict[int, Any]] = [
+                part._forward_pre_hooks_with_kwargs, part._forward_hooks_with_kwargs, part._forward_hooks_always_called
+            ]  # fmt: skip
+            for hooks in (part._forward_pre_hooks, part._forward_hooks):
                 for key in [key for key, hook in hooks.items() if isinstance(hook, Leftover)]:
                     for entries in (hooks, *notes):
                         entries.pop(key, None)

@@ -2,56 +2,68 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
+from collections.abc import Callable
+from typing import Any, Final
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.torch.hooks import ForwardHook
+from tensortap.adapters.torch.hooks import Hook
+from tensortap.ledger import Ledger
+
+LEFT: Final = (
+    "nn.TransformerEncoderLayer does not run fused while it is watched inside (fast_path='leave'): its outputs differ "
+    "by rounding from those of the fused path"
+)
 
 
 class HookSet:
-    """Forward hooks and the modules they belong to. Keeps no module alive."""
+    """Hooks and the modules they belong to. Keeps no module alive."""
 
     def __init__(self) -> None:
         self.bits = 0
-        self._hooks: list[tuple[weakref.ref[nn.Module], ForwardHook]] = []
+        self.paths: set[str] = set()
+        self._hooks: list[tuple[weakref.ref[nn.Module], Callable[[nn.Module], RemovableHandle]]] = []
         self._handles: list[RemovableHandle] = []
+        self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._hooks)
-
-    @property
-    def paths(self) -> set[str]:
-        """The names of the modules in it."""
-        return {port.path for _, hook in self._hooks for port in hook.ports()}
-
-    def add(self, module: nn.Module, hook: ForwardHook) -> None:
-        """One more hook, not yet on."""
-        self._hooks.append((weakref.ref(module), hook))
-        self.bits |= hook.bits
+    def add(
+        self, module: nn.Module, puts: list[Callable[[nn.Module], RemovableHandle]], bits: int, paths: list[str]
+    ) -> None:
+        """One more module; each of `puts` registers one hook on it."""
+        self._hooks += [(weakref.ref(module), put) for put in puts]
+        self.bits |= bits
+        self.paths.update(paths)
 
     def adjust(self, armed: int) -> None:
         """On while one of its probes is armed, otherwise off."""
         if not armed & self.bits:
             self.take_off()
         elif not self._handles:
-            self._handles = [
-                module.register_forward_hook(hook, with_kwargs=True)
-                for ref, hook in self._hooks
-                if (module := ref()) is not None
-            ]
+            with self._lock:
+                self._handles = self._handles or self._put()
 
     def take_off(self) -> None:
         """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        if self._handles:
+            with self._lock:
+                handles, self._handles = self._handles, []
+            for handle in handles:
+                handle.remove()
+
+    def _put(self) -> list[RemovableHandle]:
+        return [put(module) for ref, put in self._hooks if (module := ref()) is not None]
 
 
 class FusedSet(HookSet):
-    """The hooks in and on a TransformerEncoderLayer: any of them would switch its fused path off."""
+    """The hooks in and on a TransformerEncoderLayer: any of them would switch its fused path off.
+
+    They are off while the layer may run fused. Whoever calls it, and when: a guard on the layer itself takes them
+    off in time, for the layer looks for hooks only after its pre-hooks have run.
+    """
 
     def __init__(self, layer: nn.TransformerEncoderLayer) -> None:
         super().__init__()
@@ -61,12 +73,58 @@ class FusedSet(HookSet):
     def adjust(self, armed: int) -> None:
         """Off also while the layer may run fused."""
         layer = self._layer()
-        fused = layer is not None and _may_fuse(layer)
-        self.was_fused |= fused and bool(armed & self.bits)
+        fused = layer is not None and may_fuse(layer)
+        if fused and armed & self.bits:
+            self.was_fused = True
         super().adjust(0 if fused else armed)
 
+    def _put(self) -> list[RemovableHandle]:
+        layer = self._layer()
+        guard = [] if layer is None else [layer.register_forward_pre_hook(_Guard(self), prepend=True)]
+        return guard + super()._put()
 
-def _may_fuse(layer: nn.TransformerEncoderLayer) -> bool:
-    if layer.training:
+
+class OpenedSet(HookSet):
+    """The same hooks where the user prefers to see inside: the layer does not run fused, which is said once."""
+
+    def __init__(self, layer: nn.TransformerEncoderLayer, ledger: Ledger) -> None:
+        super().__init__()
+        self._layer = weakref.ref(layer)
+        self._ledger = ledger
+
+    def adjust(self, armed: int) -> None:
+        """On while one of its probes is armed."""
+        super().adjust(armed)
+        layer = self._layer()
+        if self._handles and layer is not None and may_fuse(layer):
+            self._ledger.warn("fast_path", LEFT)
+
+
+class _Guard(Hook):
+    """Sits before an encoder layer that runs in the open, in case it now runs fused."""
+
+    __slots__ = ("hooks",)
+
+    def __init__(self, hooks: FusedSet) -> None:
+        self.hooks = hooks
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if not torch.compiler.is_compiling() and isinstance(module, nn.TransformerEncoderLayer) and may_fuse(module):
+            self.hooks.was_fused = True
+            self.hooks.take_off()
+
+
+def may_fuse(layer: nn.TransformerEncoderLayer) -> bool:
+    """Whether the layer's next call may take the fused path: what its forward asks, as far as it is known before."""
+    if layer.training or not torch.backends.mha.get_fastpath_enabled():
         return False
-    return not (torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()))
+    if torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()):
+        return False
+    attention = layer.self_attn
+    return not (
+        not attention.batch_first
+        or attention.in_proj_bias is None
+        or attention.num_heads % 2
+        or not getattr(layer, "activation_relu_or_gelu", True)
+        or layer.norm1.eps != layer.norm2.eps
+    )

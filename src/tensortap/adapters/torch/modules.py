@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
 from torch import nn
 
+from tensortap.adapters.torch.params import Owner
 from tensortap.sites import Candidate
 
 MODULE_PORTS: Final = ("output", "input", "grad_output", "grad_input")
 PARAMETER_PORTS: Final = ("param", "grad", "update")
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
+COMPILED: Final = "lies in a compiled region, where hooks do not run"
+BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
+
+_TRACED: Final = torch.jit._trace.TopLevelTracedModule
 
 
 def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every module under every name it has, the root under the empty one."""
-    return root.named_modules(remove_duplicate=False)
+    yield from root.named_modules(remove_duplicate=False)
 
 
-def parameters_of(root: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter under every name it has."""
-    return dict(root.named_parameters(remove_duplicate=False))
+def owners_of(root: nn.Module) -> dict[str, Owner]:
+    """Every parameter under every name it has, by where it hangs."""
+    return {
+        f"{path}.{name}" if path else name: Owner(weakref.ref(module), name)
+        for path, module in modules_of(root)
+        for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
 
 
 def candidates_of(root: nn.Module) -> list[Candidate]:
@@ -32,7 +43,7 @@ def candidates_of(root: nn.Module) -> list[Candidate]:
         for path, module in modules_of(root)
         if not is_scripted(module)
     ]
-    return found + [Candidate(name, ("Parameter",), PARAMETER_PORTS) for name in parameters_of(root)]
+    return found + [Candidate(name, ("Parameter",), PARAMETER_PORTS) for name in owners_of(root)]
 
 
 def untappable(root: nn.Module) -> dict[str, str]:
@@ -40,9 +51,29 @@ def untappable(root: nn.Module) -> dict[str, str]:
     return {path: SCRIPTED for path, module in modules_of(root) if is_scripted(module)}
 
 
+def why_unseen(root: nn.Module, path: str) -> str:
+    """Why a module's hooks never ran, where its place in the tree tells."""
+    found = [(root, "")]
+    for name in path.split(".") if path else []:
+        found.append((getattr(found[-1][0], name), name))
+    if any(is_compiled(module) for module, _ in found):
+        return COMPILED
+    for (parent, _), (_, name) in itertools.pairwise(found):
+        if isinstance(parent, nn.MultiheadAttention) and name == "out_proj":
+            return BY_WEIGHT
+        if is_scripted(parent):
+            return SCRIPTED
+    return ""
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calls of the module run what torch.compile made of it."""
+    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+
+
 def is_scripted(module: nn.Module) -> bool:
     """Whether TorchScript owns the module (a traced root is the exception: it takes hooks)."""
-    return isinstance(module, torch.jit.ScriptModule) and not isinstance(module, torch.jit.TopLevelTracedModule)
+    return isinstance(module, torch.jit.ScriptModule) and not isinstance(module, _TRACED)
 
 
 def tree_of(root: nn.Module) -> list[dict[str, Any]]:
@@ -64,4 +95,5 @@ def _types(module: nn.Module) -> tuple[str, ...]:
 
 def encoder_layers(root: nn.Module) -> list[tuple[str, nn.TransformerEncoderLayer]]:
     """The layers that have a fused path in inference, which any hook in or on them would switch off."""
-    return [(path, m) for path, m in modules_of(root) if isinstance(m, nn.TransformerEncoderLayer)]
+    fused = nn.TransformerEncoderLayer
+    return [(path, m) for path, m in modules_of(root) if isinstance(m, fused) and type(m).forward is fused.forward]

@@ -7,22 +7,23 @@ finite gradients coming in and non-finite ones going out is the origin.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+import torch
 from tensortap.adapters.results import Origin, Seen
 from tensortap.adapters.torch.capture import as_step
-from tensortap.adapters.torch.domain import why
+from tensortap.adapters.torch.domain import operation_name, why
 from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
+from torch import Tensor, nn
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OURS: Final = str(Path(__file__).parents[2])
@@ -129,21 +130,22 @@ class _Operations(TorchFunctionMode):
             return function(*args, **kwargs)
         tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
         given = [Seen(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
-        copies = [t.clone() if isinstance(t, Tensor) else t for t in args]
+        copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
         output = function(*args, **kwargs)
-        if not _finite(output) and all(seen.summary.nan == 0 and seen.summary.posinf == 0 for seen in given):
+        sound = all(seen.summary.nan == 0 and seen.summary.posinf == 0 for seen in given)
+        if sound and not _finite(output) and not _asked_for(args, kwargs):
             self._found(function, given, copies, kwargs, output)
         return output
 
     def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
         bad = next(t for _, t in tensors_in(output) if not _finite(t))
         with torch._C.DisableTorchFunction():
-            reason = _bad_weights(self.module) or why(function, args, kwargs, bad)
+            reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
         self.origin = Origin(
             "forward",
             self.path,
             type(self.module).__name__,
-            operation=_name(function),
+            operation=operation_name(function),
             source=_source(traceback.extract_stack()),
             inputs=tuple(given),
             output=_summary(bad),
@@ -255,6 +257,11 @@ def _source(stack: traceback.StackSummary) -> str:
     return ""
 
 
+def _asked_for(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the user gave the infinity as a number: masking with −inf is no fault."""
+    return any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
+
+
 def _bad_weights(module: nn.Module) -> str:
     bad = [name for name, p in module.named_parameters() if not _finite(p)]
     return f"its parameter {bad[0]} is not finite" if bad else ""
@@ -267,10 +274,6 @@ def _finite(value: Any) -> bool:
 def _summary(tensor: Tensor) -> Any:
     with torch._C.DisableTorchFunction():
         return summarize(tensor, histogram=False)
-
-
-def _name(function: Any) -> str:
-    return str(getattr(function, "__name__", function)).strip("_")
 
 
 @contextmanager

@@ -1,45 +1,66 @@
-"""Parameters, their final gradients and their updates, taken when the optimizer steps.
+"""Parameters, their gradients and their updates, taken when the optimizer steps.
 
 The optimizers' global hooks need no reference to the user's optimizer. What they show is what the optimizer uses:
-accumulated over micro-batches, unscaled by a GradScaler, and clipped if the user clips.
+gradients summed over the micro-batches, unscaled where a GradScaler is in use, and clipped where the user clips
+between backward and `optimizer.step()` (by an optimizer's own pre-step hook: before it). With a closure it is the
+gradient of its last evaluation. Where nothing steps, it is what `.grad` holds when the step closes.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tensortap.adapters.base import Port
+from tensortap.adapters.torch.gradients import Steps
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.recorder import OpenStep
 from tensortap.table import Value
+
+FROZEN: Final = "requires no gradient"
+NO_GRADIENT: Final = "no gradient reached it"
+NO_OPTIMIZER: Final = "no optimizer stepped it"
+
+
+class Owner(NamedTuple):
+    """Where a parameter hangs. The parameter itself may be replaced."""
+
+    module: weakref.ref[nn.Module]
+    name: str
+
+    def parameter(self) -> nn.Parameter | None:
+        """The parameter as it is now, if it is there and has a shape."""
+        found = getattr(self.module(), self.name, None)
+        return found if isinstance(found, nn.Parameter) and not is_lazy(found) else None
+
+
+class Stepping(NamedTuple):
+    """What the steps are told about optimizers."""
+
+    starts: Callable[[Any], None]
+    stepped: Callable[[], None]
 
 
 class ParameterTaps:
     """Watches the parameters that probes want, and tells when an optimizer that owns one of ours has stepped."""
 
     def __init__(
-        self,
-        taker: Taker,
-        steps: Callable[[], OpenStep],
-        parameters: dict[str, nn.Parameter],
-        ports: dict[str, list[Port]],
-        stepped: Callable[[], None],
+        self, taker: Taker, steps: Steps, owners: dict[str, Owner], ports: dict[str, list[Port]], tell: Stepping
     ) -> None:
         self._taker = taker
         self._steps = steps
-        self._stepped = stepped
-        self._ours = weakref.WeakSet[Any]()
-        self._named = {name: weakref.ref(p) for name, p in parameters.items()}
-        self._ids = {id(p) for p in parameters.values()}
+        self._owners = owners
         self._ports = ports
+        self._tell = tell
+        self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._before: dict[str, Tensor] = {}
-        self._taken: OpenStep | None = None
+        self._taken: set[str] = set()
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -51,62 +72,98 @@ class ParameterTaps:
             handle.remove()
         self._before.clear()
 
-    def take_unstepped(self, step: OpenStep) -> None:
-        """A step that ends without an optimizer: what the parameters and gradients are now."""
-        if self._taken is not step:
-            self._take(step)
+    def take_rest(self, step: OpenStep) -> None:
+        """The step ends: parameters and gradients that no optimizer has shown, as they are now."""
+        self._take("param", step, skip=self._taken)
+        self._take("grad", step, skip=self._taken)
+        self._taken.clear()
+
+    def any_gradient(self) -> bool:
+        """Whether there are gradients that a further backward would add to."""
+        parameters = (owner.parameter() for owner in self._owners.values())
+        return any(p.grad is not None for p in parameters if p is not None)
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if not self._owns(optimizer):
-            return
-        step = self._steps()
-        if step.armed:
-            self._take(step)
-            self._remember(step)
+        try:
+            if self._owns(optimizer):
+                closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+                self._tell.starts(closure)
+                self._observe(optimizer, self._steps.current(), gradients=closure is None)
+        except Exception as error:
+            self._failed(error)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if self._owns(optimizer):
-            if self._before:
-                self._take_updates(self._steps())
-            self._stepped()
+        try:
+            if self._owns(optimizer):
+                step = self._steps.current()
+                if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
+                    self._take("grad", step, _ids(optimizer))
+                if self._before:
+                    self._take_updates(step)
+                self._tell.stepped()
+        except Exception as error:
+            self._failed(error)
 
     def _owns(self, optimizer: Any) -> bool:
-        if optimizer in self._ours:
-            return True
-        if any(id(p) in self._ids for group in optimizer.param_groups for p in group["params"]):
-            self._ours.add(optimizer)
-            return True
-        return False
+        known = self._known.get(optimizer)
+        if known is None:
+            ids = _ids(optimizer)
+            known = any(id(owner.parameter()) in ids for owner in self._owners.values())
+            self._known[optimizer] = known
+        return known
 
-    def _take(self, step: OpenStep) -> None:
-        self._taken = step
-        for port in self._wanted("param", step):
-            parameter = self._named[port.path]()
-            if parameter is not None:
-                self._taker.take(port.point(""), parameter, step)
-        for port in self._wanted("grad", step):
-            parameter = self._named[port.path]()
-            if parameter is not None and parameter.grad is not None:
-                self._taker.take(port.point(""), parameter.grad, step)
+    def _observe(self, optimizer: Any, step: OpenStep, gradients: bool) -> None:
+        if not any(step.armed & port.bits for group in self._ports.values() for port in group):
+            return
+        ids = _ids(optimizer)
+        self._take("param", step, ids)
+        if gradients:
+            self._take("grad", step, ids, scale=getattr(optimizer, "grad_scale", None))
+        for port, parameter in self._wanted("update", step, ids):
+            self._before[port.path] = parameter.detach().clone()
 
-    def _remember(self, step: OpenStep) -> None:
-        for port in self._wanted("update", step):
-            parameter = self._named[port.path]()
-            if parameter is not None:
-                self._before[port.path] = parameter.detach().clone()
+    def _take(
+        self,
+        kind: str,
+        step: OpenStep,
+        ids: set[int] | None = None,
+        scale: Tensor | None = None,
+        skip: Iterable[str] = (),
+    ) -> None:
+        for port, parameter in self._wanted(kind, step, ids):
+            tensor = parameter.grad if kind == "grad" else parameter
+            name = f"{port.path}:{kind}"
+            if tensor is None:
+                port.note = NO_GRADIENT if parameter.requires_grad else FROZEN
+            elif name not in skip:
+                # Fused optimizers divide by the scale themselves, inside the step.
+                self._taker.take(port.point(""), tensor if scale is None else tensor.detach() / scale, step)
+                if ids is not None:
+                    self._taken.add(name)
 
     def _take_updates(self, step: OpenStep) -> None:
         """The change of each parameter, with its size relative to the parameter as `ratio`."""
-        for port in self._wanted("update", step):
-            parameter, old = self._named[port.path](), self._before.pop(port.path, None)
-            if parameter is None or old is None:
+        before, self._before = self._before, {}
+        for port, parameter in self._wanted("update", step, None):
+            old = before.pop(port.path, None)
+            if old is None:
                 continue
-            change = torch.sub(parameter.detach(), old)
-            row = self._taker.take(port.point(""), change, step)
+            row = self._taker.take(port.point(""), parameter.detach() - old, step)
             if row >= 0:
                 size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(old))
                 step.table.values.append(Value(row, "ratio", size / norm if norm else float("inf"), port.bits))
-        self._before.clear()
 
-    def _wanted(self, kind: str, step: OpenStep) -> list[Port]:
-        return [port for port in self._ports.get(kind, ()) if step.armed & port.bits]
+    def _wanted(self, kind: str, step: OpenStep, ids: set[int] | None) -> Iterable[tuple[Port, nn.Parameter]]:
+        """The armed ports of a kind with their parameters; with `ids` only those among them."""
+        for port in self._ports.get(kind, ()):
+            if step.armed & port.bits:
+                parameter = self._owners[port.path].parameter()
+                if parameter is not None and (ids is None or id(parameter) in ids):
+                    yield port, parameter
+
+    def _failed(self, error: Exception) -> None:
+        self._taker.recorder.ledger.failed("skipped_tensors", "observing an optimizer's step", error)
+
+
+def _ids(optimizer: Any) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}

@@ -2,123 +2,225 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+from collections.abc import Callable
+from types import FrameType
 from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Clock
-from tensortap.adapters.torch.hooks import Hook
+from tensortap.adapters.torch.hooks import Hook, backward_task
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.recorder import OpenStep, Recorder
 
 _MANY: Final = 64
+_MOST_MARKS: Final = 8
+_CALL: Final = nn.Module._call_impl.__code__
+
+
+class Lane:
+    """One thread's place in the steps. `step` is its own one; the home thread has none, it uses the tap's."""
+
+    __slots__ = ("backward", "depth", "micro", "span", "step", "stepped", "stepping", "thread", "used")
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread()
+        self.step: OpenStep | None = None
+        self.span = False  # the user has said where the step begins and ends
+        self.depth = 0
+        self.stepping = False  # inside an optimizer's step, which calls the root by a closure
+        self.reset()
+
+    def reset(self) -> None:
+        """A step was closed."""
+        self.used = False  # the open step has seen a call of the root
+        self.backward = False
+        self.stepped = False
+        self.micro = 0
 
 
 class StepFinder:
     """A new call of the root closes the step before it, unless that one is still collecting gradients.
 
-    Threads other than the one that attached (a server's workers) have steps of their own: one call, one step.
+    The thread that calls the root first is at home: its steps are the tap's. Other threads (a server's workers) have
+    steps of their own, which end with the call unless a backward may follow.
     """
 
-    def __init__(self, recorder: Recorder, clock: Clock) -> None:
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, clock: Clock, collecting: Callable[[], bool] = lambda: True) -> None:
+        self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
+        self._called = False
+        self.recorder = recorder
         self._clock = clock
-        self._home = threading.get_ident()
+        self._collecting = collecting
         self._local = threading.local()
-        self._used = False  # the open step has seen a call of the root
-        self._backward = False
-        self._stepped = False
-        self._micro = 0
-        self.spread = False  # other threads have been seen, so each lookup must ask whose step it is
+        self._home: int | None = None  # the thread
+        self._home_lane = Lane()
+        self._others: dict[int, Lane] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def lost(self) -> bool:
+        """Whether nothing has shown where steps begin and end."""
+        return not self._called and not self._clock.explicit
 
     def current(self) -> OpenStep:
         """The step that what is seen now belongs to."""
-        if self.spread:
-            own: OpenStep | None = getattr(self._local, "step", None)
-            if own is not None:
-                return own
-        return self._recorder.current
+        lane: Lane | None = getattr(self._local, "lane", None) if self.spread else None
+        return self.recorder.current if lane is None or lane.step is None else lane.step
 
     def enter(self, own: OpenStep | None) -> OpenStep | None:
         """Give this thread a step of its own (or take it away); what it had before."""
         self.spread = True
-        before: OpenStep | None = getattr(self._local, "step", None)
-        self._local.step = own
+        lane = self._lane()
+        if not lane.span:
+            self._end(lane)
+        before = lane.step
+        lane.step, lane.span = own, own is not None
         return before
+
+    def left_open(self) -> list[OpenStep]:
+        """Steps of other threads that still wait for a backward."""
+        return [lane.step for lane in list(self._others.values()) if lane.step is not None and not lane.span]
 
     def root_called(self, root: nn.Module) -> None:
         """Before the root's forward. Calls within a call, and recomputation, belong to the step that is open."""
-        depth = self._local.depth = getattr(self._local, "depth", 0) + 1
-        if depth > 1 or torch._C._current_graph_task_id() != -1:
+        lane = self._lane()
+        lane.depth += 1
+        if (lane.depth > 1 and _running_twice(root)) or backward_task() != -1:
             return
-        if getattr(self._local, "step", None) is None:
-            if threading.get_ident() != self._home:
-                self._local.alone = self._recorder.open()
-                self.enter(self._local.alone)
-            elif not self._clock.explicit:
-                self._next()
-        self.current().phase = "train" if root.training else "eval"
+        lane.depth = 1
+        self._called = True
+        if not lane.span:
+            self._begin(lane)
+        step = self.current()
+        if root.training:
+            step.phase = "train"
+        elif not step.phase:
+            step.phase = "eval"
 
     def root_returned(self, output: Any) -> None:
         """After the root's forward, also when it failed."""
-        self._local.depth = depth = getattr(self._local, "depth", 1) - 1
-        alone: OpenStep | None = getattr(self._local, "alone", None)
-        if depth:
+        lane = self._lane()
+        lane.depth = max(0, lane.depth - 1)
+        if lane.depth or lane.span:
             return
-        if alone is not None:
-            self._local.alone = None
-            self.enter(None)
-            self._clock.advance(alone)
-        elif torch.is_grad_enabled():
-            self._mark(output)
+        awaits = torch.is_grad_enabled() and self._mark(output, lane)
+        if lane is not self._home_lane and not awaits and backward_task() == -1:
+            self._end(lane)
 
-    def _mark(self, output: Any) -> None:
-        for _, tensor in tensors_in(output):
-            if tensor.requires_grad and not tensor.is_leaf:
-                tensor.register_hook(_Mark(self))
-                return
-
-    def backward_ran(self) -> None:
-        """A gradient has come back to what the root returned."""
-        self._backward = True
+    def optimizer_starts(self, closure: Any) -> None:
+        """A closure calls the root inside the optimizer's step, and that is where the next step begins."""
+        lane = self._lane()
+        if closure is None:
+            return
+        if lane is self._home_lane and (lane.stepped or lane.stepping) and not self._clock.explicit:
+            self._clock.advance()
+        lane.stepping = True
 
     def optimizer_stepped(self) -> None:
         """The optimizer has used the gradients."""
-        self._stepped = True
+        lane = self._lane()
+        lane.stepped, lane.stepping = True, False
 
-    def closed(self) -> None:
+    def closed(self, step: OpenStep) -> None:
         """A step was closed, by whomever."""
-        self._used = self._backward = self._stepped = False
-        self._micro = 0
+        if step is self.recorder.current:
+            self._home_lane.reset()
+            return
+        for lane in list(self._others.values()):
+            if lane.step is step and not lane.span:
+                lane.step = None
+                lane.reset()
 
-    def _next(self) -> None:
-        collecting = self._backward and not self._stepped
-        if self._used and not collecting:
-            self._clock.advance()
+    def _lane(self) -> Lane:
+        lane: Lane | None = getattr(self._local, "lane", None)
+        if lane is None:
+            lane = self._local.lane = Lane()
+        return lane
+
+    def _begin(self, lane: Lane) -> None:
+        ident = threading.get_ident()
+        with self._lock:
+            if self._home is None:
+                self._home = ident
+        if ident == self._home:
+            self._home_lane = lane
+            if not self._clock.explicit:
+                self._next(lane)
+            return
+        self._others_begin(lane)
+        self._next(lane)
+        if lane.step is None:
+            lane.step = self.recorder.open()
+
+    def _others_begin(self, lane: Lane) -> None:
+        """Steps of threads that are gone will see no more."""
+        self.spread = True
+        ident = threading.get_ident()
+        with self._lock:
+            gone = [i for i, other in self._others.items() if other is not lane and _is_gone(i, other, ident)]
+            ended = [self._others.pop(i) for i in gone]
+            self._others[ident] = lane
+        for other in ended:
+            self._end(other)
+
+    def _next(self, lane: Lane) -> None:
+        collecting = lane.backward and not lane.stepped and (lane.stepping or self._collecting())
+        if lane.used and not collecting:
+            self._clock.advance(lane.step)
         elif collecting:
-            self._backward = False
-            self._micro += 1
-            if self._micro == _MANY:
-                self._recorder.ledger.warn(
+            lane.backward = False
+            lane.micro += 1
+            if lane.micro == _MANY:
+                self.recorder.ledger.warn(
                     "micro-batches",
                     f"{_MANY} calls with a backward but no optimizer step were taken as micro-batches of one step; if "
                     "they are steps of their own, close each with tap.step()",
                 )
-        self._used = True
+        lane.used = True
+
+    def _end(self, lane: Lane) -> None:
+        step, lane.step = lane.step, None
+        lane.reset()
+        if step is not None:
+            self._clock.advance(step)
+
+    def _mark(self, output: Any, lane: Lane) -> bool:
+        """Ask to be told when backward reaches what the root returned; False when it never will."""
+        nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
+        for node in list(nodes)[:_MOST_MARKS]:
+            node.register_prehook(_Mark(lane))
+        return bool(nodes)
 
 
-class _Mark(Hook):
+def _is_gone(ident: int, lane: Lane, own: int) -> bool:
+    return ident == own or not lane.thread.is_alive()
+
+
+def _running_twice(root: nn.Module) -> bool:
+    """Whether a call of the root is running inside another. Ctrl-C in a notebook ends calls without telling hooks."""
+    frame: FrameType | None = sys._getframe(1)
+    running = 0
+    while frame is not None:
+        running += frame.f_code is _CALL and frame.f_locals.get("self") is root
+        frame = frame.f_back
+    return running > 1
+
+
+class _Mark:
     """Notes that backward reached the root's output."""
 
-    __slots__ = ("finder",)
+    __slots__ = ("lane",)
 
-    def __init__(self, finder: StepFinder) -> None:
-        self.finder = finder
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
 
-    def __call__(self, gradient: Any) -> None:
-        self.finder.backward_ran()
+    def __call__(self, gradients: Any) -> None:
+        self.lane.backward = True
 
 
 class RootBefore(Hook):
@@ -126,14 +228,19 @@ class RootBefore(Hook):
 
     __slots__ = ("finder", "prepare")
 
-    def __init__(self, finder: StepFinder, prepare: Any) -> None:
+    def __init__(self, finder: StepFinder, prepare: Callable[[], None]) -> None:
         self.finder = finder
         self.prepare = prepare
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if not torch.compiler.is_compiling():
+        """Before the forward."""
+        if is_compiling():
+            return
+        try:
             self.finder.root_called(module)
             self.prepare()
+        except Exception as error:
+            self.finder.recorder.ledger.failed("step_errors", "beginning a step", error)
 
 
 class RootAfter(Hook):
@@ -145,5 +252,10 @@ class RootAfter(Hook):
         self.finder = finder
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():
+        """After the forward, or after its failure."""
+        if is_compiling():
+            return
+        try:
             self.finder.root_returned(output)
+        except Exception as error:
+            self.finder.recorder.ledger.failed("step_errors", "ending a step", error)

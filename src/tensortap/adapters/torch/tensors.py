@@ -11,7 +11,7 @@ from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.types import DTYPES, Buffer
 
 CODES: Final = {getattr(torch, d.name): d.code for d in DTYPES if hasattr(torch, d.name)}
-_NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 4, 0.0, 0.0)
+_NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 
@@ -19,10 +19,11 @@ _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 class Taker:
     """Records tensors. `take` is what every hook ends in."""
 
-    __slots__ = ("hist", "recorder")
+    __slots__ = ("hist", "leaves", "recorder")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
         self.hist = recorder.histogram_probes
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
@@ -32,13 +33,14 @@ class Taker:
             return -1
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
-                shape = tensor.shape
+                shape, table, want = tensor.shape, step.table, armed & self.hist != 0
                 # Lazy negation comes with views of complex numbers, of which only single elements are contiguous.
                 if (shape and shape[-1] != 1) or not tensor.is_neg():
-                    return step.table.record(
-                        point.key, armed, armed & self.hist != 0, recomputed,
-                        CODES[tensor.dtype], tensor.data_ptr(), shape, None,
-                    )  # fmt: skip
+                    code, address = CODES[tensor.dtype], tensor.data_ptr()
+                    row = table._append(point.key, armed, want, recomputed, code, address, shape, None)
+                    if row >= 0:
+                        return row
+                    return table.record(point.key, armed, want, recomputed, code, address, shape, None)
         except Exception:
             pass  # it has no plain memory after all: sparse, quantised, nested, wrapped by vmap
         return self._take_any(point, tensor, step, armed, recomputed)

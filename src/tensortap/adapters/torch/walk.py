@@ -33,12 +33,18 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         for key, item in value.items():
             yield (f".{key}" if isinstance(key, str) else f"[{key!r}]"), item
     elif isinstance(value, (tuple, list)):
-        names = getattr(value, "_fields", None)
+        names = _field_names(type(value))
         for i, item in enumerate(value):
             yield (f".{names[i]}" if names else f"[{i}]"), item
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             yield f".{field.name}", getattr(value, field.name, None)
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The names of a named tuple's entries, `torch.return_types.max` and its like included."""
+    names = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and getattr(kind, "__match_args__", None))
+    return names or None
 
 
 def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:

@@ -1,0 +1,68 @@
+"""Values that the user names with `tensortap.tap(x, "my/value")`: outputs of no module, and their gradients.
+
+Names are known only when they turn up. A pattern that is to wait for one must have a slash in it (`"my/value"`,
+`"my/value:grad_output"`, `"my/*"`); one without would be taken for a misspelt module. `"**"` finds named values too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from tensortap.adapters.base import Port, Wanted
+from tensortap.adapters.torch.gradients import Steps, await_outputs
+from tensortap.adapters.torch.hooks import backward_task
+from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.walk import tensors_in
+from tensortap.recorder import OpenStep
+from tensortap.sites import Candidate
+
+PORTS: Final = ("output", "grad_output")
+NO_VALUE: Final = "no value of this name was tapped"
+
+
+class _Name(NamedTuple):
+    output: Port | None
+    gradient: Port | None
+
+
+class NamedValues:
+    """Sees the values that the user names."""
+
+    def __init__(self, taker: Taker, steps: Steps, wanted: Wanted) -> None:
+        self._taker = taker
+        self._steps = steps
+        self._wanted = wanted
+        self._known: dict[str, _Name] = {}
+
+    def see(self, name: str, value: Any) -> bool:
+        """Record the tensors in a value and await their gradients. False when there is none."""
+        known = self._known.get(name)
+        if known is None:
+            known = self._known[name] = self._decide(name)
+        tensors = list(tensors_in(value))
+        step = self._steps.current()
+        if known.output is not None and step.armed & known.output.bits:
+            for slot, tensor in tensors:
+                self._taker.take(known.output.point(slot), tensor, step, backward_task() != -1)
+        if known.gradient is not None:
+            await_outputs(self._taker, self._steps, [known.gradient], value, step, self._count(known.gradient, step))
+        return bool(tensors)
+
+    def unseen(self) -> dict[str, str]:
+        """Patterns that could only mean named values, and found none."""
+        seen = [Candidate(name, (), PORTS) for name in self._known]
+        waiting = [p for probe in self._wanted.probes for p in probe.patterns if p.is_op and p.kind == "path"]
+        return {p.text: NO_VALUE for p in waiting if not any(p.matches(c, port) for c in seen for port in PORTS)}
+
+    def _decide(self, name: str) -> _Name:
+        candidate = Candidate(name, (), PORTS)
+        return _Name(*(self._wanted.of_late(self._taker.recorder, candidate, port) for port in PORTS))
+
+    @staticmethod
+    def _count(port: Port, step: OpenStep) -> int:
+        key = (port, torch._C._current_graph_task_id() != -1)
+        call = step.calls.get(key, 0)
+        step.calls[key] = call + 1
+        return call

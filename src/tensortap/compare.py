@@ -1,0 +1,122 @@
+"""Two models, one batch: both recorded from one random state, and the runs held against each other."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from tensortap.adapters.base import adapter_for, part_for
+from tensortap.diff import Diff, diff
+from tensortap.diff.align import Renames
+from tensortap.errors import UnsupportedError
+from tensortap.probes import Probe, probe
+from tensortap.reduce.reducers import Array, Full, Histogram, Reducer, Sample, Stats
+from tensortap.sites import Candidate, Pattern
+from tensortap.watch import watch
+
+LARGE: Final = 1 << 18  # elements; of a larger tensor a sample is kept
+SAMPLE: Final = 1 << 16
+_GRADIENTS: Final = frozenset(("grad_output", "grad_input", "grad", "update"))
+Choice = Probe | str | Pattern | Callable[[Candidate], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class _Small(Full):
+    """The whole of a tensor that is not large."""
+
+    def pick(self, array: Array, place: str) -> Array | None:  # type: ignore[override]
+        return None if array.size > LARGE else Full.pick(self, array, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _OfLarge(Sample):
+    """A sample of a large tensor, at positions that do not depend on the site's name: names may differ."""
+
+    def pick(self, array: Array, place: str) -> Array | None:  # type: ignore[override]
+        return Sample.pick(self, array, "") if array.size > LARGE else None
+
+    def __str__(self) -> str:
+        return f"Sample(n={self.n}, seed={self.seed}, place='')"
+
+
+KEEP: Final[tuple[Reducer, ...]] = (Stats(), Histogram(), _Small(), _OfLarge(SAMPLE))
+
+
+def compare(
+    model_a: Any, model_b: Any, batch: Any, *probes: Choice, map: Renames = None,
+    rtol: float | None = None, atol: float | None = None,
+) -> Diff:  # fmt: skip
+    """Call two models with one batch and say where they first part.
+
+    >>> import torch, tensortap as tt
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())
+    >>> bool(tt.compare(model, model, torch.ones(2, 4)))
+    True
+
+    `batch` is the one argument, a tuple of arguments or a dict of keyword arguments. Without `probes` the outputs of
+    all modules and the parameters are compared, element by element (of large tensors a sample); a probe for gradients
+    adds a backward pass from the mean of the outputs. Both start from the random state that there is, which afterwards
+    is what it was, and so are the models. A function whose values are named with `tap(x, "name")` is a model too.
+    """
+    with tempfile.TemporaryDirectory(prefix="tensortap-compare-") as folder:
+        paths = [f"{folder}/{name}" for name in "ab"]
+        for model, path in zip((model_a, model_b), paths, strict=True):
+            _record(model, batch, probes, path)
+        names = (getattr(model, "__name__", type(model).__name__) for model in (model_a, model_b))
+        return replace(diff(*paths, map=map, rtol=rtol, atol=atol), a=next(names), b=next(names))
+
+
+def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None:
+    if not _is_model(model):
+        with _same_random(), watch(*_chosen(probes, ["**"]), to=path, strict=True) as tap:
+            _call(model, batch)
+            tap.step()
+        return
+    candidates = adapter_for(model).candidates()
+    default = ["**", *(["**:param"] if any("param" in c.ports for c in candidates) else [])]
+    chosen = _chosen(probes, default)
+    backward = any(pattern.ports & _GRADIENTS for p in chosen for pattern in p.patterns)
+    with part_for(model, "compare").untouched(model, backward) as run:
+        with _same_random(), watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
+            run(batch)
+            tap.step()
+
+
+def _is_model(model: Any) -> bool:
+    try:
+        part_for(model, "compare")
+    except UnsupportedError:
+        if not callable(model):
+            raise
+        return False
+    return True
+
+
+def _chosen(probes: Sequence[Choice], default: Sequence[Choice]) -> list[Probe]:
+    """The user's probes as they are, bare patterns with elements kept."""
+    given = probes or default
+    bare = [item for item in given if not isinstance(item, Probe)]
+    return [*([probe(*bare, keep=KEEP)] if bare else []), *(item for item in given if isinstance(item, Probe))]
+
+
+def _call(function: Callable[..., Any], batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return function(**batch)
+    return function(*batch) if isinstance(batch, tuple) else function(batch)
+
+
+@contextmanager
+def _same_random() -> Iterator[None]:
+    """Python's and NumPy's generators, put back."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -1,0 +1,43 @@
+"""The same tensor seen twice: what a container returns is what its last module returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from tensortap.diagnose.snapshot import Site
+
+_SIDE: Final = {"output": "forward", "input": "forward", "grad_output": "backward", "grad_input": "backward"}
+_TELLING: Final = ("numel", "zeros", "min", "max", "mean", "std", "l1", "l2")
+
+
+def without_echoes(sites: Sequence[Site]) -> list[Site]:
+    """The sites in their order, each tensor once: under the first place it was seen at.
+
+    Two tensors are taken for one when all their statistics agree at every step. Constant tensors agree by chance, so
+    of those only a container's are left out when something inside it shows the same.
+    """
+    kept: dict[tuple[object, ...], list[Site]] = {}
+    out = []
+    for site in sites:
+        same = kept.setdefault(_key(site), [])
+        if not any(_telling(site) or _inside(other.module, site.module) for other in same):
+            out.append(site)
+            same.append(site)
+    return out
+
+
+def _key(site: Site) -> tuple[object, ...]:
+    side = _SIDE.get(site.place.port, str(site.place))  # parameters are themselves
+    return side, site.steps.tobytes(), *(site[name].tobytes() for name in _TELLING)
+
+
+def _telling(site: Site) -> bool:
+    return bool(np.any(site["std"] > 0))
+
+
+def _inside(path: str, container: str) -> bool:
+    return path == container or not container or path.startswith(f"{container}.")

@@ -1,0 +1,124 @@
+"""A rule: a function from what was recorded to findings, with a name, a severity and thresholds that can be changed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, overload
+
+from tensortap.diagnose.snapshot import Snapshot
+from tensortap.errors import ProbeError, suggest
+from tensortap.finding import SEVERITIES, Finding, Severity
+
+Looks = Callable[..., Iterable[Finding] | None]
+REGISTRY: Final[dict[str, Rule]] = {}
+
+
+class NoData(Exception):  # noqa: N818  # no error: the rule looks elsewhere than the probes did
+    """Raised by a rule that cannot look: what it needs was not recorded. The message says how to record it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A function of a snapshot, with the name and severity its findings carry and the ports it needs one of.
+
+    >>> from tensortap.diagnose import dead_units
+    >>> dead_units.thresholds["dead"]
+    0.5
+    >>> dead_units.using(dead=0.9).thresholds["dead"]
+    0.9
+    """
+
+    name: str
+    severity: Severity
+    needs: tuple[str, ...]
+    function: Looks
+
+    @property
+    def thresholds(self) -> dict[str, Any]:
+        """Its keyword parameters and their values."""
+        signature = inspect.signature(self.function)
+        return {p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def about(self) -> str:
+        """The first line of its docstring."""
+        function = self.function.func if isinstance(self.function, partial) else self.function
+        return (inspect.getdoc(function) or "").partition("\n")[0]
+
+    def using(self, **thresholds: Any) -> Rule:
+        """The same rule with other thresholds."""
+        for name in thresholds:
+            if name not in self.thresholds:
+                known = ", ".join(f"{key}={value!r}" for key, value in self.thresholds.items())
+                raise ProbeError(f"{self.name} has no threshold {name!r}.{suggest(name, self.thresholds)} It has {known}")
+        return replace(self, function=partial(self.function, **thresholds))
+
+    def __call__(self, snapshot: Snapshot) -> Iterator[Finding]:
+        """Look. What the function left open, the rule's name and severity, is filled in."""
+        if self.needs and not any(snapshot.sites(port) for port in self.needs):
+            raise NoData(f"no {' or '.join(self.needs)} was recorded")
+        for finding in self.function(snapshot) or ():
+            yield replace(finding, rule=finding.rule or self.name, severity=finding.severity or self.severity)
+
+
+@overload
+def rule(function: Looks, /) -> Rule: ...
+@overload
+def rule(
+    name: str = ..., /, *, severity: Severity = ..., needs: str | Iterable[str] = ...
+) -> Callable[[Looks], Rule]: ...
+def rule(
+    name: str | Looks = "", /, *, severity: Severity = "warning", needs: str | Iterable[str] = ()
+) -> Rule | Callable[[Looks], Rule]:
+    """Make a function a rule, and have `run.findings()` ask it from now on.
+
+    >>> @rule("wide", severity="info", needs="output")
+    ... def wide(snapshot, *, most=1e6):
+    ...     for site in snapshot.sites("output"):
+    ...         if (bad := site["std"] > most).any():
+    ...             yield site.finding(bad, f"The std is above {most:g}.")
+    >>> del REGISTRY["wide"]
+    """
+    if callable(name):
+        return rule()(name)
+    if severity not in SEVERITIES:
+        raise ProbeError(f"severity={severity!r} is none of {', '.join(SEVERITIES)}.{suggest(severity, SEVERITIES)}")
+    ports = (needs,) if isinstance(needs, str) else tuple(needs)
+
+    def make(function: Looks) -> Rule:
+        made = Rule(name or function.__name__, severity, ports, function)
+        known = REGISTRY.get(made.name)
+        if known is not None and _origin(known) != _origin(made):
+            raise ProbeError(f"there is a rule {made.name!r} already; give yours another name: @rule('my_{made.name}')")
+        REGISTRY[made.name] = made
+        return made
+
+    return make
+
+
+def as_rules(rules: Iterable[Rule | Looks | str] | Rule | Looks | str | None) -> list[Rule]:
+    """What was given to `findings`: names, rules and plain functions; None means every registered rule."""
+    if rules is None:
+        return list(REGISTRY.values())
+    given = [rules] if isinstance(rules, (str, Rule)) or callable(rules) else list(rules)
+    return [_as_rule(item) for item in given]
+
+
+def _as_rule(item: Rule | Looks | str) -> Rule:
+    if isinstance(item, Rule):
+        return item
+    if isinstance(item, str):
+        if item not in REGISTRY:
+            raise ProbeError(f"no rule {item!r}.{suggest(item, REGISTRY)} There are: {', '.join(REGISTRY)}")
+        return REGISTRY[item]
+    if callable(item):
+        return Rule(getattr(item, "__name__", type(item).__name__), "warning", (), item)
+    raise ProbeError(f"{item!r} is no rule; give names, functions, or rules with other thresholds: dead_units.using()")
+
+
+def _origin(made: Rule) -> tuple[str, str]:
+    """Where it was defined: running a notebook's cell again replaces its rule."""
+    return getattr(made.function, "__module__", ""), getattr(made.function, "__qualname__", "")

@@ -1,0 +1,253 @@
+"""A run as rules see it: read once, each site's history as arrays over steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.diagnose.echoes import without_echoes
+from tensortap.finding import Finding, Steps
+from tensortap.reduce import buckets
+from tensortap.store.fold import fold
+from tensortap.store.run import Run
+from tensortap.store.sources import settled
+from tensortap.store.vault import Held, Vault
+from tensortap.types import COUNTS, STATISTICS, Place
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+_NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
+_KEYS: Final = ("step", "rank", "site", "port", "slot", "op", "call", "recomputed")
+_OF_PARAMETERS: Final = ("param", "grad", "update")
+LAST: Final = 10  # histograms and units are looked at over so many of a site's last steps
+
+
+class Histogram(NamedTuple):
+    """What lies in a site's last histograms together: the run of buckets, zeros apart, and the finite extremes."""
+
+    offset: int
+    counts: npt.NDArray[np.int64]
+    zeros: int
+    minimum: float
+    maximum: float
+    steps: Steps
+
+    @property
+    def finite(self) -> int:
+        """How many finite elements there were."""
+        return int(self.counts.sum()) + self.zeros
+
+    def share(self, low: float, high: float) -> float:
+        """The share of the finite elements, zeros included, whose magnitude is in [low, high)."""
+        inside = buckets.magnitude_share(self.offset, self.counts, low, high) * float(self.counts.sum())
+        return (inside + (self.zeros if low <= 0 else 0)) / max(self.finite, 1)
+
+    def magnitude(self, q: float) -> float:
+        """A quantile of the magnitudes that are not zero; NaN when there are none."""
+        top = max(abs(self.minimum), abs(self.maximum))
+        folded = (self.offset + np.arange(len(self.counts))) & ~1
+        counts = np.bincount(folded, self.counts, buckets.BUCKETS).astype(np.int64)
+        return buckets.quantile(q, 0, counts, minimum=0.0, maximum=top) if counts.any() else float("nan")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Site:
+    """One place over steps: `site["std"]` is an array, one number a step. Calls and ranks of a step are folded.
+
+    `type` is the module's class (the operation, the parameter's owner), `shape` and `dtype` those of the last step.
+    """
+
+    place: Place
+    type: str
+    dtype: str
+    shape: tuple[int, ...]
+    steps: npt.NDArray[np.int64]
+    columns: Mapping[str, Floats]
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.columns[name]
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds real numbers: not indices, not masks."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
+
+    @property
+    def module(self) -> str:
+        """The path of the module; of a parameter, its owner's."""
+        return self.place.site.rpartition(".")[0] if self.place.port in _OF_PARAMETERS else self.place.site
+
+    @property
+    def absmax(self) -> Floats:
+        """The largest finite magnitude at each step."""
+        return np.fmax(np.abs(self["min"]), np.abs(self["max"]))
+
+    @property
+    def zeros(self) -> Floats:
+        """The share of zeros at each step."""
+        return np.asarray(self["zeros"] / np.maximum(self["numel"], 1))
+
+    def finding(
+        self, at: Mask | Steps | None, message: str, advice: str = "", *, severity: Any = "", **evidence: Any
+    ) -> Finding:
+        """A finding here, at the steps where the mask holds; the rule's name and severity are filled in later."""
+        when = at if isinstance(at, Steps) or at is None else steps_where(self.steps, at)
+        return Finding("", severity, str(self.place), when, evidence, message, advice)
+
+
+def steps_where(steps: npt.NDArray[np.int64], mask: Mask) -> Steps | None:
+    """The span of the steps where a mask holds."""
+    held = steps[mask]
+    return Steps(int(held[0]), int(held[-1]), len(held)) if len(held) else None
+
+
+class Snapshot:
+    """What was recorded, for rules: sites with their histories, histograms, kept tensors, metrics, the model's modules.
+
+    A run that is being written may grow meanwhile; every part is read once, when first asked for.
+    """
+
+    def __init__(self, run: Run, reference: Run | None = None) -> None:
+        self.run = run
+        self.reference = None if reference is None else Snapshot(reference)
+        self._sites: dict[str, list[Site]] = {}
+        self._histograms: dict[tuple[str, int], dict[Place, Histogram]] = {}
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Every place seen, in order of execution."""
+        return self.run.places
+
+    @cached_property
+    def modules(self) -> dict[str, str]:
+        """The class of each module by its path, in order of definition, where the run tells."""
+        model = self.run.info.get("model")
+        listed = model.get("modules", ()) if isinstance(model, Mapping) else ()
+        return {m["path"]: m.get("type", "") for m in listed if isinstance(m, Mapping) and "path" in m}
+
+    @cached_property
+    def metrics(self) -> dict[str, tuple[npt.NDArray[np.int64], Floats]]:
+        """The user's metrics by name: steps and values, ranks averaged."""
+        table = self.run.metrics()
+        names = np.array(table["name"].to_pylist(), object)
+        steps, values = table["step"].to_numpy(), table["value"].to_numpy(zero_copy_only=False)
+        return {name: _mean_by_step(steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
+
+    def sites(self, *ports: str, echoes: bool = False) -> list[Site]:
+        """The sites at these ports in order of execution, without those that only show another's tensor again."""
+        found = [site for port in ports for site in self._of_port(port)]
+        order = {place: i for i, place in enumerate(self.places)}
+        found.sort(key=lambda site: order.get(site.place, len(order)))
+        return found if echoes else without_echoes(found)
+
+    def leaves(self, *ports: str) -> list[Site]:
+        """The sites of modules that have no modules inside, as far as is known."""
+        found = self.sites(*ports, echoes=True)
+        paths = {*self.modules, *(site.module for site in found)}
+        inner = {path[:i] for path in paths for i, c in enumerate(path) if c == "."} | ({""} if len(paths) > 1 else set())
+        return [site for site in found if site.module not in inner]
+
+    def histogram(self, site: Site, last: int = LAST) -> Histogram | None:
+        """The histograms of a site's last steps together; None when none was kept."""
+        key = (site.place.port, last)
+        if key not in self._histograms:
+            self._histograms[key] = dict(self._read_histograms(*key))
+        return self._histograms[key].get(site.place)
+
+    def tensors(self, *kinds: str, last: int = 1) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
+        """What was kept of tensors, as (step, array), at the last steps that have any."""
+        return settled(lambda: self._read_tensors(kinds, last))
+
+    def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
+        """A named number of each site at a port over steps; of several in a step, the largest."""
+        table = self.run.table(ports=port, columns=["step", "site", "port", "slot", "op", "numbers"])
+        found: dict[Place, dict[int, float]] = {}
+        for row in table.to_pylist():
+            value = dict(row["numbers"] or ()).get(name)
+            if value is not None:
+                steps = found.setdefault(Place(row["site"], row["port"], row["slot"], row["op"]), {})
+                steps[row["step"]] = max(value, steps.get(row["step"], value))
+        return {
+            place: (np.fromiter(steps, np.int64), np.fromiter(steps.values(), np.float64))
+            for place, steps in found.items()
+        }
+
+    def _of_port(self, port: str) -> list[Site]:
+        if port not in self._sites:
+            table = self.run.table(ports=port, columns=[*_KEYS, "dtype", "shape", *_NUMBERS])
+            self._sites[port] = list(self._split(_folded(table, ("ranks", "calls"))))
+        return self._sites[port]
+
+    def _split(self, rows: Any) -> Iterator[Site]:
+        columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in _NUMBERS}
+        steps = rows["step"].to_numpy()
+        for place, index in _by_place(rows):
+            index = index[np.argsort(steps[index], kind="stable")]
+            end = int(index[-1])
+            yield Site(
+                place, self._type(place), rows["dtype"][end].as_py(), tuple(rows["shape"][end].as_py() or ()),
+                steps[index], {name: column[index] for name, column in columns.items()},
+            )  # fmt: skip
+
+    def _type(self, place: Place) -> str:
+        if place.op:
+            return place.op
+        owner = place.site.rpartition(".")[0] if place.port in _OF_PARAMETERS else place.site
+        return self.modules.get(owner, "")
+
+    def _read_histograms(self, port: str, last: int) -> Iterator[tuple[Place, Histogram]]:
+        ends = [site.steps[-last:] for site in self._of_port(port)]
+        wanted = np.unique(np.concatenate(ends)).tolist() if ends else []
+        table = self.run.table(ports=port, steps=wanted, columns=[*_KEYS, *_NUMBERS, "hist_offset", "hist_counts"])
+        rows = _folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
+        for place, index in _by_place(rows):
+            row = rows.slice(int(index[0]), 1).to_pylist()[0]
+            if row["min"] is not None and row["hist_counts"] is not None:
+                steps = Steps(row["first_step"], row["last_step"], min(row["records"], len(wanted)))
+                counts = np.array(row["hist_counts"], np.int64)
+                yield place, Histogram(row["hist_offset"], counts, row["zeros"], row["min"], row["max"], steps)
+
+    def _read_tensors(self, kinds: tuple[str, ...], last: int) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
+        held: dict[Place, list[Held]] = {}
+        for item in Vault(self.run.files).all(self.run.ranks):
+            if item.key.kind in kinds and not item.key.recomputed:
+                held.setdefault(item.key.place, []).append(item)
+        return {place: [(h.key.step, h.read()) for h in _latest(items, last)] for place, items in held.items()}
+
+
+def _latest(items: list[Held], last: int) -> list[Held]:
+    steps = sorted({item.key.step for item in items})[-last:]
+    return [item for item in items if item.key.step in steps]
+
+
+def _folded(table: Any, over: Iterable[Any]) -> Any:
+    table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
+    return fold(table, list(over))
+
+
+def _by_place(rows: Any) -> Iterator[tuple[Place, npt.NDArray[np.int64]]]:
+    """The rows of each place."""
+    if not len(rows):
+        return
+    columns = [rows[name].to_pylist() for name in ("site", "port", "slot", "op")]
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, key in enumerate(zip(*columns, strict=True)):
+        groups.setdefault(key, []).append(i)
+    for key, index in groups.items():
+        yield Place(*key), np.array(index)
+
+
+def _mean_by_step(steps: npt.NDArray[np.int64], values: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
+    unique, index = np.unique(steps, return_inverse=True)
+    with np.errstate(invalid="ignore"):
+        return unique, np.bincount(index, values) / np.bincount(index)

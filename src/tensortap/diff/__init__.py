@@ -1,0 +1,6 @@
+"""Two runs held against each other: aligned, compared, and where they first part."""
+
+from tensortap.diff.result import Diff, Pair, SiteDiff
+from tensortap.diff.runs import diff
+
+__all__ = ["Diff", "Pair", "SiteDiff", "diff"]

@@ -1,0 +1,162 @@
+"""Which site of one run is which of the other: by a map of renames, by name, or by order of execution and shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.errors import PatternError, suggest
+from tensortap.types import Place
+
+ENOUGH: Final = 0.5  # of the smaller run's sites must match by name, or the names are taken to mean nothing
+_STARS: Final = re.compile(r"(\*+)")
+Renames = Mapping[str, str] | Iterable[str] | None
+
+
+class Look(NamedTuple):
+    """What a site looks like without its name: its port, its shape, and the statistics of one record."""
+
+    port: str
+    shape: tuple[int, ...]
+    statistics: tuple[float, ...]
+
+
+class Alignment(NamedTuple):
+    """The sites of `a` with theirs in `b`, how they were found, and those that have none."""
+
+    pairs: dict[Place, Place]
+    by: Literal["name", "order"]
+    only_in_a: tuple[Place, ...]
+    only_in_b: tuple[Place, ...]
+
+
+class Rename(NamedTuple):
+    """One `OLD=NEW`: a module's path in `a` and in `b`, with all below it; `*` stands for the same on both sides.
+
+    >>> Rename.parse("encoder.layer.*.attn=blocks.*.attention").apply("encoder.layer.3.attn.q_proj")
+    'blocks.3.attention.q_proj'
+    >>> Rename.parse("=model").apply("fc"), Rename.parse("model=").apply("model.fc")
+    ('model.fc', 'fc')
+    """
+
+    old: str
+    new: str
+    pattern: re.Pattern[str]
+
+    @staticmethod
+    def parse(text: str) -> Rename:
+        """Read `OLD=NEW`."""
+        old, equals, new = text.partition("=")
+        if not equals:
+            raise PatternError(f"{text!r} maps nothing; write OLD=NEW, a module's name in the first run and the second")
+        if len(_STARS.findall(old)) != len(_STARS.findall(new)):
+            raise PatternError(f"{text!r}: each * of {old!r} needs its own in {new!r}, such as 'h.*.attn=blocks.*.attention'")
+        pieces = ("(.*)" if "**" in p else "([^./]*)" if "*" in p else re.escape(p) for p in _STARS.split(old))
+        return Rename(old, new, re.compile(rf"(?:{''.join(pieces)})((?:[./].*)?)" if old else "()(.*)", re.DOTALL))
+
+    def apply(self, site: str) -> str | None:
+        """The site's name in the other run; None when this rename is not about it."""
+        found = self.pattern.fullmatch(site)
+        if not found:
+            return None
+        *stars, rest = found.groups()
+        if not self.old:
+            return ".".join(filter(None, (self.new, site)))
+        filled = iter(stars)
+        name = "".join(next(filled) if "*" in piece else piece for piece in _STARS.split(self.new))
+        return name + rest if name else rest.removeprefix(".")
+
+
+def renames(given: Renames) -> list[Rename]:
+    """The `map=` argument: a mapping, or texts such as `OLD=NEW`."""
+    if isinstance(given, str):
+        given = [given]
+    texts = [f"{old}={new}" for old, new in given.items()] if isinstance(given, Mapping) else given or ()
+    return [Rename.parse(text) for text in texts]
+
+
+def align(
+    a: Sequence[Place], b: Sequence[Place], mapped: Sequence[Rename],
+    looks: Callable[[], tuple[Mapping[Place, Look], Mapping[Place, Look]]],
+) -> Alignment:  # fmt: skip
+    """Find each site's partner. Renames come first; `looks` is asked only when too few names match."""
+    pairs = _by_map(a, b, mapped)
+    rest_a, rest_b = _without(a, pairs), _without(b, pairs.values())
+    there = set(rest_b)
+    named = {place: place for place in rest_a if place in there}
+    by: Literal["name", "order"] = "name"
+    if len(pairs) + len(named) < ENOUGH * min(len(a), len(b)):
+        look_a, look_b = looks()
+        named, by = _by_order([p for p in rest_a if p in look_a], [p for p in rest_b if p in look_b], look_a, look_b), "order"
+    pairs |= named
+    pairs = {place: pairs[place] for place in a if place in pairs}
+    return Alignment(pairs, by, tuple(_without(a, pairs)), tuple(_without(b, pairs.values())))
+
+
+def _without(places: Sequence[Place], taken: Iterable[Place]) -> list[Place]:
+    gone = set(taken)
+    return [place for place in places if place not in gone]
+
+
+def _by_map(a: Sequence[Place], b: Sequence[Place], mapped: Sequence[Rename]) -> dict[Place, Place]:
+    there, pairs = set(b), dict[Place, Place]()
+    for rename in mapped:
+        meant = {place: name for place in a if (name := rename.apply(place.site)) is not None}
+        found = {place: place._replace(site=name) for place, name in meant.items()}
+        found = {place: other for place, other in found.items() if other in there}
+        if not found:
+            raise PatternError(_useless(rename, meant, a, b))
+        taken = set(pairs.values())
+        pairs |= {place: other for place, other in found.items() if place not in pairs and other not in taken}
+    return pairs
+
+
+def _useless(rename: Rename, meant: Mapping[Place, str], a: Sequence[Place], b: Sequence[Place]) -> str:
+    said = f"the map {rename.old}={rename.new}"
+    if not meant:
+        if any(rename.apply(place.site) is not None for place in b):
+            return f"{said}: {rename.old!r} is a name of the second run; the first run's name comes first: {rename.new}={rename.old}"
+        return f"{said} matches no site of the first run.{suggest(rename.old, (p.site for p in a))}"
+    name = next(iter(meant.values()))
+    return f"{said} makes {name!r}, of which the second run has no such port.{suggest(name, (p.site for p in b))}"
+
+
+def _by_order(
+    a: Sequence[Place], b: Sequence[Place], look_a: Mapping[Place, Look], look_b: Mapping[Place, Look]
+) -> dict[Place, Place]:
+    """The longest common sequence of ports and shapes; where there is a choice, the sites with like statistics.
+
+    Sequence alignment without a penalty for gaps: a row of the table of best scores is a running maximum.
+    """
+    if not a or not b:
+        return {}
+    score = _scores([look_a[p] for p in a], [look_b[p] for p in b])
+    best = np.zeros((len(a) + 1, len(b) + 1))
+    for i in range(len(a)):
+        matched = np.where(score[i] > 0, best[i, :-1] + score[i], 0)
+        best[i + 1, 1:] = np.maximum.accumulate(np.maximum(best[i, 1:], matched))
+    pairs, i, j = list[tuple[Place, Place]](), len(a), len(b)
+    while i and j:
+        if best[i, j] == best[i - 1, j]:
+            i -= 1
+        elif best[i, j] == best[i, j - 1]:
+            j -= 1
+        else:
+            i, j = i - 1, j - 1
+            pairs.append((a[i], b[j]))
+    return dict(reversed(pairs))
+
+
+def _scores(a: Sequence[Look], b: Sequence[Look]) -> npt.NDArray[np.float64]:
+    """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well."""
+    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
+    codes = [np.array([kinds.setdefault((x.port, x.shape), len(kinds)) for x in side]) for side in (a, b)]
+    first, second = (np.array([x.statistics for x in side]) for side in (a, b))
+    apart = np.abs(first[:, None, :] - second[None, :, :])
+    size = np.abs(first[:, None, :]) + np.abs(second[None, :, :])
+    likeness = 1 - np.where(size > 0, apart / np.where(size > 0, size, 1), 0).mean(axis=2)
+    return np.where(codes[0][:, None] == codes[1][None, :], 1 + likeness, 0.0)

@@ -1,0 +1,298 @@
+"""What two runs differ in: one pair of records, one site, all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tensortap import text
+from tensortap.sinks.line import printable
+from tensortap.sinks.plain import plain
+from tensortap.types import DTYPES
+
+_SHORT: Final = {d.name: d.short for d in DTYPES}
+_SHOWN: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One record of `a` and its partner in `b`. Differences of statistics are relative to their scale.
+
+    `error` is the largest difference relative to scale, `excess` how many times the tolerance that is, and `of` what
+    it is a difference of. What was not kept is None.
+    """
+
+    step: int
+    rank: int
+    site: str
+    site_b: str
+    call: int
+    seq: int
+    dtype: str
+    dtype_b: str
+    shape: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    rtol: float
+    atol: float
+    error: float
+    excess: float
+    of: str
+    note: str = ""
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    l1: float | None = None
+    l2: float | None = None
+    tv: float | None = None
+    ks: float | None = None
+    kept: str = ""
+    elements: int = 0
+    max_abs: float | None = None
+    max_rel: float | None = None
+    nl2: float | None = None
+    cosine: float | None = None
+    sqnr: float | None = None
+    bit_equal: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is beyond the tolerance."""
+        return self.excess > 1
+
+    @property
+    def unequal(self) -> bool:
+        """Whether anything at all differs: bits where elements were kept, else statistics."""
+        return self.excess > 0 or bool(self.error) or (self.bit_equal is not None and self.bit_equal < 1)
+
+    @property
+    def name(self) -> str:
+        """The site, and its name in `b` when that is another."""
+        call = f" call {self.call}" if self.call else ""
+        other = "" if self.site == self.site_b else f" → {printable(self.site_b)}"
+        return f"{printable(self.site)}{other}{call}"
+
+    @property
+    def how_much(self) -> str:
+        """By how much, in words."""
+        if self.note:
+            return self.note
+        if not self.rtol and not self.atol:
+            return f"not equal, as {dtypes(self)} is to be"
+        what = "" if self.of == "elements" else f" in its {self.of}"
+        own = f"{dtypes(self)} tolerance of {text.number(self.rtol)}"
+        return f"off by {text.number(self.error)} of its scale{what}, {times(self.excess)} the {own}"
+
+
+SCHEMA: Final = pa.schema(
+    [
+        (field.name, kind)
+        for field in fields(Pair)
+        for kind in [
+            pa.int64() if str(field.type) == "int"
+            else pa.string() if str(field.type) == "str"
+            else pa.list_(pa.int64()) if str(field.type).startswith("tuple")
+            else pa.float64()
+        ]
+    ]
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SiteDiff:
+    """One site over all steps and calls: its worst pair, its first beyond tolerance, and how many there are."""
+
+    worst: Pair
+    first: Pair | None
+    pairs: int
+    differing: int
+
+    @property
+    def site(self) -> str:
+        """The site's name in `a`."""
+        return self.worst.site
+
+    @property
+    def differs(self) -> bool:
+        """Whether any of its pairs is beyond the tolerance."""
+        return self.differing > 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        first = None if self.first is None else self.first.step
+        return {"pairs": self.pairs, "differing": self.differing, "first_step": first, **pair_to_dict(self.worst)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Diff:
+    """What two runs differ in: true when they agree within the tolerance, iterated the worst site first.
+
+    >>> import tensortap as tt                                          # doctest: +SKIP
+    >>> found = tt.diff("runs/fp32", "runs/bf16")                       # doctest: +SKIP
+    >>> bool(found), found.first and found.first.site                   # doctest: +SKIP
+    """
+
+    a: str
+    b: str
+    rows: tuple[SiteDiff, ...]
+    first: Pair | None
+    first_unequal: Pair | None
+    aligned_by: str
+    only_in_a: tuple[str, ...]
+    only_in_b: tuple[str, ...]
+    steps: tuple[int, ...]
+    steps_only_in_a: tuple[int, ...]
+    steps_only_in_b: tuple[int, ...]
+    alone_in_a: int
+    alone_in_b: int
+    dtypes: Mapping[tuple[str, str], int]
+    shapes: int
+    batches: tuple[Any, ...]
+
+    def __bool__(self) -> bool:
+        return self.first is None
+
+    def __iter__(self) -> Iterator[SiteDiff]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> SiteDiff:
+        return self.rows[index]
+
+    @property
+    def differing(self) -> int:
+        """How many sites differ beyond the tolerance."""
+        return sum(row.differs for row in self.rows)
+
+    @property
+    def pairs(self) -> int:
+        """How many pairs of records were compared."""
+        return sum(len(batch) for batch in self.batches)
+
+    def table(self) -> Any:
+        """Every pair as a row of a `pyarrow.Table`, in order of execution."""
+        return pa.Table.from_batches(self.batches, SCHEMA)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON; null for what is not finite or not known."""
+        first, unequal = (pair and pair_to_dict(pair) for pair in (self.first, self.first_unequal))
+        return plain(  # type: ignore[no-any-return]
+            {
+                "a": self.a,
+                "b": self.b,
+                "same": bool(self),
+                "first": first,
+                "first_unequal": unequal,
+                "aligned_by": self.aligned_by,
+                "sites": len(self.rows),
+                "differing": self.differing,
+                "pairs": self.pairs,
+                "only_in_a": self.only_in_a,
+                "only_in_b": self.only_in_b,
+                "steps": self.steps,
+                "steps_only_in_a": self.steps_only_in_a,
+                "steps_only_in_b": self.steps_only_in_b,
+                "alone_in_a": self.alone_in_a,
+                "alone_in_b": self.alone_in_b,
+                "dtypes": [{"a": a, "b": b, "sites": n} for (a, b), n in self.dtypes.items()],
+                "shapes": self.shapes,
+                "rows": [row.to_dict() for row in self.rows],
+            }
+        )
+
+    @property
+    def headline(self) -> str:
+        """The one sentence: whether they agree, and if not where they first part and by how much."""
+        if self.first is None:
+            exactly = "" if self.first_unequal else ", bit for bit as far as was recorded"
+            return f"same within tolerance{exactly}: {many(len(self.rows), 'site')}, {many(len(self.steps), 'step')}"
+        where = f"{self.first.name} at step {self.first.step}"
+        return f"differs first in {where}: {self.first.how_much}"
+
+    def remarks(self) -> Iterator[str]:
+        """What else there is to say: one line each."""
+        if self.first:
+            yield f"{self.differing} of {many(len(self.rows), 'site')} differ beyond the tolerance"
+        causes = self._causes()
+        if causes:
+            yield f"its parameters differ: {listed(causes)}"
+        if (unequal := self.first_unequal) and unequal is not self.first:
+            yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
+        if self.aligned_by == "order":
+            yield "names differ: sites were aligned by order of execution and shape"
+        for (a, b), count in self.dtypes.items():
+            yield f"{_SHORT.get(a, a)} in a, {_SHORT.get(b, b)} in b: {many(count, 'site')}"
+        if self.shapes:
+            yield f"another shape but as many elements, compared by statistics: {many(self.shapes, 'site')}"
+        for run, sites in (("a", self.only_in_a), ("b", self.only_in_b)):
+            if sites:
+                yield f"only in {run}: {many(len(sites), 'site')}: {listed(sites)}"
+        for run, steps in (("a", self.steps_only_in_a), ("b", self.steps_only_in_b)):
+            if steps:
+                yield f"only in {run}: {many(len(steps), 'step')}: {listed(list(map(str, steps)))}"
+        for run, alone in (("a", self.alone_in_a), ("b", self.alone_in_b)):
+            if alone:
+                yield f"only in {run}: {many(alone, 'record')} of sites that are in both (another call, rank or step)"
+
+    def _causes(self) -> list[str]:
+        """Parameters of the module in which they part, where those differ too."""
+        if self.first is None or self.first.site.endswith(":param"):
+            return []
+        module = self.first.site.rpartition(":")[0].partition("/")[0]
+        below = f"{module}." if module else ""
+        found = (row.site for row in self.rows if row.differs and row.site.endswith(":param"))
+        return [site for site in found if site.startswith(below)]
+
+    def __str__(self) -> str:
+        lines = [f"a  {self.a}", f"b  {self.b}", self.headline, *self.remarks(), ""]
+        width = max((len(row.worst.name) for row in self.rows[:_SHOWN]), default=0)
+        for row in self.rows[:_SHOWN]:
+            lines.append(f"{row.worst.name:<{width}}  step {row.worst.step}  {verdict(row)}")
+        if hidden := len(self.rows) - _SHOWN:
+            lines += [f"… {many(hidden, 'more site')}"] if hidden > 0 else []
+        return "\n".join(lines)
+
+
+def pair_to_dict(pair: Pair) -> dict[str, Any]:
+    """A pair as plain values, with its verdict."""
+    return plain({**asdict(pair), "differs": pair.differs})  # type: ignore[no-any-return]
+
+
+def batch_of(pairs: Sequence[Pair]) -> Any:
+    """Pairs as rows."""
+    columns = {name: [getattr(pair, name) for pair in pairs] for name in SCHEMA.names}
+    return pa.RecordBatch.from_pydict(columns, SCHEMA)
+
+
+def verdict(row: SiteDiff) -> str:
+    """One site in words."""
+    if row.differs:
+        return row.worst.how_much
+    return "same" if not row.worst.unequal else f"within tolerance, off by {text.number(row.worst.error)} of its scale"
+
+
+def dtypes(pair: Pair) -> str:
+    """The type, or both."""
+    a, b = (_SHORT.get(name, name) for name in (pair.dtype, pair.dtype_b))
+    return a if a == b else f"{a}/{b}"
+
+
+def times(excess: float) -> str:
+    """`206×`; more than a million times says no more than that."""
+    return f"{text.number(excess)}×"
+
+
+def many(count: int, noun: str) -> str:
+    """`1 site`, `2 sites`."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The first few of many names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more

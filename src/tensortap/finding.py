@@ -1,0 +1,130 @@
+"""What a rule concluded, and all of it together: plain values that readers, commands and views hand on."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, overload
+
+Severity = Literal["info", "warning", "error"]
+SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error")
+
+
+class Steps(NamedTuple):
+    """When: the first and the last step it was seen at, and at how many."""
+
+    first: int
+    last: int
+    count: int
+
+    def __str__(self) -> str:
+        if self.first == self.last:
+            return f"step {self.first}"
+        whole = self.count == self.last - self.first + 1
+        return f"steps {self.first}–{self.last}" + ("" if whole else f" ({self.count} of them)")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One conclusion: which rule, how bad, where, when, by which numbers, and what people do about it.
+
+    >>> print(Finding("all_zero", "warning", "fc:output", Steps(0, 9, 10), {}, "All 640 elements are zero."))
+    warning all_zero at fc:output, steps 0–9: All 640 elements are zero.
+    """
+
+    rule: str
+    severity: Severity
+    site: str
+    steps: Steps | None
+    evidence: Mapping[str, Any]
+    message: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        where = f" at {self.site}" if self.site else ""
+        when = f", {self.steps}" if self.steps else ""
+        return f"{self.severity} {self.rule}{where}{when}: {self.message}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Itself as plain values; what is not finite is null."""
+        steps = self.steps and self.steps._asdict()
+        return {**asdict(self), "steps": steps, "evidence": _plain(self.evidence)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Findings(Sequence[Finding]):
+    """Findings, the worst first. `rules` are those that could look, `skipped` those that could not, with the reason.
+
+    >>> found = Findings.of([], rules=["nonfinite"], skipped={"drift": "no reference run was given"})
+    >>> print(found)
+    nothing found by 1 rule; 1 had no data
+    """
+
+    found: tuple[Finding, ...]
+    rules: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @classmethod
+    def of(cls, found: Iterable[Finding], rules: Iterable[str], skipped: Mapping[str, str]) -> Findings:
+        """Put the worst first; among equals the order in which they were found stays."""
+        ranked = sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
+        return cls(tuple(ranked), tuple(rules), MappingProxyType(dict(skipped)))
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
+    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        return self.found[index]
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.found)
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def at_least(self, severity: Severity) -> list[Finding]:
+        """Those that are as bad as this, or worse."""
+        least = SEVERITIES.index(severity)
+        return [finding for finding in self.found if SEVERITIES.index(finding.severity) >= least]
+
+    def count(self, value: Any) -> int:
+        """How many there are of a severity."""
+        return sum(finding.severity == value for finding in self.found)
+
+    def summary(self) -> str:
+        """How many of which severity, in a line: `1 error, 2 warnings found by 18 rules; 3 had no data`."""
+        parts = [_many(n, name) for name in reversed(SEVERITIES) if (n := self.count(name))]
+        idle = f"; {len(self.skipped)} had no data" if self.skipped else ""
+        return f"{', '.join(parts) or 'nothing'} found by {_many(len(self.rules), 'rule')}{idle}"
+
+    def __str__(self) -> str:
+        lines = [line for f in self.found for line in (str(f), f"    {f.advice}" if f.advice else "") if line]
+        return "\n".join([self.summary(), *lines])
+
+    def __repr__(self) -> str:
+        return f"<Findings: {self.summary()}>"
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        counts = {name: self.count(name) for name in SEVERITIES}
+        findings = [finding.as_json() for finding in self.found]
+        return {"counts": counts, "findings": findings, "rules": list(self.rules), "skipped": dict(self.skipped)}
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 or noun == 'info' else 's'}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, bool, type(None))) else json.loads(json.dumps(value, default=str))

@@ -1,0 +1,1 @@
+"""`tensortap run`: any script, as `python` would run it, and observed."""

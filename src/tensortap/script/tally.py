@@ -1,0 +1,45 @@
+"""What a run amounts to, counted on the way, so that its end can be told without reading it again."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tensortap.step import Step
+from tensortap.types import COUNTS
+
+_BAD = COUNTS[:3]
+
+
+class Tally:
+    """A sink that counts steps and records, and remembers the first value that was not finite and the losses."""
+
+    def __init__(self) -> None:
+        self.steps: Counter[str] = Counter()  # those with records, by phase
+        self.records = 0
+        self.first_bad: tuple[int, str] | None = None
+        self.losses: list[float] = []
+
+    def write(self, step: Step) -> None:
+        """Count one step."""
+        if step.tensors_only:
+            return
+        self.steps[step.phase] += step.table.rows > 0
+        self.records += step.table.rows
+        if step.table.nonfinite and (self.first_bad is None or step.number < self.first_bad[0]):
+            self.first_bad = (step.number, _first_bad_place(step))
+        if step.phase != "eval" and "loss" in step.metrics:
+            self.losses[1:] = [step.metrics["loss"]]
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+    def __str__(self) -> str:
+        return "the summary"
+
+
+def _first_bad_place(step: Step) -> str:
+    columns = step.table.columns
+    bad = np.flatnonzero(sum(columns[name][: step.table.rows] for name in _BAD))
+    return str(step.place(int(bad[0]))) if len(bad) else ""

@@ -1,0 +1,78 @@
+"""What `tensortap run` says when the script is over: what was seen, what was not, and where to look."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tensortap import text
+from tensortap.sinks.line import printable
+
+if TYPE_CHECKING:
+    from tensortap.adapters.torch.script import ScriptWatcher
+    from tensortap.script.tally import Tally
+    from tensortap.watch import Tap
+
+
+def say(line: str, **style: Any) -> None:
+    """A line of ours: on stderr, so that the script's output stays what it is."""
+    click.secho(f"tensortap: {line}", err=True, **style)
+
+
+def last_words(watcher: ScriptWatcher | None, tap: Tap | None, tally: Tally) -> Iterator[str]:
+    """The lines, the most important one last, where the eye is."""
+    if watcher is None:
+        yield "no model was seen: the script did not import torch"
+        return
+    yield from _left_out(watcher, tap)
+    if tap is None:
+        yield "no model was seen: no module with parameters was called" if not watcher.left_out else "nothing was kept"
+        return
+    if tally.first_bad:
+        yield f"NaN or Inf, first at step {tally.first_bad[0]} in {printable(tally.first_bad[1])}"
+    yield f"{_models(watcher)}: {_steps(tap, tally)}, {_many(tally.records, 'record')}{_loss(tally)}"
+    yield f"look at them: tensortap show {_short(str(tap.path))}"
+
+
+def _left_out(watcher: ScriptWatcher, tap: Tap | None) -> Iterator[str]:
+    for name, why in watcher.left_out.items():
+        yield f"not watched: {printable(name)}, which {why}"
+    for pattern, why in watcher.unmatched.items():
+        yield why if tap is not None else f"{pattern!r} was not found: {why}"
+    unseen = {} if tap is None else tap.run.info.get("unseen", {})
+    for why, count in Counter(unseen.values()).most_common():
+        first = next(site for site, reason in unseen.items() if reason == why)
+        yield f"not seen: {printable(first)}{f' and {count - 1} more' if count > 1 else ''} ({why})"
+    for name, count in ({} if tap is None else tap.counts).items():
+        if name != "unseen":
+            yield f"{name.replace('_', ' ')}: {count}"
+
+
+def _models(watcher: ScriptWatcher) -> str:
+    models = watcher.models.members
+    if len(models) == 1:
+        return models[0].type
+    return ", ".join(f"{printable(model.prefix) or 'unnamed'} ({model.type})" for model in models)
+
+
+def _steps(tap: Tap, tally: Tally) -> str:
+    phases = [f"{count} {phase}" for phase in ("train", "eval") if (count := tally.steps[phase])]
+    which = "" if tap.recorder.probes[0].when.before(1) else f" seen, {tap.recorder.probes[0].when}"
+    return _many(sum(tally.steps.values()), "step") + (f" ({', '.join(phases)})" if len(phases) > 1 else "") + which
+
+
+def _loss(tally: Tally) -> str:
+    return f", loss {' → '.join(map(text.number, tally.losses))}" if tally.losses else ""
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _short(path: str) -> str:
+    near = os.path.relpath(path) if "://" not in path else path
+    return path if near.startswith("..") else near

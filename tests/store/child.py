@@ -1,0 +1,130 @@
+"""A template process for tests that kill: it imports everything once, then forks a child for every order it reads.
+
+Every line of standard input is an order in JSON. The template answers `pid <n>`, the child writes the number of each
+step after it was handed over, and when the child has ended, however it did, the template writes `end`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tensortap import writer as writing
+from tensortap.ledger import Ledger
+from tensortap.probes import probe
+from tensortap.recorder import Recorder
+from tensortap.reduce.buffers import buffer_of
+from tensortap.reduce.reducers import histogram, quantiles, rows, sample
+from tensortap.step import Step
+from tensortap.store import folder
+from tensortap.store.compact import compact
+from tensortap.store.folder import RunFolder
+from tensortap.types import Place
+from tensortap.writer import Writer
+
+PLACES = (Place("stem"), Place("blocks.0.mlp", "input"), Place("blocks.0.mlp"), Place("head", "output", "[1]"))
+DTYPES = (np.float32, np.float64, np.float16, np.int32)
+
+
+def tensors(seed: int, step: int) -> Iterator[tuple[Place, np.ndarray[Any, Any]]]:
+    """What a step sees: a pure function of seed and step."""
+    rng = np.random.default_rng((seed, step))
+    for place, dtype in zip(PLACES, DTYPES, strict=True):
+        for _ in range(1 + (step + len(place.site)) % 2):
+            x = rng.normal(size=(3, int(rng.integers(1, 40)))) * 10.0 ** rng.integers(-3, 4)
+            x[0, 0] = rng.choice([0.0, np.nan, np.inf, 1.0]) if dtype is not np.int32 else 0.0
+            yield place, x.astype(dtype)
+
+
+def recorder_of(start: int, ledger: Ledger | None = None, rank: int = 0) -> Recorder:
+    """A recorder with rows, histograms, numbers and small tensors; its clock stands still."""
+    keep = [histogram(), sample(3), rows([0]), quantiles(0.5), largest]
+    return Recorder([probe("**", keep=keep)], start=start, ledger=ledger, clock=lambda: 1e9, rank=rank)
+
+
+def largest(x: Any) -> float:
+    return float(np.nanmax(np.where(np.isfinite(x), x, np.nan)))
+
+
+def record(recorder: Recorder, seed: int) -> list[Step]:
+    """One step of the recorder."""
+    number = recorder.current.number
+    for place, x in tensors(seed, number):
+        recorder.observe(recorder.point(place, 1), buffer_of(x), x)
+    return recorder.close({"loss": number / 3, "seed": seed}, phase="train")
+
+
+def write(path: str, seed: int, start: int, stop: int, resume: bool, rank: int = 0, close: bool = True) -> None:
+    """Record steps into a run, and say of each that it was handed over."""
+    ledger = Ledger()
+    recorder = recorder_of(start, ledger, rank)
+    run = RunFolder(path, resume=resume, ledger=ledger, rank=rank, launch="test")
+    writer = Writer([run], ledger=ledger, release=recorder.release)
+    for number in range(start, stop):
+        for step in record(recorder, seed):
+            writer.put(step)
+        os.write(1, b"%d\n" % number)
+    if close:
+        writer.close()
+    os._exit(0)
+
+
+ORDERS: dict[str, Callable[..., None]] = {"write": write, "compact": lambda path: compact(path)}
+
+
+def serve() -> None:
+    """The template's life."""
+    folder.SEAL_ROWS = 40  # type: ignore[misc]
+    writing._TICK_SECONDS = 0.002  # type: ignore[misc]
+    for line in sys.stdin:
+        order = json.loads(line)
+        pid = os.fork()
+        if not pid:
+            ORDERS[order.pop("do")](**order)
+            os._exit(0)
+        os.write(1, b"pid %d\n" % pid)
+        os.waitpid(pid, 0)
+        os.write(1, b"end\n")
+
+
+class Template:
+    """The template process as a test sees it.
+
+    `run` gives an order; `until` sees each step's number, and the child is killed where it returns true.
+    """
+
+    def __init__(self, cwd: Path) -> None:
+        paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd, env={**os.environ, "PYTHONPATH": paths},
+        )  # fmt: skip
+
+    def begin(self, **order: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+
+    def lines(self) -> Iterator[str]:
+        """`pid <n>`, then step numbers, until the child has ended."""
+        assert self._process.stdout is not None
+        while (line := self._process.stdout.readline().strip()) != "end":
+            assert line, "the template process is gone"
+            yield line
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(30)
+        self._process.stdout.close()
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,85 @@
+"""A watched model whose records are kept in memory, and a comparison of them with tensors caught by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tensortap as tt
+
+
+class Seen:
+    """A tap and what it recorded."""
+
+    def __init__(self, tap: tt.Tap, memory: tt.Memory) -> None:
+        self.tap = tap
+        self.memory = memory
+
+    @property
+    def records(self) -> list[tt.Record]:
+        self.tap.flush()
+        return sorted(self.memory.records, key=lambda record: (record.step, record.seq))
+
+    def of(self, place: str, **columns: Any) -> list[tt.Record]:
+        """The records of one place, in order of call, with these values in these columns."""
+        found = [r for r in self.records if str(r.place) == place and all(r[k] == v for k, v in columns.items())]
+        return sorted(found, key=lambda record: (record.step, record.recomputed, record.call, record.seq))
+
+    def one(self, place: str, **columns: Any) -> tt.Record:
+        (found,) = self.of(place, **columns)
+        return found
+
+    @property
+    def places(self) -> list[str]:
+        return [str(record.place) for record in self.records]
+
+    @property
+    def steps(self) -> list[int]:
+        return sorted({record.step for record in self.records})
+
+    def unseen(self) -> dict[str, str]:
+        assert self.tap._adapter is not None
+        return self.tap._adapter.unseen()
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[..., Seen]]:
+    """`watch(model, *probes)` as tt.watch, into memory; closed at the end whatever happens."""
+    taps: list[tt.Tap] = []
+
+    def begin(model: Any, *probes: Any, **options: Any) -> Seen:
+        memory = tt.Memory()
+        taps.append(tt.watch(model, *probes, to=memory, **options))
+        return Seen(taps[-1], memory)
+
+    yield begin
+    for tap in taps:
+        tap.close()
+
+
+def same(record: tt.Record, tensor: torch.Tensor) -> bool:
+    """Whether a record holds exactly the statistics of a tensor."""
+    expected = tt.summarize(tensor.detach())
+    names = [name for name in expected if not name.startswith("hist")]
+    equal = all(_equal(record[name], expected[name]) for name in names)
+    if record["hist_counts"] is None:
+        return equal
+    return equal and record["hist_counts"].tolist() == expected["hist_counts"].tolist()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return bool(a == b) or (isinstance(a, float) and math.isnan(a) and math.isnan(b))
+
+
+@pytest.fixture(name="same")
+def _same() -> Callable[[tt.Record, torch.Tensor], bool]:
+    return same
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)

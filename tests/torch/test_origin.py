@@ -1,0 +1,135 @@
+"""The origin of a NaN or an infinity is named: module, operation, line, inputs and why."""
+
+import copy
+
+import pytest
+
+import tensortap as tt
+import torch
+from torch import nn
+
+
+class Lambda(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+def net(function, width=8):
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(width, width), nn.BatchNorm1d(width), nn.Dropout(0.2), Lambda(function), nn.Linear(width, 2)
+    )
+
+
+FAULTS = {
+    "log of zero": (lambda x: torch.relu(x).log(), "log", "log of 0"),
+    "log of a negative": (lambda x: torch.log(x), "log", "log of a negative number"),
+    "division by zero": (lambda x: 1 / torch.relu(x), "rdiv", "division by 0"),
+    "zero by zero": (lambda x: torch.relu(x) / torch.relu(x), "div", "0 divided by 0"),
+    "exp": (lambda x: (1e4 * x).exp(), "exp", "exceeds the range of float32"),
+    "root": (lambda x: x.sqrt(), "sqrt", "square root of a negative number"),
+    "masked softmax": (lambda x: x.masked_fill(x == x, float("-inf")).softmax(-1), "softmax", "only −inf"),
+    "overflow": (lambda x: (1e30 * x) @ (1e30 * x).T @ x, "matmul", "overflow in float32"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_forward_fault_is_named(name):
+    """The operation, the module that ran it, its line and the cause are found."""
+    function, operation, why = FAULTS[name]
+    origin = tt.locate_nonfinite(net(function), torch.randn(4, 8))
+    assert (origin.direction, origin.site, origin.module) == ("forward", "3", "Lambda")
+    assert operation in origin.operation
+    assert why in origin.why
+    assert "test_origin.py" in origin.source
+    assert all(seen.summary.nan == 0 for seen in origin.inputs)
+
+
+def test_a_half_precision_overflow_gives_the_value_that_did_not_fit():
+    """A float16 matmul that overflows is told with the value and the limit."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).half()
+    with torch.no_grad():
+        model[1].weight.fill_(1e3)
+    origin = tt.locate_nonfinite(model, torch.full((2, 8), 300.0).half())
+    assert origin.operation == "linear"
+    assert "overflow in float16" in origin.why and "6.55e4" in origin.why
+
+
+def test_broken_weights_are_the_cause():
+    """A parameter that is not finite is blamed, not the operation."""
+    model = net(lambda x: x)
+    with torch.no_grad():
+        model[4].weight[0, 0] = float("nan")
+    assert tt.locate_nonfinite(model, torch.randn(4, 8)).why == "its parameter weight is not finite"
+
+
+@pytest.mark.parametrize(
+    ("function", "node", "why"),
+    [
+        (lambda x: (x - x).pow(2).sum(-1, keepdim=True).sqrt() + x, "SqrtBackward0", "sqrt at 0"),
+        (lambda x: (x * 0).pow(0.5) + x, "PowBackward0", "power at 0"),
+    ],
+)
+def test_a_backward_fault_is_named(function, node, why):
+    """A gradient that becomes non-finite is traced to the node, the module and the forward line."""
+    origin = tt.locate_nonfinite(net(function), torch.randn(4, 8))
+    assert (origin.direction, origin.site, origin.operation) == ("backward", "3", node)
+    assert why in origin.why
+    assert "test_origin.py" in origin.source
+
+
+def test_a_healthy_model_has_no_origin():
+    """Nothing is found where nothing is wrong."""
+    assert tt.locate_nonfinite(net(torch.tanh), torch.randn(4, 8)) is None
+
+
+def test_the_model_is_left_as_it_was():
+    """Weights, buffers, gradients, random state, hooks and modes are the same after looking."""
+    model = net(lambda x: torch.relu(x).log())
+    before = copy.deepcopy(model.state_dict())
+    seed = torch.get_rng_state()
+    tt.locate_nonfinite(model, torch.ones(4, 8))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(seed, torch.get_rng_state())
+    assert all(p.grad is None for p in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_the_second_call_of_a_reused_module_is_the_origin():
+    """A module that is fine the first time and not the second is named with its call."""
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Lambda(lambda x: x.log())
+
+        def forward(self, x):
+            return self.inner(self.inner(x))
+
+    origin = tt.locate_nonfinite(Twice(), torch.full((3,), 1.0))
+    assert (origin.site, origin.operation, origin.why) == ("inner", "log", "log of 0")
+
+
+def test_printed_it_is_the_answer():
+    """The text names operation, site, cause, line, what went in and what came out."""
+    text = str(tt.locate_nonfinite(net(lambda x: torch.relu(x).log()), torch.randn(4, 8)))
+    for part in ("log in 3 (Lambda), forward", "why     log of 0", "line ", "given ", "gave "):
+        assert part in text
+
+
+def test_a_step_of_the_users_own_is_run():
+    """A function that runs a step is used as it is, loss outside the model included."""
+    model = nn.Linear(4, 4)
+    x = torch.randn(2, 4)
+
+    def step():
+        loss = (model(x) * 0).sum().sqrt()
+        loss.backward()
+        return loss
+
+    origin = tt.locate_nonfinite(model, step)
+    assert origin.direction == "backward" and origin.site == "(outside the model)"
