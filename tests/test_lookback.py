@@ -151,9 +151,7 @@ def test_one_probe_keeps_the_row_now_and_another_its_tensors_later() -> None:
 
 def test_two_late_probes_take_what_is_theirs() -> None:
     """The first trigger writes the held row, the second only brings its own tensors; neither comes twice."""
-    recorder = Recorder(
-        [probe("a", keep=full(), when=HIGH), probe("a", keep=sample(2), when=nonfinite())], lookback=5
-    )
+    recorder = Recorder([probe("a", keep=full(), when=HIGH), probe("a", keep=sample(2), when=nonfinite())], lookback=5)
     written = play(recorder, [0, 0, 2, 0, float("nan")], probes=3)
     flat = [step for steps in written for step in steps]
     assert sorted(number for number, _ in rows(flat)) == [0, 1, 2, 3, 4]

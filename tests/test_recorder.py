@@ -73,7 +73,15 @@ def test_before_and_after_are_asked_once_a_step() -> None:
 
     steps = play(Recorder([probe("a", when=Watchful())]), [0, 0, 0])
     assert kept(steps) == {0: ["watchful"], 1: ["watchful"]}
-    assert asked == [("before", 0), ("after", 0), ("before", 1), ("after", 1), ("before", 2), ("after", 2), ("before", 3)]
+    assert asked == [
+        ("before", 0),
+        ("after", 0),
+        ("before", 1),
+        ("after", 1),
+        ("before", 2),
+        ("after", 2),
+        ("before", 3),
+    ]
 
 
 def test_every_closed_step_comes_out_with_its_metrics() -> None:

@@ -430,9 +430,12 @@ def test_the_handler_is_there_only_while_a_writer_lives() -> None:
 
 def test_recording_does_not_import_pandas(tmp_path: Path) -> None:
     """A process that records, seals and closes a run has not loaded pandas, polars or a framework for it."""
-    code = SCRIPT + """
+    code = (
+        SCRIPT
+        + """
 tap.close()
 loaded = {"pandas", "polars", "torch", "tensorflow", "jax", "duckdb"} & set(sys.modules)
 assert not loaded, loaded
 """
+    )
     subprocess.run([sys.executable, "-c", code, str(tmp_path), "exit"], check=True, timeout=60)

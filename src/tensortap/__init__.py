@@ -1,10 +1,14 @@
 """See every tensor inside a running network, and change nothing."""
 
+from tensortap.compare import compare
+from tensortap.diagnose import Rule, findings, rule
+from tensortap.diff import Diff, diff
 from tensortap.errors import TensortapError
+from tensortap.finding import Finding, Findings
 from tensortap.ledger import TensortapWarning
 from tensortap.look import capture, locate_nonfinite, sites, verify
 from tensortap.probes import Probe, probe
-from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats
+from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats, units
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.sinks.console import Console
 from tensortap.sinks.csv import Csv
@@ -22,6 +26,7 @@ from tensortap.triggers import (
     chance,
     every,
     first,
+    following,
     metric,
     nonfinite,
     powers_of,
@@ -32,11 +37,15 @@ from tensortap.watch import Tap, tap, watch
 __all__ = [
     "Console",
     "Csv",
+    "Diff",
+    "Finding",
+    "Findings",
     "JsonLines",
     "Memory",
     "Npy",
     "Probe",
     "Record",
+    "Rule",
     "Run",
     "Summary",
     "Tap",
@@ -48,8 +57,12 @@ __all__ = [
     "capture",
     "chance",
     "compact",
+    "compare",
+    "diff",
     "every",
+    "findings",
     "first",
+    "following",
     "full",
     "histogram",
     "locate_nonfinite",
@@ -60,12 +73,14 @@ __all__ = [
     "probe",
     "quantiles",
     "rows",
+    "rule",
     "sample",
     "sites",
     "spike",
     "stats",
     "summarize",
     "tap",
+    "units",
     "verify",
     "watch",
 ]

@@ -24,7 +24,9 @@ from tensortap.errors import TensortapError
 if TYPE_CHECKING:
     from tensortap.store.run import Run
 
+DIFFERS, TROUBLE = 1, 2  # of `diff`, as with diff(1)
 OURS, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 1, 70, 128 + signal.SIGINT, 128 + signal.SIGPIPE
+LEVELS: Final = ("info", "warning", "error")
 SORTS: Final = ("worst", "order", "name", "std", "absmax", "zeros", "nan")
 TARGETS: Final = ("csv", "jsonl", "npy")
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -135,6 +137,83 @@ def export(
         _print_json(done._asdict())
     else:
         click.echo(exporting.describe(done))
+
+
+@cli.command()
+@click.argument("a")
+@click.argument("b")
+@click.option("--map", "renames", multiple=True, metavar="OLD=NEW",
+              help="A module's name in A and in B, with all below it: 'h.*.attn=blocks.*.attention'.")  # fmt: skip
+@click.option("--rtol", type=click.FloatRange(0), help="Relative to scale, instead of what goes with the types.")
+@click.option("--atol", type=click.FloatRange(0), help="What may differ whatever the scale.  [default: 0]")
+@click.option("--site", "sites", multiple=True, metavar="PATTERN", help="Sites such as 'blocks.*.mlp:output'.")
+@click.option("--step", type=StepRange(), help="One step (-1: the last of A), or steps A up to B.")
+@click.option("--limit", type=click.IntRange(0), metavar="N", default=20, show_default=True,
+              help="At most so many rows; 0: all.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def diff(
+    ctx: click.Context, a: str, b: str, renames: tuple[str, ...], rtol: float | None, atol: float | None,
+    sites: tuple[str, ...], step: int | slice | None, limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Hold run B against run A: where do they first part, and by how much?
+
+    Exits with 0 when they agree within the tolerance, with 1 when they differ, with 2 when that cannot be said.
+    """
+    from tensortap.diff.runs import diff as hold
+    from tensortap.view.asked import steps_asked
+    from tensortap.view.differences import draw_diff
+    from tensortap.view.progress import waiting
+
+    try:
+        with waiting(f"comparing {a} and {b}") as advance:
+            first, second = _open(a), _open(b)
+            found = hold(first, second, map=renames, rtol=rtol, atol=atol, sites=list(sites) or None,
+                         steps=steps_asked(first, step), progress=advance)  # fmt: skip
+    except (TensortapError, OSError) as error:
+        _explain(error)
+        ctx.exit(TROUBLE)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        draw_diff(found, limit)
+    sys.stdout.flush()
+    ctx.exit(0 if found else DIFFERS)
+
+
+@cli.command()
+@click.argument("path", metavar="RUN")
+@click.option("--rule", "rules", multiple=True, metavar="NAME",
+              help="Only this rule; a rule of yours is 'module:name'.")  # fmt: skip
+@click.option("--reference", metavar="RUN", help="A run to hold it against: what has drifted?")
+@click.option("--fail-on", type=click.Choice(LEVELS), default="error", show_default=True, help="Exit with 1 from here on.")
+@click.option("--all", "every", is_flag=True, help="Show every finding, and why rules had no data.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def check(
+    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, fail_on: Any, every: bool, as_json: bool
+) -> None:
+    """Ask the rules what is wrong with a run, the worst first, where, and what people do about it.
+
+    Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when that cannot be said.
+    """
+    from tensortap.view.findings import draw_findings, findings_json, rules_asked
+    from tensortap.view.progress import waiting
+
+    try:
+        with waiting(f"checking {path}"):
+            run = _open(path)
+            found = run.findings(rules_asked(rules), reference and _open(reference))
+    except (TensortapError, OSError) as error:
+        _explain(error)
+        ctx.exit(TROUBLE)
+    failed = bool(found.at_least(fail_on))
+    if as_json:
+        _print_json(findings_json(run, found, failed))
+    else:
+        draw_findings(run, found, every)
+    sys.stdout.flush()
+    ctx.exit(1 if failed else 0)
 
 
 @cli.command()

@@ -82,10 +82,10 @@ def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None
     default = ["**", *(["**:param"] if any("param" in c.ports for c in candidates) else [])]
     chosen = _chosen(probes, default)
     backward = any(pattern.ports & _GRADIENTS for p in chosen for pattern in p.patterns)
-    with part_for(model, "compare").untouched(model, backward) as run:
-        with _same_random(), watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
-            run(batch)
-            tap.step()
+    untouched = part_for(model, "compare").untouched(model, backward)
+    with untouched as run, watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
+        run(batch)
+        tap.step()
 
 
 def _is_model(model: Any) -> bool:

@@ -7,13 +7,14 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, overload
+from typing import Any, Final, Literal, overload
 
 Severity = Literal["info", "warning", "error"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error")
 
 
-class Steps(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Steps:
     """When: the first and the last step it was seen at, and at how many."""
 
     first: int
@@ -31,12 +32,14 @@ class Steps(NamedTuple):
 class Finding:
     """One conclusion: which rule, how bad, where, when, by which numbers, and what people do about it.
 
+    A rule may leave its own name and severity empty; they are filled in.
+
     >>> print(Finding("all_zero", "warning", "fc:output", Steps(0, 9, 10), {}, "All 640 elements are zero."))
     warning all_zero at fc:output, steps 0–9: All 640 elements are zero.
     """
 
     rule: str
-    severity: Severity
+    severity: Severity | Literal[""]
     site: str
     steps: Steps | None
     evidence: Mapping[str, Any]
@@ -50,8 +53,7 @@ class Finding:
 
     def as_json(self) -> dict[str, Any]:
         """Itself as plain values; what is not finite is null."""
-        steps = self.steps and self.steps._asdict()
-        return {**asdict(self), "steps": steps, "evidence": _plain(self.evidence)}
+        return {**asdict(self), "evidence": _plain(self.evidence)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +71,8 @@ class Findings(Sequence[Finding]):
 
     @classmethod
     def of(cls, found: Iterable[Finding], rules: Iterable[str], skipped: Mapping[str, str]) -> Findings:
-        """Put the worst first; among equals the order in which they were found stays."""
-        ranked = sorted(found, key=lambda finding: -SEVERITIES.index(finding.severity))
+        """Put the worst first; among equals, what was seen first: a cause comes before what it causes."""
+        ranked = sorted(found, key=lambda f: (-_rank(f), f.steps.first if f.steps else math.inf))
         return cls(tuple(ranked), tuple(rules), MappingProxyType(dict(skipped)))
 
     @overload
@@ -89,7 +91,7 @@ class Findings(Sequence[Finding]):
     def at_least(self, severity: Severity) -> list[Finding]:
         """Those that are as bad as this, or worse."""
         least = SEVERITIES.index(severity)
-        return [finding for finding in self.found if SEVERITIES.index(finding.severity) >= least]
+        return [finding for finding in self.found if _rank(finding) >= least]
 
     def count(self, value: Any) -> int:
         """How many there are of a severity."""
@@ -113,6 +115,10 @@ class Findings(Sequence[Finding]):
         counts = {name: self.count(name) for name in SEVERITIES}
         findings = [finding.as_json() for finding in self.found]
         return {"counts": counts, "findings": findings, "rules": list(self.rules), "skipped": dict(self.skipped)}
+
+
+def _rank(finding: Finding) -> int:
+    return SEVERITIES.index(finding.severity or "warning")
 
 
 def _many(count: int, noun: str) -> str:

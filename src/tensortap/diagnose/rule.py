@@ -52,8 +52,9 @@ class Rule:
         """The same rule with other thresholds."""
         for name in thresholds:
             if name not in self.thresholds:
-                known = ", ".join(f"{key}={value!r}" for key, value in self.thresholds.items())
-                raise ProbeError(f"{self.name} has no threshold {name!r}.{suggest(name, self.thresholds)} It has {known}")
+                known = ", ".join(f"{key}={value!r}" for key, value in self.thresholds.items()) or "none"
+                hint = suggest(name, self.thresholds)
+                raise ProbeError(f"{self.name} has no threshold {name!r}.{hint} It has {known}")
         return replace(self, function=partial(self.function, **thresholds))
 
     def __call__(self, snapshot: Snapshot) -> Iterator[Finding]:

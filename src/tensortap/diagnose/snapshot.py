@@ -154,7 +154,8 @@ class Snapshot:
         """The sites of modules that have no modules inside, as far as is known."""
         found = self.sites(*ports, echoes=True)
         paths = {*self.modules, *(site.module for site in found)}
-        inner = {path[:i] for path in paths for i, c in enumerate(path) if c == "."} | ({""} if len(paths) > 1 else set())
+        inner = {path[:i] for path in paths for i, c in enumerate(path) if c == "."}
+        inner |= {""} if len(paths) > 1 else set()
         return [site for site in found if site.module not in inner]
 
     def histogram(self, site: Site, last: int = LAST) -> Histogram | None:
@@ -237,14 +238,14 @@ def _folded(table: Any, over: Iterable[Any]) -> Any:
 
 def _by_place(rows: Any) -> Iterator[tuple[Place, npt.NDArray[np.int64]]]:
     """The rows of each place."""
-    if not len(rows):
-        return
-    columns = [rows[name].to_pylist() for name in ("site", "port", "slot", "op")]
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for i, key in enumerate(zip(*columns, strict=True)):
-        groups.setdefault(key, []).append(i)
-    for key, index in groups.items():
-        yield Place(*key), np.array(index)
+    code = np.zeros(len(rows), np.int64)
+    for name in Place._fields:
+        words = pc.dictionary_encode(rows[name].combine_chunks())
+        words = words.combine_chunks() if isinstance(words, pa.ChunkedArray) else words
+        code = np.unique(code * max(len(words.dictionary), 1) + words.indices.to_numpy(), return_inverse=True)[1]
+    order = np.argsort(code, kind="stable")
+    for index in np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(rows) else ():
+        yield Place(*(rows[name][int(index[0])].as_py() for name in Place._fields)), index
 
 
 def _mean_by_step(steps: npt.NDArray[np.int64], values: Floats) -> tuple[npt.NDArray[np.int64], Floats]:

@@ -54,7 +54,9 @@ class Rename(NamedTuple):
         if not equals:
             raise PatternError(f"{text!r} maps nothing; write OLD=NEW, a module's name in the first run and the second")
         if len(_STARS.findall(old)) != len(_STARS.findall(new)):
-            raise PatternError(f"{text!r}: each * of {old!r} needs its own in {new!r}, such as 'h.*.attn=blocks.*.attention'")
+            raise PatternError(
+                f"{text!r}: each * of {old!r} needs its own in {new!r}, such as 'h.*.attn=blocks.*.attention'"
+            )
         pieces = ("(.*)" if "**" in p else "([^./]*)" if "*" in p else re.escape(p) for p in _STARS.split(old))
         return Rename(old, new, re.compile(rf"(?:{''.join(pieces)})((?:[./].*)?)" if old else "()(.*)", re.DOTALL))
 
@@ -91,7 +93,10 @@ def align(
     by: Literal["name", "order"] = "name"
     if len(pairs) + len(named) < ENOUGH * min(len(a), len(b)):
         look_a, look_b = looks()
-        named, by = _by_order([p for p in rest_a if p in look_a], [p for p in rest_b if p in look_b], look_a, look_b), "order"
+        named, by = (
+            _by_order([p for p in rest_a if p in look_a], [p for p in rest_b if p in look_b], look_a, look_b),
+            "order",
+        )
     pairs |= named
     pairs = {place: pairs[place] for place in a if place in pairs}
     return Alignment(pairs, by, tuple(_without(a, pairs)), tuple(_without(b, pairs.values())))
@@ -119,7 +124,7 @@ def _useless(rename: Rename, meant: Mapping[Place, str], a: Sequence[Place], b: 
     said = f"the map {rename.old}={rename.new}"
     if not meant:
         if any(rename.apply(place.site) is not None for place in b):
-            return f"{said}: {rename.old!r} is a name of the second run; the first run's name comes first: {rename.new}={rename.old}"
+            return f"{said} is the wrong way round: the first run's name comes first, {rename.new}={rename.old}"
         return f"{said} matches no site of the first run.{suggest(rename.old, (p.site for p in a))}"
     name = next(iter(meant.values()))
     return f"{said} makes {name!r}, of which the second run has no such port.{suggest(name, (p.site for p in b))}"

@@ -32,7 +32,7 @@ class Elements(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """The largest difference relative to its scale, how often it holds the tolerance, and what it is a difference of."""
+    """The largest difference: relative to its scale, in multiples of the tolerance, and what it is a difference of."""
 
     error: float
     excess: float
@@ -55,9 +55,12 @@ def elements(a: Array, b: Array, tolerance: Tolerance, rms: float | None = None)
     for x, y, same in _chunks(a, b):
         equal += int(np.count_nonzero(same))
         finite = np.isfinite(x) & np.isfinite(y)
-        misplaced += int(np.count_nonzero(~finite & ~same & ~((x == y) | (np.isnan(x) & np.isnan(y)))))
+        misplaced += int(np.count_nonzero(~finite & ~_alike(x, y)))
         x, y = x[finite], y[finite]
         if not x.size:
+            continue
+        if same.all():
+            squares[:3] += _dot(x * factor, x * factor)
             continue
         apart, size = np.abs(x - y), np.abs(x)
         max_abs = max(max_abs, float(apart.max()))
@@ -116,7 +119,7 @@ def rms_of(summary: Summary) -> float:
 
 
 class Distance(NamedTuple):
-    """Between two histograms: the share of elements that would have to move (total variation), and Kolmogorov–Smirnov."""
+    """Between histograms: the share of elements that would have to move (total variation), and Kolmogorov–Smirnov."""
 
     tv: float
     ks: float
@@ -139,8 +142,8 @@ def _shares(summary: Summary, first: int, last: int) -> npt.NDArray[np.float64]:
     assert summary.hist_counts is not None and summary.hist_offset is not None
     start = summary.hist_offset - first
     counts[start : start + len(summary.hist_counts)] = summary.hist_counts
-    parts = [[summary.neginf], counts[1::2][::-1], [summary.zeros], counts[::2], [summary.posinf, summary.nan]]
-    return np.concatenate(parts) / summary.numel
+    ends = (np.array([summary.neginf]), np.array([summary.zeros]), np.array([summary.posinf, summary.nan]))
+    return np.concatenate([ends[0], counts[1::2][::-1], ends[1], counts[::2], ends[2]]) / summary.numel
 
 
 # Element by element
@@ -152,11 +155,12 @@ def _chunks(a: Array, b: Array) -> Iterator[tuple[Array, Array, npt.NDArray[np.b
     for start in range(0, a.size, _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
         x, y = _double(a[part]), _double(b[part])
-        if bits is None:
-            same = (x == y) | (np.isnan(x) & np.isnan(y))
-        else:
-            same = (bits[0][part] == bits[1][part]).all(axis=1)
-        yield x, y, same
+        yield x, y, _alike(x, y) if bits is None else (bits[0][part] == bits[1][part]).all(axis=1)
+
+
+def _alike(x: Array, y: Array) -> npt.NDArray[np.bool_]:
+    """Of one value, NaN being one too."""
+    return np.asarray((x == y) | (np.isnan(x) & np.isnan(y)))
 
 
 def _bits(a: Array, b: Array) -> tuple[Array, Array] | None:
@@ -185,7 +189,9 @@ def _factor(a: Array, b: Array) -> float:
     for x in (a, b):
         size = np.abs(_double(x))
         top = max(top, float(np.max(size, where=np.isfinite(size), initial=0.0)))
-    return 1.0 if not top or 1 / _EXTREME < top < _EXTREME else math.ldexp(1.0, -max(-1000, min(1000, math.frexp(top)[1])))
+    return (
+        1.0 if not top or 1 / _EXTREME < top < _EXTREME else math.ldexp(1.0, -max(-1000, min(1000, math.frexp(top)[1])))
+    )
 
 
 def _rms(a: Array, factor: float) -> float:
@@ -198,7 +204,7 @@ def _rms(a: Array, factor: float) -> float:
 
 
 def _dot(x: Array, y: Array) -> float:
-    return float(np.vdot(x, y).real)
+    return float(np.einsum("i,i->", x.conj(), y).real)  # no BLAS: its threads get in each other's way on a busy machine
 
 
 def _largest(apart: Array, scale: Array) -> float:

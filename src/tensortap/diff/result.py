@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
@@ -65,8 +66,8 @@ class Pair:
 
     @property
     def unequal(self) -> bool:
-        """Whether anything at all differs: bits where elements were kept, else statistics."""
-        return self.excess > 0 or bool(self.error) or (self.bit_equal is not None and self.bit_equal < 1)
+        """Whether anything at all differs: bits where elements were kept, else statistics and histogram."""
+        return bool(self.excess or self.error or self.tv) or (self.bit_equal is not None and self.bit_equal < 1)
 
     @property
     def name(self) -> str:
@@ -80,11 +81,19 @@ class Pair:
         """By how much, in words."""
         if self.note:
             return self.note
-        if not self.rtol and not self.atol:
-            return f"not equal, as {dtypes(self)} is to be"
+        if math.isinf(self.error):
+            return "nothing but zeros in a, not so in b"
         what = "" if self.of == "elements" else f" in its {self.of}"
-        own = f"{dtypes(self)} tolerance of {text.number(self.rtol)}"
-        return f"off by {text.number(self.error)} of its scale{what}, {times(self.excess)} the {own}"
+        off = f"off by {text.number(self.error)} of its scale{what}"
+        return off if math.isinf(self.excess) else f"{off}, {times(self.excess)} the tolerance"
+
+    @property
+    def bound(self) -> str:
+        """The tolerance, in words."""
+        if not self.rtol and not self.atol:
+            return f"none, {dtypes(self)} is to be equal"
+        absolute = f" and {text.number(self.atol)}" if self.atol else ""
+        return f"{text.number(self.rtol)} of the scale{absolute} ({dtypes(self)})"
 
 
 SCHEMA: Final = pa.schema(
@@ -148,7 +157,7 @@ class Diff:
     steps_only_in_b: tuple[int, ...]
     alone_in_a: int
     alone_in_b: int
-    dtypes: Mapping[tuple[str, str], int]
+    dtypes: Mapping[tuple[str, str], tuple[str, ...]]
     shapes: int
     batches: tuple[Any, ...]
 
@@ -199,7 +208,7 @@ class Diff:
                 "steps_only_in_b": self.steps_only_in_b,
                 "alone_in_a": self.alone_in_a,
                 "alone_in_b": self.alone_in_b,
-                "dtypes": [{"a": a, "b": b, "sites": n} for (a, b), n in self.dtypes.items()],
+                "dtypes": [{"a": a, "b": b, "sites": sites} for (a, b), sites in self.dtypes.items()],
                 "shapes": self.shapes,
                 "rows": [row.to_dict() for row in self.rows],
             }
@@ -217,7 +226,8 @@ class Diff:
     def remarks(self) -> Iterator[str]:
         """What else there is to say: one line each."""
         if self.first:
-            yield f"{self.differing} of {many(len(self.rows), 'site')} differ beyond the tolerance"
+            count = f"{self.differing} of {many(len(self.rows), 'site')} differ"
+            yield f"{count}; the tolerance there is {self.first.bound}"
         causes = self._causes()
         if causes:
             yield f"its parameters differ: {listed(causes)}"
@@ -225,8 +235,8 @@ class Diff:
             yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
         if self.aligned_by == "order":
             yield "names differ: sites were aligned by order of execution and shape"
-        for (a, b), count in self.dtypes.items():
-            yield f"{_SHORT.get(a, a)} in a, {_SHORT.get(b, b)} in b: {many(count, 'site')}"
+        for (a, b), sites in self.dtypes.items():
+            yield f"{_SHORT.get(a, a)} in a, {_SHORT.get(b, b)} in b: {many(len(sites), 'site')}: {listed(sites)}"
         if self.shapes:
             yield f"another shape but as many elements, compared by statistics: {many(self.shapes, 'site')}"
         for run, sites in (("a", self.only_in_a), ("b", self.only_in_b)):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tensortap.diff.align import Alignment, Look, Renames, align, renames
 from tensortap.diff.kept import Shelf, common
 from tensortap.diff.metrics import elements, histograms, relative, rms_of, statistics
 from tensortap.diff.result import Diff, Pair, SiteDiff, batch_of
-from tensortap.diff.tolerance import Precision, Tolerance
+from tensortap.diff.tolerance import Precision, Tolerance, changed
 from tensortap.errors import PatternError, RunError
 from tensortap.step import Record
 from tensortap.store.chosen import Sites, Steps, places_matching, step_test
@@ -21,19 +20,20 @@ from tensortap.types import Place
 
 RunLike = Run | str | os.PathLike[str]
 _LOOKED_AT: Final = 8  # steps in which to look for a site's shape when names say nothing
+_ROWS_AT_ONCE: Final = 8192
 Key = tuple[int, Place, int]  # rank, place, call
 
 
 def diff(
     a: RunLike, b: RunLike, *, map: Renames = None, rtol: float | None = None, atol: float | None = None,
-    sites: Sites = None, steps: Steps = None,
+    sites: Sites = None, steps: Steps = None, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
     """Hold one run against another: where do they first part, and by how much?
 
-    Records are paired by site, call, rank and step. Sites are found by `map`, a mapping of module names in `a` to those in
-    `b` (with all below them; `*` is welcome); by name; and where fewer than half of the names match by order of
-    execution and shape. Elements are compared where both runs kept them. `rtol` and `atol` replace the tolerance that goes
-    with the types; `sites` and `steps` limit what is compared, as in `run.table`.
+    Records are paired by site, call, rank and step. Sites are found by `map`, a mapping of module names in `a` to
+    those in `b` (with all below them; `*` is welcome); by name; and where fewer than half of the names match by order
+    of execution and shape. Elements are compared where both runs kept them. `rtol` and `atol` replace the tolerance
+    that goes with the types; `sites` and `steps` limit what is compared, as in `run.table`.
     """
     first, second = (run if isinstance(run, Run) else open_run(run) for run in (a, b))
     wanted = step_test(steps)
@@ -45,10 +45,13 @@ def diff(
     aligned = align(*places, renames(map), lambda: (_looks(first, both), _looks(second, both)))
     aligned = _chosen(aligned, sites)
     found = _Found()
-    precision = Precision(rtol, atol)
-    for step in both:
+    precision = Precision(rtol, atol, changed=changed(_dtypes(first, second, aligned, both[0])))
+    sides = (_by_step(first, both, aligned.pairs), _by_step(second, both, aligned.pairs.values()))
+    for n, (records_a, records_b) in enumerate(zip(*sides, strict=True)):
+        progress(n, len(both))
         precision.next_step()
-        found.add(*_pairs(first, second, step, aligned, precision))
+        shelves = Shelf(first, both[n]), Shelf(second, both[n])
+        found.add(*_pairs(records_a, records_b, *shelves, aligned.pairs, precision))
     return found.diff(first, second, aligned, both, steps_a, steps_b)
 
 
@@ -65,6 +68,17 @@ def _looks(run: Run, steps: Sequence[int]) -> dict[Place, Look]:
         numbers = tuple(x if math.isfinite(x) else 0.0 for x in values)
         found.setdefault(place, Look(place.port, summary.shape, numbers))
     return found
+
+
+def _dtypes(a: Run, b: Run, aligned: Alignment, step: int) -> list[tuple[str, str]]:
+    """The types of activations and gradients in both runs; parameters often keep theirs when the rest is cast."""
+    names = ("site", "port", "slot", "dtype")
+    known = [
+        {Place(*where): dtype for *where, dtype in zip(*(table[n].to_pylist() for n in names), strict=True)}
+        for table in (run.table(steps=step, columns=names) for run in (a, b))
+    ]
+    pairs = ((known[0].get(x), known[1].get(y)) for x, y in aligned.pairs.items() if x.port != "param")
+    return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
 def _chosen(aligned: Alignment, sites: Sites) -> Alignment:
@@ -88,27 +102,32 @@ def _no_step(a: Run, b: Run, steps: Steps) -> str:
     return f"the runs have no step in common{'' if steps is None else f' among {steps}'}: {spans}"
 
 
-def _pairs(a: Run, b: Run, step: int, aligned: Alignment, precision: Precision) -> tuple[list[Pair], int, int]:
+def _pairs(
+    a: Mapping[Key, Record], b: Mapping[Key, Record], shelf_a: Shelf, shelf_b: Shelf, partners: Mapping[Place, Place],
+    precision: Precision,
+) -> tuple[list[Pair], int, int]:  # fmt: skip
     """One step's pairs in order of execution, and how many records of aligned sites have no partner in it."""
-    records_a, records_b = _by_key(a, step, aligned.pairs), _by_key(b, step, aligned.pairs.values())
-    shelf_a, shelf_b = Shelf(a, step), Shelf(b, step)
     pairs = []
-    for (rank, place, call), record in records_a.items():
-        other = records_b.get((rank, aligned.pairs[place], call))
+    for (rank, place, call), record in a.items():
+        other = b.get((rank, partners[place], call))
         if other is not None:
             tolerance = precision.tolerance(record.summary.dtype, other.summary.dtype, place.port)
             pairs.append(_compare(record, other, tolerance, shelf_a, shelf_b))
-    return pairs, len(records_a) - len(pairs), len(records_b) - len(pairs)
+    return pairs, len(a) - len(pairs), len(b) - len(pairs)
 
 
-def _by_key(run: Run, step: int, places: Iterable[Place]) -> dict[Key, Record]:
+def _by_step(run: Run, steps: Sequence[int], places: Iterable[Place]) -> Iterator[dict[Key, Record]]:
+    """The records of each step in order of execution, several steps read at once: a reading costs more than a row."""
     wanted = set(places)
-    records: dict[Key, Record] = {}
-    for record in sorted(run.records(steps=step), key=lambda r: (r.seq, r.rank)):
-        place = record.place._replace(op="")
-        if place in wanted and not record.recomputed:
-            records.setdefault((record.rank, place, record.call), record)
-    return records
+    at_once = max(1, _ROWS_AT_ONCE // max(len(wanted), 1))
+    for start in range(0, len(steps), at_once):
+        part = steps[start : start + at_once]
+        found: dict[int, dict[Key, Record]] = {step: {} for step in part}
+        for record in sorted(run.records(steps=part), key=lambda r: (r.seq, r.rank)):
+            place = record.place._replace(op="")
+            if place in wanted and not record.recomputed:
+                found[record.step].setdefault((record.rank, place, record.call), record)
+        yield from found.values()
 
 
 def _compare(a: Record, b: Record, tolerance: Tolerance, shelf_a: Shelf, shelf_b: Shelf) -> Pair:
@@ -132,7 +151,9 @@ def _compare(a: Record, b: Record, tolerance: Tolerance, shelf_a: Shelf, shelf_b
         known |= {name: getattr(found, name) for name in ("max_abs", "max_rel", "nl2", "cosine", "sqnr", "bit_equal")}
         known |= {"kept": part.kind, "elements": part.a.size}
         if found.excess >= gap.excess:
-            return Pair(**known, error=found.error, excess=found.excess, of="elements", note=_nonfinite(a, b, found.misplaced))
+            return Pair(
+                **known, error=found.error, excess=found.excess, of="elements", note=_nonfinite(a, b, found.misplaced)
+            )
     return Pair(**known, error=gap.error, excess=gap.excess, of=gap.of, note=_nonfinite(a, b, gap.of in ("nan", "inf")))
 
 
@@ -186,9 +207,14 @@ class _Found:
     ) -> Diff:
         """All of it, the worst site first."""
         if not self._sites:
-            raise RunError(f"no site of {a.path} has a partner in {b.path} at the same step; give a map of names: OLD=NEW")
+            raise RunError(
+                f"no site of {a.path} has a partner in {b.path} at the same step; give a map of names: OLD=NEW"
+            )
         rows = sorted(self._sites.values(), key=lambda row: (-row.worst.excess, -row.worst.error))
-        changed = Counter((r.worst.dtype, r.worst.dtype_b) for r in rows if r.worst.dtype != r.worst.dtype_b)
+        other: dict[tuple[str, str], list[str]] = {}
+        for worst in (row.worst for row in self._sites.values()):
+            if worst.dtype != worst.dtype_b:
+                other.setdefault((worst.dtype, worst.dtype_b), []).append(worst.site)
         common = set(both)
         return Diff(
             a=a.path,
@@ -204,7 +230,7 @@ class _Found:
             steps_only_in_b=tuple(s for s in steps_b if s not in common),
             alone_in_a=self._alone[0],
             alone_in_b=self._alone[1],
-            dtypes=dict(changed.most_common()),
+            dtypes={types: tuple(sites) for types, sites in other.items()},
             shapes=sum(r.worst.shape != r.worst.shape_b and r.worst.of != "shape" for r in rows),
             batches=tuple(self._batches),
         )

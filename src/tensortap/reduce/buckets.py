@@ -122,7 +122,7 @@ def quantile(
         rank = np.maximum(np.ceil(share * ends[-1]), 1)
         at = np.searchsorted(ends, rank)
         place = (rank - (ends[at] - number[at]) - 0.5) / number[at]
-        out = low[at] * (1 - place) + high[at] * place
+        out = np.clip(low[at] * (1 - place) + high[at] * place, minimum, maximum)
         out = np.where(share == 0, minimum, np.where(share == 1, maximum, out))
     return out if share.ndim else float(out)
 

@@ -101,7 +101,7 @@ def summarize(value: Any, *, histogram: bool = True) -> Summary:
     """The statistics and histogram of any array, tensor, list or number, in one pass over its memory.
 
     >>> print(summarize(np.arange(8, dtype=np.float32)))
-    [8] f32 mean 3.5 std 2.29 min 0 max 7 zeros 12.5% nan 0 ████████
+    [8] f32 mean 3.5 std 2.29 min 0 max 7 zeros 12.5% nan 0 ▅▅▅▅▄▄▄█
 
     Works for NumPy, PyTorch, TensorFlow and JAX values; complex numbers are taken by magnitude, quantised and
     sparse tensors by their values.

@@ -84,20 +84,21 @@ def claim(
     """Make the folder this run's; its `run.json` and the hold on this rank. Raises when it belongs to another run."""
     if resume and overwrite:
         raise RunError("resume=True and overwrite=True exclude each other; give one of them")
-    fresh = {**describe_process(), "launch": launch, **about}
     with alone(files.local.parent if files.local else None):
-        info = _join(files, rank, fresh, resume, overwrite)
+        info = _join(files, rank, {"launch": launch, **about}, resume, overwrite)
         folder = files.staging() / rank_folder(rank)
         files.make_folder(folder)
         return info, Lock(folder / LOCK)
 
 
-def _join(files: Files, rank: int, fresh: dict[str, Any], resume: bool, overwrite: bool) -> dict[str, Any]:
+def _join(files: Files, rank: int, about: Mapping[str, Any], resume: bool, overwrite: bool) -> dict[str, Any]:
     for _ in range(3):
-        if _create(files, fresh):
-            return fresh
+        if not files.exists(RUN_JSON):
+            fresh = {**describe_process(), **about}
+            if _create(files, fresh):
+                return fresh
         known = read_info(files)
-        if resume or (known["launch"] == fresh["launch"] and not files.exists(rank_folder(rank))):
+        if resume or (known.get("launch") == about["launch"] and not files.exists(rank_folder(rank))):
             return known
         if not overwrite:
             raise RunExistsError(_exists(files))
@@ -107,8 +108,6 @@ def _join(files: Files, rank: int, fresh: dict[str, Any], resume: bool, overwrit
 
 def _create(files: Files, info: Mapping[str, Any]) -> bool:
     """Put `run.json` there unless there is one: exactly one process of a launch succeeds."""
-    if files.exists(RUN_JSON):
-        return False
     names = [name for name in files.list() if not name.startswith(".")]
     if names and not files.exists(_TAKEN):
         raise RunError(

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.errors import MissingExtraError, RunError, suggest
+from tensortap.finding import Findings
 from tensortap.reduce.summary import Summary
 from tensortap.step import Record
 from tensortap.store import layout
@@ -45,6 +46,8 @@ class Run:
     >>> run = tt.open("runs/exp1")                                      # doctest: +SKIP
     >>> run.series("blocks.3.mlp", "std")                               # doctest: +SKIP
     """
+
+    diagnose: ClassVar[Callable[..., Findings]]  # set by tensortap.diagnose: rules read runs, runs know no rules
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.files = Files(path)
@@ -188,6 +191,13 @@ class Run:
     def kept(self, step: int) -> list[Held]:
         """What was kept of tensors at a step, each with how to read it: for choosing among them before reading."""
         return settled(lambda: [h for h in self._vault.all(self.ranks, step) if h.key.step == step])
+
+    def findings(self, rules: Any = None, reference: Any = None) -> Findings:
+        """What rules conclude, the worst first: all of them, or those given as names, rules or functions.
+
+        `reference` is a run to hold this one against.
+        """
+        return self.diagnose(self, rules, reference)
 
     def sql(self, query: str) -> Any:
         """Ask DuckDB about the tables `records` and `metrics`; the answer is a `pyarrow.Table`."""

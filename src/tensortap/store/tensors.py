@@ -107,9 +107,10 @@ class TensorReader:
         fields = TensorKey._fields
         return {n: TensorKey(**{f: entry[f] for f in fields if f in entry}) for n, (_, entry) in self.entries.items()}
 
-    def read(self, name: str) -> Array:
-        """One tensor, as an array of its own."""
+    def read(self, name: str, file: IO[bytes] | None = None) -> Array:
+        """One tensor, as an array of its own; out of `file` when the first one was closed meanwhile."""
         header, entry = self.entries[name]
         begin, end = header["data_offsets"]
-        self._file.seek(self._data + begin)
-        return array_of_bytes(entry["dtype"], entry["shape"], self._file.read(end - begin))
+        source = file or self._file
+        source.seek(self._data + begin)
+        return array_of_bytes(entry["dtype"], entry["shape"], source.read(end - begin))

@@ -90,15 +90,16 @@ class Vault:
     def _of_file(self, name: str) -> Iterator[tuple[str, Held]]:
         try:
             with self._files.open(name) as file:
-                keys = TensorReader(file).keys()
+                reader = TensorReader(file)
+                keys = reader.keys()
         except FileNotFoundError:
             raise
         except (OSError, ValueError, TypeError, KeyError):
             self.damaged.add(name)
             return
         for tensor, key in keys.items():
-            yield tensor, Held(key, lambda tensor=tensor: self._read(name, tensor))  # type: ignore[misc]
+            yield tensor, Held(key, lambda tensor=tensor: self._read(name, reader, tensor))  # type: ignore[misc]
 
-    def _read(self, name: str, tensor: str) -> Array:
+    def _read(self, name: str, reader: TensorReader, tensor: str) -> Array:
         with self._files.open(name) as file:
-            return TensorReader(file).read(tensor)
+            return reader.read(tensor, file)

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.torch import modules, unseen
 from tensortap.adapters.torch.gradients import InputEdges
-from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook
+from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook, tracing
 from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
@@ -77,7 +77,8 @@ class TorchAdapter:
             next((hooks for path, hooks in fused.items() if _within(paths, path)), plain).add(module, puts, bits, paths)
         self._sets = [plain, *fused.values()]
         self._parameters = self._attach_parameters(root)
-        self._compiled = unseen.compiled_frames()
+        self._refused = self._scripted(root)
+        self._compiled = unseen.compiled_graphs()
         self.arm()
 
     def arm(self) -> None:
@@ -124,7 +125,7 @@ class TorchAdapter:
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named, and its gradient."""
-        return is_compiling() or self._names.see(name, value)
+        return is_compiling() or tracing() is not None or self._names.see(name, value)
 
     def unseen(self) -> dict[str, str]:
         """Modules, ports and names that were wanted but never seen."""
@@ -132,7 +133,7 @@ class TorchAdapter:
             self._recorder.ledger.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
         found = unseen.explain(self._ports, self._root(), fused, self._compiled)
-        return found | self._names.unseen()
+        return found | self._refused | self._names.unseen(unseen.compiled_graphs() > self._compiled)
 
     def _model(self) -> nn.Module:
         root = self._root()
@@ -146,8 +147,9 @@ class TorchAdapter:
     def _hooks(self, root: nn.Module) -> Iterable[tuple[nn.Module, Puts, int, list[str]]]:
         """For each module that a probe wants: how to put its hooks on, for which probes, and all its names."""
         names: dict[nn.Module, list[str]] = {}
+        compiled = modules.compiled_paths(root)
         for path, module in modules.modules_of(root):
-            if not modules.is_scripted(module):
+            if not modules.why_not(module):
                 names.setdefault(module, []).append(path)
         for module, paths in names.items():
             ports = {
@@ -155,7 +157,7 @@ class TorchAdapter:
                 for kind in modules.MODULE_PORTS
                 if (found := [p for path in paths if (p := self._port(path, kind)) is not None])
             }
-            if ports:
+            if ports and not compiled.issuperset(paths):
                 bits = 0
                 for port in (port for group in ports.values() for port in group):
                     bits |= port.bits
@@ -168,6 +170,16 @@ class TorchAdapter:
         after = AfterHook(self._taker, self._finder, ports, before)
         puts: Puts = [partial(_put_before, hook=before)] if before.bits else []
         return [*puts, partial(_put_after, hook=after, always_call=bool(before.grad_inputs))]
+
+    def _scripted(self, root: nn.Module) -> dict[str, str]:
+        """What the probes would want if it could be tapped."""
+        found = [modules.candidate(path, m) for path, m in modules.modules_of(root) if modules.is_scripted(m)]
+        return {
+            f"{candidate.path}:{port}": modules.SCRIPTED
+            for candidate in found
+            for port in candidate.ports
+            if self._wanted.of_late(self._recorder, candidate, port)
+        }
 
     def _attach_parameters(self, root: nn.Module) -> ParameterTaps:
         owners = modules.owners_of(root)

@@ -17,6 +17,7 @@ from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.recorder import OpenStep, Point
 
 backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
+tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what we ask of a tensor
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
 
@@ -63,7 +64,7 @@ class OutputHook(Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """After the module's forward."""
-        if is_compiling():
+        if is_compiling() or tracing():
             return
         steps, taker = self.steps, self.taker
         step = steps.current() if steps.spread else taker.recorder.current
@@ -94,7 +95,7 @@ class BeforeHook(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before the module's forward."""
-        if is_compiling():
+        if is_compiling() or tracing():
             return
         step = self.steps.current()
         if not step.armed & self.bits:
@@ -129,7 +130,7 @@ class AfterHook(Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """After the module's forward; after a failed one too, where something was noted before it."""
-        if is_compiling():
+        if is_compiling() or tracing():
             return
         noted = self.before and self.before.edges.recall(self.before)
         step = self.steps.current()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections.abc import Iterator
 from typing import Any, Final
@@ -16,6 +15,7 @@ from tensortap.sites import Candidate
 MODULE_PORTS: Final = ("output", "input", "grad_output", "grad_input")
 PARAMETER_PORTS: Final = ("param", "grad", "update")
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
+CONTAINER: Final = "is only a container and never called; tap what is in it"
 COMPILED: Final = "lies in a compiled region, where hooks do not run"
 BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
 
@@ -38,37 +38,48 @@ def owners_of(root: nn.Module) -> dict[str, Owner]:
 
 def candidates_of(root: nn.Module) -> list[Candidate]:
     """What can be tapped."""
-    found = [
-        Candidate(path, _types(module), MODULE_PORTS, leaf=not any(True for _ in module.children()))
-        for path, module in modules_of(root)
-        if not is_scripted(module)
-    ]
+    found = [candidate(path, module) for path, module in modules_of(root) if not why_not(module)]
     return found + [Candidate(name, ("Parameter",), PARAMETER_PORTS) for name in owners_of(root)]
+
+
+def candidate(path: str, module: nn.Module) -> Candidate:
+    """A module as patterns see it."""
+    return Candidate(path, _types(module), MODULE_PORTS, leaf=not any(True for _ in module.children()))
 
 
 def untappable(root: nn.Module) -> dict[str, str]:
     """What cannot be tapped, each with the reason."""
-    return {path: SCRIPTED for path, module in modules_of(root) if is_scripted(module)}
+    return {path: why for path, module in modules_of(root) if (why := why_not(module))}
+
+
+def why_not(module: nn.Module) -> str:
+    """Why a module can have no hooks that would ever run; empty when it can."""
+    if is_scripted(module):
+        return SCRIPTED
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+        return ""
+    return CONTAINER if type(module).forward is nn.Module.forward else ""
 
 
 def why_unseen(root: nn.Module, path: str) -> str:
     """Why a module's hooks never ran, where its place in the tree tells."""
-    found = [(root, "")]
-    for name in path.split(".") if path else []:
-        found.append((getattr(found[-1][0], name), name))
-    if any(is_compiled(module) for module, _ in found):
+    if path in compiled_paths(root):
         return COMPILED
-    for (parent, _), (_, name) in itertools.pairwise(found):
-        if isinstance(parent, nn.MultiheadAttention) and name == "out_proj":
-            return BY_WEIGHT
-        if is_scripted(parent):
-            return SCRIPTED
-    return ""
+    parent, _, name = path.rpartition(".")
+    by_weight = name == "out_proj" and isinstance(root.get_submodule(parent), nn.MultiheadAttention)
+    return BY_WEIGHT if by_weight else ""
 
 
-def is_compiled(module: nn.Module) -> bool:
-    """Whether calls of the module run what torch.compile made of it."""
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+def compiled_paths(root: nn.Module) -> set[str]:
+    """The modules whose calls run inside what torch.compile made: hooks there see nothing, and cost compilations."""
+    found: set[str] = set()
+    inside: set[str] = set()  # whose parts are compiled
+    for path, module in modules_of(root):  # parents come first
+        if module._compiled_call_impl is not None or (path and path.rpartition(".")[0] in inside):
+            found.add(path)
+        if path in found or type(module).__name__ == "OptimizedModule":
+            inside.add(path)
+    return found
 
 
 def is_scripted(module: nn.Module) -> bool:

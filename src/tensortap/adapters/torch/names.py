@@ -20,6 +20,7 @@ from tensortap.sites import Candidate
 
 PORTS: Final = ("output", "grad_output")
 NO_VALUE: Final = "no value of this name was tapped"
+UNLESS_COMPILED: Final = ", unless inside a region that torch.compile made"
 
 
 class _Name(NamedTuple):
@@ -50,11 +51,12 @@ class NamedValues:
             await_outputs(self._taker, self._steps, [known.gradient], value, step, self._count(known.gradient, step))
         return bool(tensors)
 
-    def unseen(self) -> dict[str, str]:
+    def unseen(self, compiled: bool) -> dict[str, str]:
         """Patterns that could only mean named values, and found none."""
+        why = NO_VALUE + (UNLESS_COMPILED if compiled else "")
         seen = [Candidate(name, (), PORTS) for name in self._known]
         waiting = [p for probe in self._wanted.probes for p in probe.patterns if p.is_op and p.kind == "path"]
-        return {p.text: NO_VALUE for p in waiting if not any(p.matches(c, port) for c in seen for port in PORTS)}
+        return {p.text: why for p in waiting if not any(p.matches(c, port) for c in seen for port in PORTS)}
 
     def _decide(self, name: str) -> _Name:
         candidate = Candidate(name, (), PORTS)

@@ -57,6 +57,7 @@ class ScriptWatcher:
         self._losses = Losses()
         self._kinds: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[nn.Module]] = {}
+        self._late: dict[int, list[int]] = {}  # the pre-hooks that each model got while it was being called
         self._local = _Local()
         self._lock = threading.RLock()
         self._home: int | None = None  # the thread whose calls make the steps; others have steps of their own
@@ -128,8 +129,8 @@ class ScriptWatcher:
 
     def _meet(self, module: nn.Module, outside: bool) -> list[int]:
         with self._lock:
-            if id(module) in self._kinds:  # another thread was first
-                return []
+            if id(module) in self._kinds:  # another thread was first, but this call began before it
+                return self._late.get(id(module), [])
             if not has_parameters(module):
                 if isinstance(module, _Loss) and outside:
                     self._handles.append(module.register_forward_hook(Measured(self._losses)))
@@ -142,16 +143,18 @@ class ScriptWatcher:
                 return self._pass_by(module, f"came after {MOST_MODELS} other models")
             before = set(module._forward_pre_hooks)
             self._watch(module)
-            return [key for key in module._forward_pre_hooks if key not in before]
+            self._late[id(module)] = [key for key in module._forward_pre_hooks if key not in before]
+            for each in module.children():
+                for part in each.modules():
+                    self._note(part, _PART)
+            self._track(module)  # the last: until it is known, other threads that call it wait for the lock
+            return self._late[id(module)]
 
     def _watch(self, module: nn.Module) -> None:
         self._home = threading.get_ident() if self._home is None else self._home
         name = name_of(module, sys._getframe())
         prefix = self._free(name) if self.models.members or several(module) else ""
         model = Model(module, name, prefix, self._home)
-        for each in module.modules():
-            self._note(each, _PART)
-        self._track(module)
         if not self._wants(model):
             self.left_out[model.name] = "has none of the sites asked for"
             return
@@ -184,7 +187,7 @@ class ScriptWatcher:
 
     def _track(self, module: nn.Module) -> None:
         """From now on know when a call of it, from outside any model, is over."""
-        if self._kinds[id(module)] != _MODEL:
+        if self._kinds.get(id(module)) != _MODEL:
             self._handles.append(_put_after(module, _Left(self._local)))
             self._note(module, _MODEL)
 
@@ -195,8 +198,8 @@ class ScriptWatcher:
         self._kinds[key] = max(kind, self._kinds.get(key, _OTHER))
 
     def _gone(self, key: int) -> None:
-        self._refs.pop(key, None)
-        self._kinds.pop(key, None)
+        for table in (self._refs, self._kinds, self._late):
+            table.pop(key, None)
 
     # Steps
 

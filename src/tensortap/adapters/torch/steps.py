@@ -13,7 +13,7 @@ from torch import nn
 from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Clock
-from tensortap.adapters.torch.hooks import Hook, backward_task
+from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.recorder import OpenStep, Recorder
 
@@ -53,6 +53,7 @@ class StepFinder:
     def __init__(self, recorder: Recorder, clock: Clock, collecting: Callable[[], bool] = lambda: True) -> None:
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
         self._called = False
+        self._by_optimizer = False
         self.recorder = recorder
         self._clock = clock
         self._collecting = collecting
@@ -65,7 +66,7 @@ class StepFinder:
     @property
     def lost(self) -> bool:
         """Whether nothing has shown where steps begin and end."""
-        return not self._called and not self._clock.explicit
+        return not (self._called or self._by_optimizer or self._clock.explicit)
 
     def current(self) -> OpenStep:
         """The step that what is seen now belongs to."""
@@ -125,6 +126,10 @@ class StepFinder:
         """The optimizer has used the gradients."""
         lane = self._lane()
         lane.stepped, lane.stepping = True, False
+        if not self._called and not self._clock.explicit:  # a compiled root runs no hooks: this alone shows the steps
+            self._by_optimizer = True
+            self.recorder.current.phase = "train"
+            self._clock.advance()
 
     def closed(self, step: OpenStep) -> None:
         """A step was closed, by whomever."""
@@ -234,7 +239,7 @@ class RootBefore(Hook):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Before the forward."""
-        if is_compiling():
+        if is_compiling() or tracing():
             return
         try:
             self.finder.root_called(module)
@@ -253,7 +258,7 @@ class RootAfter(Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """After the forward, or after its failure."""
-        if is_compiling():
+        if is_compiling() or tracing():
             return
         try:
             self.finder.root_returned(output)

@@ -25,14 +25,14 @@ NOT_CALLED: Final = (
 
 def explain(ports: Iterable[Port], root: nn.Module | None, fused: Collection[str], compiled: int) -> dict[str, str]:
     """The ports that saw nothing, each with the reason where it is known."""
-    default = MAYBE_COMPILED if compiled_frames() > compiled else NEVER
+    default = MAYBE_COMPILED if compiled_graphs() > compiled else NEVER
     return {f"{port.path}:{port.port}": _why(port, root, fused, default) for port in ports if not port.seen}
 
 
-def compiled_frames() -> int:
-    """How many functions torch.compile has compiled so far in this process."""
+def compiled_graphs() -> int:
+    """How many graphs torch.compile has made so far in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["frames"]["ok"]) if dynamo is not None else 0
+    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
 def _why(port: Port, root: nn.Module | None, fused: Collection[str], default: str) -> str:

@@ -1,0 +1,44 @@
+"""Ask rules about a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from tensortap.diagnose.rule import Looks, NoData, Rule, as_rules
+from tensortap.diagnose.snapshot import Snapshot
+from tensortap.finding import Finding, Findings
+from tensortap.store.run import Run, open_run
+
+Rules = Iterable[Rule | Looks | str] | Rule | Looks | str | None
+Given = Run | str | os.PathLike[str]
+
+
+def findings(run: Given, rules: Rules = None, reference: Given | None = None) -> Findings:
+    """What the rules conclude from a run, the worst first; those without data are in `skipped`.
+
+    `rules` are names, rules or functions; none means all that are registered. `reference` is a run to hold this one
+    against, for rules such as `drift`.
+    """
+    snapshot = Snapshot(_opened(run), None if reference is None else _opened(reference))
+    found: list[Finding] = []
+    looked: list[str] = []
+    skipped: dict[str, str] = {}
+    for rule in as_rules(rules):
+        try:
+            found.extend(rule(snapshot))
+            looked.append(rule.name)
+        except NoData as reason:
+            skipped[rule.name] = str(reason)
+        except Exception as error:
+            error.add_note(f"in the rule {rule.name!r}")
+            raise
+    return Findings.of(found, looked, skipped)
+
+
+def _opened(run: Given) -> Run:
+    return run if isinstance(run, Run) else open_run(run)
+
+
+# A run offers `run.findings()` without knowing who answers: importing this module from there would point upwards.
+Run.diagnose = staticmethod(findings)

@@ -1,0 +1,152 @@
+"""Activations that stopped working: dead units, saturated layers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import text
+from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, lately, relu_like
+from tensortap.diagnose.snapshot import LAST, Site, Snapshot
+from tensortap.finding import Finding, Steps
+from tensortap.reduce.buckets import edges
+
+REVIVE: Final = "People lower the learning rate, initialise by He, use LeakyReLU or GELU, or normalise before the ReLU."
+_DESATURATE: Final = "People make the initial weights smaller (Xavier), normalise before it, or use another activation."
+_BOUNDED: Final = {"Tanh": "tanh", "tanh": "tanh", "Sigmoid": "sigmoid", "sigmoid": "sigmoid"}
+
+
+@rule("dead_units", needs=("output", "input", "grad"))
+def dead_units(
+    snapshot: Snapshot, *, active: float = 0.01, dead: float = 0.5, some: float = 0.1, zeros: float = 0.98,
+    zero_gradients: float = 0.7,
+) -> Iterator[Finding]:  # fmt: skip
+    """Units of a ReLU that hardly ever fire: less than `active` of the time, more than `dead` of the layer.
+
+    With `units()` kept this is exact for each unit (DeadRelu of SageMaker Debugger), and more than `some` is noted.
+    Without it a layer is judged by its share of zeros, and the layer before a ReLU by that of its weight's gradient
+    (AutoTrainer).
+    """
+    shown = [site for site in snapshot.sites("output", "input") if relu_like(site)]
+    kept = snapshot.tensors("units", last=LAST)
+    reported = set()
+    for site in shown:
+        found = _by_unit(site, kept[site.place], active, dead, some) if site.place in kept else _by_zeros(site, zeros)
+        reported.add(site.module)
+        if found:
+            yield found
+    for site in _before_relu(snapshot, reported):
+        yield from _by_gradient(site, zero_gradients)
+
+
+def _by_unit(
+    site: Site, kept: list[tuple[int, npt.NDArray[Any]]], active: float, dead: float, some: float
+) -> Finding | None:
+    width = kept[-1][1].shape[1]
+    fitting = [(step, array[0]) for step, array in kept if array.shape[1] == width]
+    firing = np.mean([array for _, array in fitting], axis=0)
+    silent = np.flatnonzero(firing < active)
+    if len(silent) <= some * width:
+        return None
+    steps = sorted({step for step, _ in fitting})
+    return site.finding(
+        Steps(steps[0], steps[-1], len(steps)),
+        f"{len(silent)} of {width} units are dead: each fired for less than {text.percent(active, 1)} of its elements.",
+        REVIVE, severity="warning" if len(silent) > dead * width else "info",
+        dead=len(silent), units=width, share=len(silent) / width, which=silent[:32].tolist(),
+    )  # fmt: skip
+
+
+def _by_zeros(site: Site, zeros: float) -> Finding | None:
+    held = lately(site.zeros >= zeros, LAST)
+    if not held.any():
+        return None
+    share = float(site.zeros[held].mean())
+    message = f"{text.percent(share, 1)} of {int(site['numel'][-1])} elements are zero after the ReLU."
+    advice = f"{REVIVE} tt.probe(..., keep=tt.units()) tells which units."
+    return site.finding(held, message, advice, zeros=share)
+
+
+def _before_relu(snapshot: Snapshot, reported: set[str]) -> list[Site]:
+    """Gradients of the weights of layers whose next module is a ReLU that was not recorded itself."""
+    paths = list(snapshot.modules)
+    after = dict(pairwise(paths))
+    return [
+        site
+        for site in snapshot.sites("grad")
+        if site.type.startswith(WEIGHTED) and len(site.shape) > 1 and after.get(site.module, "") not in reported
+        if snapshot.modules.get(after.get(site.module, "")) in RELUS
+    ]
+
+
+def _by_gradient(site: Site, zero_gradients: float) -> Iterator[Finding]:
+    held = lately(site.zeros >= zero_gradients, LAST)
+    if held.any():
+        share = float(site.zeros[held].mean())
+        message = f"{text.percent(share, 1)} of the weight's gradient is zero: so many units never fired in a batch."
+        yield site.finding(held, message, REVIVE, zeros=share)
+
+
+@rule("saturated", needs=("output", "input"))
+def saturated(
+    snapshot: Snapshot, *, share: float = 0.5, margin: float = 1 / 16, tanh: float = 9.5,
+    sigmoid: tuple[float, float] = (-23.0, 17.0),
+) -> Iterator[Finding]:  # fmt: skip
+    """More than `share` of a tanh's or sigmoid's output lies within `margin` of its bounds, where gradients vanish.
+
+    Where only its input was recorded: outside ±`tanh` or `sigmoid` (SageMaker Debugger). The model's own output is
+    only noted: a sure classifier is no fault.
+    """
+    sites = [site for site in snapshot.sites("output", "input") if site.type in _BOUNDED]
+    if not sites:
+        raise NoData("no tanh or sigmoid module was recorded")
+    final = snapshot.sites("output")[-1:] if snapshot.modules else []
+    outputs = {site.module for site in sites if site.place.port == "output"}
+    for site in sites:
+        kind = _BOUNDED[site.type]
+        if site.place.port == "output":
+            part, way = _near_bounds(snapshot, site, kind, margin)
+            where = f"within {text.number(margin)} of the bounds"
+        elif site.module not in outputs:
+            low, high = (-tanh, tanh) if kind == "tanh" else sigmoid
+            part, way = _outside(snapshot, site, low, high), "from the histogram"
+            where = f"from inputs outside {text.number(low)} to {text.number(high)}"
+        else:
+            continue
+        if part > share:
+            least = "At least " if way.startswith("at least") else ""
+            said = f"{least}{text.percent(part, 1)} of the {kind}'s output is {where}."
+            note = "info" if site in final else ""
+            yield site.finding(_now(site), said, _DESATURATE, severity=note, share=part, known=way)
+
+
+def _now(site: Site) -> Steps:
+    last = site.steps[-LAST:]
+    return Steps(int(last[0]), int(last[-1]), len(last))
+
+
+def _near_bounds(snapshot: Snapshot, site: Site, kind: str, margin: float) -> tuple[float, str]:
+    histogram = snapshot.histogram(site)
+    if histogram is not None:
+        low = histogram.share(0.0, margin) if kind == "sigmoid" else 0.0
+        return low + histogram.share(1 - margin, np.inf), "from the histogram"
+    # Without one, from the mean square of the output, stretched to ±1, by Markov's inequality: at least so many.
+    finite = np.maximum(site["numel"] - site["nan"], 1)[-LAST:]
+    square, mean = (site["l2"][-LAST:] ** 2 / finite).mean(), site["mean"][-LAST:].mean()
+    bound = 1 - (2 if kind == "sigmoid" else 1) * margin
+    square = 4 * square - 4 * mean + 1 if kind == "sigmoid" else square
+    return max(0.0, float((square - bound**2) / (1 - bound**2))), "at least, from mean and L2"
+
+
+def _outside(snapshot: Snapshot, site: Site, low: float, high: float) -> float:
+    histogram = snapshot.histogram(site)
+    if histogram is None:
+        return 0.0
+    low_edge, high_edge = edges(histogram.offset + np.arange(len(histogram.counts)))
+    beyond = (high_edge <= low) | (low_edge >= high)
+    return float(histogram.counts[beyond].sum() / max(histogram.finite, 1))

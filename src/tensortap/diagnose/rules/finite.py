@@ -1,0 +1,109 @@
+"""NaN and Inf: where they came from first, and how far they got."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow.compute as pc
+
+from tensortap import text
+from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.snapshot import Snapshot
+from tensortap.finding import Finding, Steps
+from tensortap.types import Place
+
+_LIGHT: Final = ("step", "rank", "seq", "site", "port", "slot", "op", "numel", "nan", "posinf", "neginf", "dtype")
+ADVICE: Final = (
+    "Look at what went into this site one step earlier (tt.watch(..., lookback=5) keeps it); usual causes are log or "
+    "division of 0, overflow in half precision, and too high a learning rate."
+)
+
+
+@rule("nonfinite", severity="error")
+def nonfinite(snapshot: Snapshot) -> Iterator[Finding]:
+    """NaN or Inf in a tensor or metric; the first by step, rank and order of execution leads.
+
+    A batch that was not finite when it came in leads before what it spoilt. Tensors that hold −Inf and nothing worse at
+    every step, as attention masks do, are only noted.
+    """
+    rows = _bad_rows(snapshot)
+    masks = _masks(snapshot, rows)
+    events = [row for row in rows if _name(row) not in masks]
+    if events:
+        yield _lead(events)
+    elif bad := _bad_metrics(snapshot):
+        yield bad
+    if masks and not events:
+        yield _mask_note(snapshot, masks)
+    if not snapshot.places and not snapshot.metrics:
+        raise NoData("nothing was recorded")
+
+
+def _bad_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
+    table = snapshot.run.table(columns=list(_LIGHT))
+    bad = pc.add(pc.add(table["nan"], table["posinf"]), table["neginf"])
+    return list(table.filter(pc.greater(bad, 0)).to_pylist())
+
+
+def _masks(snapshot: Snapshot, rows: list[dict[str, Any]]) -> set[str]:
+    """Sites that hold −Inf, and nothing worse, at every step."""
+    names = {_name(row) for row in rows} - {_name(row) for row in rows if row["nan"] or row["posinf"]}
+    ports = {row["port"] for row in rows if _name(row) in names}
+    sites = [site for port in ports for site in snapshot.sites(port, echoes=True)]
+    return {str(site) for site in sites if str(site) in names and np.all(site["neginf"] > 0)}
+
+
+def _name(row: dict[str, Any]) -> str:
+    return str(Place(row["site"], row["port"], row["slot"]))
+
+
+def _lead(events: list[dict[str, Any]]) -> Finding:
+    first = min(events, key=lambda row: (row["step"], row["rank"], row["seq"]))
+    first = _given(first, events)
+    others = list(dict.fromkeys(name for row in events if (name := _name(row)) != _name(first)))
+    steps = sorted({row["step"] for row in events})
+    what = " and ".join(
+        f"{text.percent(count, first['numel'])} {word}"
+        for word, count in (("NaN", first["nan"]), ("Inf", first["posinf"] + first["neginf"]))
+        if count
+    )
+    rank = f" on rank {first['rank']}" if first["rank"] else ""
+    spread = f"; spread to {len(others)} other site{'s' * (len(others) > 1)} by step {steps[-1]}" if others else ""
+    evidence = {name: first[name] for name in ("step", "rank", "seq", "numel", "nan", "posinf", "neginf", "dtype")}
+    evidence |= {"spread": len(others), "to": others[:8]}
+    return Finding(
+        "", "error", _name(first), Steps(steps[0], steps[-1], len(steps)), evidence,
+        f"{what} of {first['numel']} elements, first at step {first['step']}{rank}{spread}.", ADVICE,
+    )  # fmt: skip
+
+
+def _given(first: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
+    """The outermost input around the first site, if it was bad already: a module's input is noted after its inside."""
+    path = first["site"]
+    around = [
+        row
+        for row in events
+        if (row["step"], row["rank"], row["port"]) == (first["step"], first["rank"], "input")
+        and (not row["site"] or path == row["site"] or path.startswith(f"{row['site']}."))
+    ]
+    forward = first["port"] in ("output", "input")
+    return min(around, key=lambda row: len(row["site"])) if around and forward else first
+
+
+def _bad_metrics(snapshot: Snapshot) -> Finding | None:
+    for name, (steps, values) in snapshot.metrics.items():
+        bad = ~np.isfinite(values)
+        if bad.any():
+            when = Steps(int(steps[bad][0]), int(steps[bad][-1]), int(bad.sum()))
+            message = f"The metric {name} is {values[bad][0]:g} first at step {when.first}; no recorded tensor is."
+            return Finding("", "error", f"metric {name}", when, {"value": float(values[bad][0])}, message, ADVICE)
+    return None
+
+
+def _mask_note(snapshot: Snapshot, masks: set[str]) -> Finding:
+    lead = next(str(place) for place in snapshot.places if str(place) in masks)
+    message = f"{len(masks)} site{'s hold' if len(masks) > 1 else ' holds'} −Inf, and nothing worse, at every step."
+    advice = "Attention masks look like this; if it is none, look for a log of 0."
+    return Finding("", "info", lead, None, {"sites": len(masks)}, message, advice)

@@ -1,0 +1,89 @@
+"""What goes in, and what nothing ever goes through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from tensortap import text
+from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.shared import named
+from tensortap.diagnose.snapshot import Site, Snapshot
+from tensortap.finding import Finding
+
+_HOLDERS: Final = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
+_USED_UNCALLED: Final = frozenset(("NonDynamicallyQuantizableLinear",))  # MultiheadAttention takes its weight only
+
+
+@rule("inputs_not_normalised", needs="input")
+def inputs_not_normalised(
+    snapshot: Snapshot, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0
+) -> Iterator[Finding]:
+    """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`."""
+    sites = [site for site in _given(snapshot) if site.floating]
+    if not sites:
+        raise NoData("the model's input was not recorded: tt.watch(model, ':input', ...)")
+    for site in sites:
+        finite = np.maximum(site["numel"] - site["nan"] - site["posinf"] - site["neginf"], 0)
+        weight = finite / max(finite.sum(), 1)
+        center = float(np.nansum(weight * site["mean"]))
+        width = float(np.sqrt(np.nansum(weight * (site["std"] ** 2 + (site["mean"] - center) ** 2))))
+        low, high = float(np.nanmin(site["min"], initial=np.inf)), float(np.nanmax(site["max"], initial=-np.inf))
+        if max(abs(low), abs(high)) > bound and (abs(center) > mean or width > std):
+            yield site.finding(
+                np.ones(len(site.steps), bool),
+                f"The input ranges from {text.number(low)} to {text.number(high)}, with mean {text.number(center)} "
+                f"and std {text.number(width)}.",
+                "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
+            )  # fmt: skip
+
+
+def _given(snapshot: Snapshot) -> list[Site]:
+    """The root's inputs; where they were not recorded, those of the module that ran first."""
+    sites = snapshot.sites("input", echoes=True)
+    root = [site for site in sites if not site.place.site]
+    outputs = snapshot.sites("output", echoes=True)
+    first = outputs[0].module if outputs else None
+    return root or [site for site in sites if site.module == first]
+
+
+@rule("never_ran")
+def never_ran(snapshot: Snapshot) -> Iterator[Finding]:
+    """Modules that were watched and never ran; the outermost is named.
+
+    Containers that only hold others, and modules whose parameters got a gradient all the same, are left out.
+    """
+    unseen = snapshot.run.info.get("unseen")
+    if unseen is None and snapshot.run.state != "finished":
+        raise NoData("what never ran is known when the run is closed")
+    missing = _outermost(snapshot, unseen if isinstance(unseen, Mapping) else {})
+    if missing:
+        lead, others = next(iter(missing)), list(missing)[1:]
+        also = f"; nor did {named(others)}" if others else ""
+        fused = all("fused" in str(why) for why in missing.values())
+        said = f"It was not seen to run ({missing[lead]}){also}." if fused else f"It never ran{also}."
+        evidence = {"modules": len(missing), "also": others[:8]}
+        yield Finding(
+            "", "info" if fused else "warning", f"{lead}:output", None, evidence, said,
+            "Left out of forward() by mistake, or not needed? Its parameters are not trained.",
+        )  # fmt: skip
+
+
+def _outermost(snapshot: Snapshot, unseen: Mapping[str, str]) -> dict[str, str]:
+    ran = {place.site for place in snapshot.places if place.port in ("output", "input")}
+    used = {site.module for port in ("grad", "update") for site in snapshot.sites(port) if np.any(site["l2"] > 0)}
+    silent: dict[str, str] = {}
+    for name, why in unseen.items():
+        path, _, port = name.rpartition(":")
+        kind = snapshot.modules.get(path)
+        if not port.startswith("output") or kind is None or kind in _HOLDERS | _USED_UNCALLED:
+            continue
+        if not any(_within(other, path) for other in ran | used) and not any(_within(path, other) for other in silent):
+            silent[path] = why
+    return {path: why for path, why in silent.items() if not any(p != path and _within(path, p) for p in silent)}
+
+
+def _within(path: str, outer: str) -> bool:
+    return path == outer or not outer or path.startswith(f"{outer}.")

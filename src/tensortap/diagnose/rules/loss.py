@@ -1,0 +1,90 @@
+"""The loss: does it fall, and does it jump?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import text
+from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.snapshot import Snapshot, steps_where
+from tensortap.finding import Finding
+
+Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+def _losses(snapshot: Snapshot, metric: str, least: int) -> list[Series]:
+    """The metrics that are losses of training, with at least so many finite values."""
+    exact = [metric] if metric in snapshot.metrics else []
+    close = [name for name in snapshot.metrics if metric in name.lower() and not _of_evaluation(name)]
+    found = [(name, *snapshot.metrics[name]) for name in exact or close]
+    enough = [(name, s[np.isfinite(v)], v[np.isfinite(v)]) for name, s, v in found if np.isfinite(v).sum() >= least]
+    if not enough:
+        raise NoData(f"no {metric} of {least} steps was given: tap.step(loss=loss)" if not found
+                     else f"{found[0][0]} was given at fewer than {least} steps")  # fmt: skip
+    return enough
+
+
+def _of_evaluation(name: str) -> bool:
+    return any(part in name.lower() for part in ("val", "eval", "test"))
+
+
+@rule("loss_not_decreasing")
+def loss_not_decreasing(
+    snapshot: Snapshot, *, metric: str = "loss", steps: int = 10, drop: float = 0.001, noise: float = 2.0
+) -> Iterator[Finding]:
+    """Over the whole run, of `steps` at least, the loss fell by less than `drop` of itself (LossNotDecreasing).
+
+    The mean of the second half is held against that of the first; a fall within `noise` standard errors is none.
+    """
+    for name, when, values in _losses(snapshot, metric, steps):
+        early, late = np.array_split(values, 2)
+        fall = float(early.mean() - late.mean())
+        error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
+        # A steady line has no noise, however steep: what is left after its trend is what counts.
+        error = min(error, _residual(values) * np.sqrt(2 / len(early)))
+        if fall >= drop * abs(early.mean()) and fall > noise * error:
+            continue
+        yield Finding(
+            "", "", f"metric {name}", steps_where(when, np.ones(len(when), bool)),
+            {"first_half": float(early.mean()), "second_half": float(late.mean()), "noise": error},
+            f"The {name} does not fall: {text.number(float(early.mean()))} in the first half of {len(values)} steps, "
+            f"{text.number(float(late.mean()))} in the second (± {text.number(error)}).",
+            "Overfit one batch first; then look at the learning rate, at frozen parameters and at the labels.",
+        )  # fmt: skip
+
+
+def _residual(values: npt.NDArray[np.float64]) -> float:
+    x = np.arange(len(values))
+    return float(np.std(values - np.polyval(np.polyfit(x, values, 1), x)))
+
+
+@rule("loss_spike")
+def loss_spike(
+    snapshot: Snapshot, *, metric: str = "loss", window: int = 10, factor: float = 2.0, floor: float = 0.1
+) -> Iterator[Finding]:
+    """The loss exceeds the mean of the `window` steps before by `factor` times that mean (Lightning's spike detection).
+
+    Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error.
+    """
+    for name, when, values in _losses(snapshot, metric, window + 2):
+        before = np.convolve(values, np.ones(window) / window, "valid")[:-1]
+        above = values[window:] - before
+        spikes = np.zeros(len(values), bool)
+        high = values[window:] >= floor * np.abs(values[:window]).mean()
+        spikes[window:] = high & (above >= factor * np.abs(before))
+        if not spikes.any():
+            continue
+        first = int(np.flatnonzero(spikes)[0])
+        usual, stays = float(before[first - window]), float(np.median(values[-3:]))
+        gone = stays >= (1 + factor) * abs(usual) and len(values) - first >= 3
+        end = f", and it is still {text.number(stays)} at the end" if gone else ""
+        value = float(values[first])
+        yield Finding(
+            "", "error" if gone else "", f"metric {name}", steps_where(when, spikes),
+            {"value": value, "before": usual, "end": stays},
+            f"The {name} jumps from {text.number(usual)} to {text.number(value)} at step {when[first]}{end}.",
+            "People lower or warm up the learning rate, clip gradients, and look at the batch of that step.",
+        )  # fmt: skip

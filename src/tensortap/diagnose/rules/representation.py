@@ -1,0 +1,107 @@
+"""What tensors can still tell apart: representations that collapse, attention that looks at one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import text
+from tensortap.diagnose.measures import attention_entropy, effective_rank, spread
+from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.snapshot import Site, Snapshot
+from tensortap.finding import Finding, Steps
+
+_MOST_ROWS: Final = 1024
+_KEPT: Final = ("full", "rows")
+
+
+@rule("representation_collapse", needs=("output", "input"))
+def representation_collapse(
+    snapshot: Snapshot, *, rank: float = 2.0, apart: float = 1e-3, least: int = 8
+) -> Iterator[Finding]:
+    """A kept tensor's rows differ in fewer than `rank` effective dimensions, or by less than `apart` of their size.
+
+    Effective rank is that of Roy and Vetterli (2007), of centred rows; at least `least` rows and features are needed.
+    The model's own output is left out: what two classes need is one dimension.
+    """
+    judged = False
+    for site, step, array in _kept(snapshot):
+        rows = _rows(array)
+        if rows is None or min(rows.shape) < least or not np.isfinite(rows).all() or not rows.any():
+            continue
+        judged = True
+        dimensions, distance = effective_rank(rows), spread(rows)
+        if dimensions < rank or distance < apart:
+            yield site.finding(
+                Steps(step, step, 1),
+                f"{rows.shape[0]} rows of {rows.shape[1]} features span {text.number(dimensions)} effective dimensions "
+                f"and differ by {text.percent(distance, 1)} of their size.",
+                "All inputs come to look the same: people normalise, add skip connections, lower the learning rate, or "
+                "add a term that keeps representations apart.",
+                rank=dimensions, spread=distance, rows=rows.shape[0], features=rows.shape[1],
+            )  # fmt: skip
+    if not judged:
+        raise NoData(f"no tensor with {least} rows and features was kept: tt.probe(..., keep=tt.full())")
+
+
+def _kept(snapshot: Snapshot) -> Iterator[tuple[Site, int, npt.NDArray[Any]]]:
+    sites = {site.place._replace(op=""): site for site in snapshot.sites("output", "input")}
+    final = snapshot.sites("output")[-1:] if snapshot.modules else []
+    for place, arrays in snapshot.tensors(*_KEPT).items():
+        if place in sites and sites[place] not in final and sites[place].floating:
+            yield sites[place], *arrays[-1]
+
+
+def _rows(array: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
+    """Samples (and positions) by features."""
+    if array.ndim < 2:
+        return None
+    features = np.moveaxis(array, 1, -1) if array.ndim in (4, 5) else array
+    rows = features.reshape(-1, features.shape[-1])
+    step = max(1, len(rows) // _MOST_ROWS)
+    return np.asarray(rows[::step], np.float64)
+
+
+@rule("attention_collapse", needs=("output", "input"))
+def attention_collapse(
+    snapshot: Snapshot, *, entropy: float = 0.05, heads: float = 0.5, concentration: float = 0.9
+) -> Iterator[Finding]:
+    """Most heads look at one place: entropy below `entropy` of the most it could be, in more than `heads` of them.
+
+    Attention is what was kept whole, is never negative and sums to 1 over its last axis. Where only statistics were
+    recorded, the mean of Σp² of such rows, from their L2 norm, must reach `concentration`.
+    """
+    kept = {site: attention_entropy(array) for site, _, array in _kept(snapshot)}
+    judged = {site: each for site, each in kept.items() if each is not None}
+    others = [site for site in snapshot.sites("output", "input") if site not in judged]
+    guessed = [site for site in others if _sums_to_one(snapshot, site)]
+    if not judged and not guessed:
+        raise NoData("no attention weights were recorded: tt.tap(weights, 'attn') or the module that returns them")
+    for site, each in judged.items():
+        low = each < entropy
+        if low.mean() > heads:
+            share = float(each.mean())
+            of = f"{low.sum()} of {len(each)} heads"
+            said = f"{of} look at one place: their entropy is {text.percent(share, 1)} of the most possible."
+            yield _collapsed(site, said, entropy=share, heads=len(each), collapsed=int(low.sum()))
+    for site in guessed:
+        squares = float(site["l2"][-1] ** 2 * site.shape[-1] / site["numel"][-1])
+        if squares >= concentration:
+            said = f"Attention is on one place: the mean of Σp² is {text.number(squares)}."
+            yield _collapsed(site, said, squares=squares)
+
+
+def _sums_to_one(snapshot: Snapshot, site: Site) -> bool:
+    if len(site.shape) < 3 or site.shape[-1] < 4 or not site.floating or site in snapshot.sites("output")[-1:]:
+        return False
+    rows = site["numel"] / site.shape[-1]
+    return bool(np.all(site["min"] >= 0) and np.all(site["max"] <= 1.001) and np.allclose(site["l1"], rows, rtol=1e-3))
+
+
+def _collapsed(site: Site, message: str, **evidence: Any) -> Finding:
+    advice = "People normalise queries and keys, lower the learning rate or warm it up, and clip gradients."
+    last = int(site.steps[-1])
+    return site.finding(Steps(last, last, 1), message, advice, **evidence)

@@ -1,0 +1,74 @@
+"""What several rules need: kinds of layers, what lasts, where depth begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.diagnose.snapshot import Site, Snapshot
+
+Mask = npt.NDArray[np.bool_]
+RELUS: Final = frozenset(("ReLU", "ReLU6", "Threshold", "relu", "relu_", "threshold", "relu6"))
+WEIGHTED: Final = ("Linear", "Conv", "Bilinear")
+_OTHERS: Final = (  # modules that are no ReLU, whatever their output looks like
+    *WEIGHTED, "Norm", "Pool", "Dropout", "Flatten", "Identity", "Embedding", "Softmax", "Sigmoid", "Upsample", "Pad",
+)  # fmt: skip
+
+
+def relu_like(site: Site) -> bool:
+    """Whether a site shows what a ReLU gave: by its class or, where that says nothing, by never being negative."""
+    if site.type in RELUS:
+        return True
+    if any(part in site.type for part in _OTHERS) or not site.floating or len(site.shape) < 2:
+        return False
+    return bool(np.all(site["min"] >= 0) and np.any(site["max"] > 0) and np.any(site["zeros"] > 0))
+
+
+def lately(mask: Mask, count: int) -> Mask:
+    """The last steps, unbroken to the end, at which the mask holds; nothing when they are fewer than `count`."""
+    held = np.logical_and.accumulate(mask[::-1])[::-1]
+    return held if held.sum() >= min(count, len(mask)) and mask.any() else np.zeros_like(mask)
+
+
+def streak(mask: Mask, count: int) -> bool:
+    """Whether the mask holds `count` times in a row; at every step when there are fewer."""
+    if not mask.any():
+        return False
+    sums = np.convolve(mask, np.ones(min(count, len(mask)), np.int64), "valid")
+    return bool(sums.max() >= min(count, len(mask)))
+
+
+def kernels(snapshot: Snapshot, port: str) -> list[Site]:
+    """Parameters with two axes or more that mix their inputs, from the first layer to the last."""
+    found = [site for site in snapshot.sites(port) if len(site.shape) > 1 and "Embedding" not in site.type]
+    ran = _execution_order(snapshot)
+    listed = {path: i for i, path in enumerate(snapshot.modules)}
+
+    def depth(site: Site) -> tuple[int, int]:
+        return _nearest(site.module, ran), listed.get(site.module, 0)
+
+    return sorted(found, key=depth) if ran else found
+
+
+def _execution_order(snapshot: Snapshot) -> dict[str, int]:
+    order: dict[str, int] = {}
+    for place in snapshot.places:
+        if place.port in ("output", "input"):
+            order.setdefault(place.site, len(order))
+    return order
+
+
+def _nearest(path: str, order: dict[str, int]) -> int:
+    """When a module ran; of one that is never called by itself, when the nearest around it did."""
+    while path and path not in order:
+        path = path.rpartition(".")[0]
+    return order.get(path, len(order))
+
+
+def named(sites: Sequence[str], most: int = 3) -> str:
+    """A few names, and how many more."""
+    more = f" and {len(sites) - most} more" if len(sites) > most else ""
+    return ", ".join(sites[:most]) + more

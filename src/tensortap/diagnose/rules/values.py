@@ -1,0 +1,91 @@
+"""What a tensor's values say by themselves: nothing but zeros, one value, a few giants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from tensortap import text
+from tensortap.diagnose.rule import rule
+from tensortap.diagnose.rules.shared import RELUS, lately, named
+from tensortap.diagnose.snapshot import Site, Snapshot
+from tensortap.finding import Finding
+
+_FORWARD: Final = ("output", "input")
+_BACKWARD: Final = ("grad_output", "grad_input", "grad")
+
+
+@rule("all_zero", needs=(*_FORWARD, *_BACKWARD, "param"))
+def all_zero(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
+    """Every element is zero, at the last `steps` steps and before (AllZero of SageMaker Debugger).
+
+    One finding for tensors, one for weights, one for gradients: the first in order of execution leads, what follows
+    from it is counted. A ReLU that gives only zeros is a dead layer, and `dead_units` says so.
+    """
+    forward = [site for site in snapshot.sites(*_FORWARD) if site.type not in RELUS]
+    weights = [site for site in snapshot.sites("param") if len(site.shape) > 1]
+    yield from _folded(forward, steps, "Look for a dead layer, a mask or a zeroed weight before it.")
+    yield from _folded(weights, steps, "A kernel of zeros passes nothing on: was it meant to be initialised or loaded?")
+    yield from _folded(
+        snapshot.sites(*_BACKWARD), steps,
+        "Nothing is learnt here: look for a dead layer after it, a detach(), or a loss that does not depend on it.",
+    )  # fmt: skip
+
+
+def _folded(sites: list[Site], steps: int, advice: str) -> Iterator[Finding]:
+    lasting = {s: lately((s["zeros"] == s["numel"]) & (s["numel"] > 1), steps) for s in sites if s.floating}
+    zero = [site for site, mask in lasting.items() if mask.any()]
+    if not zero:
+        return
+    lead, others = zero[0], [str(site) for site in zero[1:]]
+    also = f", and so are {named(others)}" if others else ""
+    numel = int(lead["numel"][-1])
+    yield lead.finding(
+        lasting[lead], f"All {numel} elements are zero{also}.", advice, numel=numel, sites=len(zero), also=others[:8]
+    )
+
+
+@rule("constant", needs=_FORWARD)
+def constant(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
+    """Every element is the same, other than zero, at the last `steps` steps and before: std is 0."""
+    for site in snapshot.sites(*_FORWARD):
+        same = (site["min"] == site["max"]) & (site["min"] != 0) & (site["numel"] > 1)
+        held = lately(same & (site["nan"] + site["posinf"] + site["neginf"] == 0), steps)
+        if site.floating and held.any():
+            value, numel = float(site["min"][-1]), int(site["numel"][-1])
+            yield site.finding(
+                held, f"All {numel} elements are {text.number(value)}.",
+                "It carries no information: look for equal weights, which nothing tells apart, saturation or a clamp.",
+                value=value, numel=numel,
+            )  # fmt: skip
+
+
+@rule("outliers", needs=_FORWARD)
+def outliers(snapshot: Snapshot, *, magnitude: float = 100.0, ratio: float = 1000.0) -> Iterator[Finding]:
+    """A few activations are giants: above `magnitude`, and `ratio` times the median (Sun et al. 2024).
+
+    The median is that of the magnitudes that are not zero; without a histogram their mean stands in for it.
+    """
+    for site in snapshot.sites(*_FORWARD):
+        if not site.floating:
+            continue
+        giants = (site.absmax >= magnitude) & (site.absmax >= ratio * _typical(snapshot, site))
+        if not giants.any():
+            continue
+        top, usual = float(site.absmax[giants].max()), float(_typical(snapshot, site)[giants].min())
+        yield site.finding(
+            giants, f"The largest magnitude is {text.number(top)}, the median {text.number(usual)}.",
+            "Harmless in float32, but quantisation and half precision suffer: look at that channel's weight and bias; "
+            "people smooth or clip it, or keep this layer in higher precision.",
+            absmax=top, typical=usual, ratio=top / usual if usual else float("inf"),
+        )  # fmt: skip
+
+
+def _typical(snapshot: Snapshot, site: Site) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    histogram = snapshot.histogram(site)
+    if histogram is not None:
+        return np.full(len(site.steps), histogram.magnitude(0.5))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(site["l1"] / (site["numel"] - site["zeros"]))

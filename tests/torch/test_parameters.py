@@ -1,0 +1,175 @@
+"""Parameters, their gradients as the optimizer uses them, and their updates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tensortap as tt
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def x() -> Tensor:
+    return torch.randn(5, 3)
+
+
+def test_parameters_gradients_and_updates(watch, same):
+    """The values before the step, the gradient it uses, and the change it makes with its relative size."""
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    seen = watch(model, "**:{param,grad,update}")
+    model(x()).square().sum().backward()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    seen.tap.step()
+    for name, parameter in model.named_parameters():
+        change = parameter.detach() - before[name]
+        assert same(seen.one(f"{name}:param"), before[name])
+        assert same(seen.one(f"{name}:grad"), parameter.grad)
+        assert same(seen.one(f"{name}:update"), change)
+        ratio = seen.one(f"{name}:update").numbers["ratio"]
+        assert ratio == pytest.approx(float(change.norm() / before[name].norm()), rel=1e-6)
+
+
+def test_gradients_are_summed_over_micro_batches(watch, same):
+    """One record a step: the accumulated gradient."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = watch(model, "0.weight:grad")
+    for _ in range(3):
+        model(x()).sum().backward()
+    optimizer.step()
+    seen.tap.close()
+    assert same(seen.one("0.weight:grad"), model[0].weight.grad)
+
+
+def test_clipped_gradients_are_recorded_clipped(watch):
+    """Clipping between backward and step is in the record, which is the gradient as used."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = watch(model, "**:grad")
+    (100 * model(x()).sum()).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    seen.tap.close()
+    assert sum(r["l2"] ** 2 for r in seen.records) ** 0.5 == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_gradients_under_a_scaler_are_unscaled(watch, fused):
+    """With a GradScaler the recorded gradient is that of the unscaled loss, also where the optimizer unscales itself."""
+    reference, model, batch = net(), net(), x()
+    model.load_state_dict(reference.state_dict())
+    reference(batch).square().sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    seen = watch(model, "**:grad")
+    scaler.scale(model(batch).square().sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    seen.tap.close()
+    for name, parameter in reference.named_parameters():
+        assert seen.one(f"{name}:grad")["l2"] == pytest.approx(float(parameter.grad.norm()), rel=1e-6)
+
+
+def test_a_step_that_the_scaler_skips_is_still_a_step(watch):
+    """An overflow makes the scaler skip the optimizer: the gradients are recorded as they are, and the step ends."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    seen = watch(model, "0", "0.weight:grad")
+    for factor in (1.0, float("inf"), 1.0):
+        scaler.scale(factor * model(x()).square().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    seen.tap.close()
+    assert [r.step for r in seen.of("0:output")] == [0, 1, 2]
+    assert [r.step for r in seen.of("0.weight:grad")] == [0, 2]
+
+
+def test_without_an_optimizer_gradients_are_taken_when_the_step_closes(watch, same):
+    """Evaluation and hand-written training show what `.grad` holds at the end."""
+    model = net()
+    seen = watch(model, "0.weight:{param,grad}", "0")
+    model(x()).sum().backward()
+    seen.tap.step()
+    assert same(seen.one("0.weight:grad"), model[0].weight.grad)
+    assert same(seen.one("0.weight:param"), model[0].weight)
+
+
+def test_tied_weights_under_both_names(watch):
+    """A tied parameter is recorded under every name it has."""
+    model = nn.ModuleDict({"embed": nn.Embedding(7, 4), "head": nn.Linear(4, 7, bias=False)})
+    model["head"].weight = model["embed"].weight
+    seen = watch(model, "**:{param,grad}")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model["head"](model["embed"](torch.tensor([1, 2]))).sum().backward()
+    optimizer.step()
+    seen.tap.step()
+    for port in ("param", "grad"):
+        assert seen.one(f"embed.weight:{port}")["l2"] == seen.one(f"head.weight:{port}")["l2"]
+
+
+def test_a_parameter_that_was_replaced_is_followed(watch, same):
+    """The parameter that is there now is recorded, not the one at set-up."""
+    model = net()
+    seen = watch(model, "0.weight:param")
+    model[0].weight = nn.Parameter(torch.ones(4, 3))
+    seen.tap.step()
+    assert same(seen.one("0.weight:param"), torch.ones(4, 3))
+
+
+def test_sparse_gradients(watch):
+    """A sparse gradient is taken by its values."""
+    model = nn.Embedding(10, 3, sparse=True)
+    seen = watch(model, "weight:grad")
+    optimizer = torch.optim.SparseAdam(list(model.parameters()))
+    model(torch.tensor([1, 4])).sum().backward()
+    optimizer.step()
+    seen.tap.step()
+    assert seen.one("weight:grad")["shape"] == (2, 3)
+
+
+def test_frozen_and_unreached_parameters_are_explained(watch):
+    """Why there is no gradient or update is said for each parameter."""
+    model = net()
+    model[0].weight.requires_grad_(False)
+    unused = nn.Parameter(torch.zeros(2))
+    model.register_parameter("unused", unused)
+    seen = watch(model, "**:{grad,update}")
+    model(x()).sum().backward()
+    seen.tap.step()
+    unseen = seen.unseen()
+    assert unseen["0.weight:grad"] == "requires no gradient"
+    assert unseen["unused:grad"] == "no gradient reached it"
+    assert unseen["0.bias:update"] == "no optimizer stepped it"
+    assert "0.bias:grad" not in unseen
+
+
+def test_an_update_of_a_zero_parameter_is_infinite(watch):
+    """The relative size of a change from nothing is infinite, not an error."""
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    seen = watch(model, "weight:update")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    seen.tap.step()
+    assert seen.one("weight:update").numbers["ratio"] == float("inf")
+
+
+def test_only_every_other_step_clones_parameters(watch):
+    """Updates are followed only in steps that a probe wants."""
+    model = net()
+    seen = watch(model, tt.probe("**:update", when=tt.every(2)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(4):
+        model(x()).sum().backward()
+        optimizer.step()
+        seen.tap.step()
+    assert seen.steps == [0, 2]
