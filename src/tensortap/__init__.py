@@ -7,7 +7,7 @@ from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
 from tensortap.ledger import TensortapWarning
 from tensortap.look import capture, locate_nonfinite, sites, verify
-from tensortap.probes import Probe, probe
+from tensortap.probes import Probe, escalation, probe
 from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats, units
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.sinks.console import Console
@@ -59,6 +59,7 @@ __all__ = [
     "compact",
     "compare",
     "diff",
+    "escalation",
     "every",
     "findings",
     "first",

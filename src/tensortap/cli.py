@@ -186,13 +186,15 @@ def diff(
 @click.option("--rule", "rules", multiple=True, metavar="NAME",
               help="Only this rule; a rule of yours is 'module:name'.")  # fmt: skip
 @click.option("--reference", metavar="RUN", help="A run to hold it against: what has drifted?")
-@click.option("--fail-on", type=click.Choice(LEVELS), default="error", show_default=True, help="Exit with 1 from here on.")
+@click.option("--fail-on", type=click.Choice(LEVELS), default="error", show_default=True,
+              help="Exit with 1 when there is anything as bad.")  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Show every finding, and why rules had no data.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def check(
-    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, fail_on: Any, every: bool, as_json: bool
-) -> None:
+    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, fail_on: Any, every: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Ask the rules what is wrong with a run, the worst first, where, and what people do about it.
 
     Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when that cannot be said.
@@ -292,6 +294,7 @@ def run_script(words: list[str]) -> None:
 
     try:
         with run.make_context("tensortap run", words) as context:
+            _check_script(context)
             session = Session(Plan(**context.params))
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
@@ -302,6 +305,12 @@ def run_script(words: list[str]) -> None:
         sys.exit(_explain(error))
     session.run()
     sys.exit()
+
+
+def _check_script(context: click.Context) -> None:
+    target = context.params["target"]
+    if not context.params["module"] and not os.access(target, os.R_OK):
+        raise click.UsageError(f"can't open file {os.path.abspath(target)!r}", context)  # noqa: PTH100
 
 
 def _plainer(error: UnicodeError) -> tuple[str, int]:

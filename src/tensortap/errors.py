@@ -22,6 +22,14 @@ class UnsupportedError(TensortapError, TypeError):
     """A value, model or framework that cannot be observed."""
 
 
+class NonFiniteError(TensortapError, FloatingPointError):
+    """A watched step had a NaN or an infinity in it, and `on_nonfinite="raise"` was asked for."""
+
+    def __init__(self, message: str, origin: object) -> None:
+        super().__init__(message)
+        self.origin = origin
+
+
 class RunError(TensortapError):
     """A run folder cannot be opened, read or written."""
 

@@ -9,7 +9,7 @@ from typing import Any
 from tensortap.errors import ProbeError
 from tensortap.reduce.reducers import Custom, Histogram, Keeper, Quantiles, Reducer, as_reducers
 from tensortap.sites import Candidate, Pattern
-from tensortap.triggers import Trigger, as_trigger
+from tensortap.triggers import Trigger, as_trigger, following, nonfinite
 
 MOST_PROBES = 63  # a row notes the probes it was taken for in one 64-bit word
 
@@ -25,6 +25,7 @@ class Probe:
     patterns: tuple[Pattern, ...]
     keep: tuple[Reducer, ...]
     when: Trigger
+    escalate: Probe | None = None
 
     @property
     def histogram(self) -> bool:
@@ -59,6 +60,7 @@ def probe(
     *sites: str | Pattern | Callable[[Candidate], bool],
     keep: Reducer | Callable[[Any], Any] | Iterable[Reducer | Callable[[Any], Any]] | None = None,
     when: Trigger | Callable[..., bool] | None = None,
+    escalate: Escalation | None = None,
 ) -> Probe:
     """Observe `sites`, keep statistics and histogram (or what `keep` says), at every step (or when `when` says so).
 
@@ -66,10 +68,42 @@ def probe(
     >>> from tensortap.triggers import every
     >>> print(probe("fc", keep=sample(256), when=every(100)).when)
     every(100)
+
+    With `escalate` more is kept, for some steps after a trigger: see `escalation`.
     """
     if not sites:
         raise ProbeError('a probe needs at least one site pattern: probe("**") observes everything')
-    return Probe(tuple(Pattern.parse(site) for site in sites), as_reducers(keep), as_trigger(when))
+    patterns = tuple(Pattern.parse(site) for site in sites)
+    return Probe(patterns, as_reducers(keep), as_trigger(when), None if escalate is None else escalate.probe(patterns))
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """More detail for a while: what to keep besides, from when on, and for how many steps."""
+
+    sites: tuple[Pattern, ...]
+    keep: tuple[Reducer, ...]
+    when: Trigger
+
+    def probe(self, patterns: tuple[Pattern, ...]) -> Probe:
+        """The probe that does it, on sites of its own or on those it escalates from."""
+        return Probe(self.sites or patterns, self.keep, self.when)
+
+
+def escalation(
+    *sites: str | Pattern | Callable[[Candidate], bool],
+    keep: Any,
+    when: Trigger | Callable[..., bool] | None = None,
+    steps: int = 10,
+) -> Escalation:
+    """Keep more for `steps` steps after a trigger (by default a non-finite value), then fall back by itself.
+
+    >>> from tensortap.reduce.reducers import full, stats
+    >>> probe("**", keep=stats(), escalate=escalation(keep=full(), steps=3)).escalate.when
+    following(nonfinite(), 3)
+    """
+    trigger = following(nonfinite() if when is None else when, steps)
+    return Escalation(tuple(Pattern.parse(site) for site in sites), as_reducers(keep), trigger)
 
 
 def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool]]) -> tuple[Probe, ...]:
@@ -79,6 +113,8 @@ def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool
     # A trigger may keep history: a probe given to two taps must not share it.
     probes = tuple(replace(item, when=item.when.fresh()) for item in given if isinstance(item, Probe))
     probes = (probe(*bare), *probes) if bare else probes
+    raised = tuple(replace(p.escalate, when=p.escalate.when.fresh()) for p in probes if p.escalate is not None)
+    probes += raised
     if len(probes) > MOST_PROBES:
         raise ProbeError(f"{len(probes)} probes are more than {MOST_PROBES}; give one probe several patterns instead")
     return probes

@@ -15,6 +15,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.budget import Budget
+from tensortap.cost import Account
 from tensortap.errors import TensortapError
 from tensortap.ledger import Ledger
 from tensortap.lookback import LookBack, split
@@ -48,13 +50,15 @@ class Point:
 class OpenStep:
     """A step being recorded. `armed` is the set of probes, as bits, that may want this step: 0 costs nothing."""
 
-    __slots__ = ("armed", "calls", "closed", "labels", "maybe", "number", "phase", "table")
+    __slots__ = ("armed", "calls", "closed", "hist", "labels", "maybe", "number", "origin", "phase", "table")
 
-    def __init__(self, number: int, table: StepTable, armed: int, maybe: int) -> None:
+    def __init__(self, number: int, table: StepTable, armed: int, maybe: int, hist: int) -> None:
         self.number = number
         self.table = table
         self.armed = armed
         self.maybe = maybe
+        self.hist = hist  # the probes that want histograms, unless the budget thins them
+        self.origin: Any = None  # where its first non-finite value was born, if somebody looked
         self.phase = ""
         self.labels: Mapping[str, str] = {}
         self.closed = False
@@ -77,8 +81,10 @@ class Recorder:
         lookback_bytes: int = LOOKBACK_BYTES,
         ledger: Ledger | None = None,
         clock: Callable[[], float] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.probes = tuple(probes)
+        self.account = Account(budget)
         self.rank = rank
         self.names = Names()
         self.ledger = ledger or Ledger()
@@ -118,7 +124,21 @@ class Recorder:
                 maybe |= (answer is Answer.MAYBE) << i
             table = self._spare.pop() if self._spare else StepTable()
             table.reset(int(self._clock() * 1e6) if self._clock else 0)
-            return OpenStep(number, table, 0 if self.paused else armed, maybe)
+            armed, hist = self._afford(0 if self.paused else armed, maybe)
+            return OpenStep(number, table, armed, maybe, hist)
+
+    def _afford(self, armed: int, maybe: int) -> tuple[int, int]:
+        """What of the armed probes the budget allows, and which may take histograms. Triggers are never thinned."""
+        budget, hist = self.account.budget, self.histogram_probes
+        if budget is None or not armed & ~maybe:
+            return armed, hist
+        if not budget.allows():
+            self.ledger.add("thinned_steps")
+            return armed & maybe, hist
+        if hist & armed & ~maybe and not budget.histograms():
+            self.ledger.add("thinned_histograms")
+            hist &= maybe
+        return armed, hist
 
     def observe(
         self, point: Point, buffer: Buffer, value: Any = None, *, recomputed: bool = False, step: OpenStep | None = None
@@ -133,7 +153,7 @@ class Recorder:
         row = table.record(
             point.key,
             armed,
-            1 if armed & self.histogram_probes else 0,
+            1 if armed & step.hist else 0,
             recomputed,
             buffer.dtype,
             buffer.address,
@@ -194,6 +214,7 @@ class Recorder:
                 return []
             closing.armed, closing.closed = 0, True
             closing.table.close()
+            self.account.take(closing.table)
             seen = Seen(metrics or {}, closing.table.nonfinite)
             steps = self._decide(closing, seen, phase or closing.phase)
             if closing is self.current:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 from tensortap.adapters.base import Adapter, adapter_for, choose
+from tensortap.budget import Budget
+from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.ledger import Ledger
+from tensortap.nonfinite import OnNonFinite, Watchman
 from tensortap.probes import Probe, as_probes, probe
 from tensortap.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
@@ -40,13 +44,17 @@ class Tap:
     [(0, 1.0), (1, 1.0)]
     """
 
-    def __init__(self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None) -> None:
+    def __init__(
+        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, watchman: Watchman
+    ) -> None:
         self.recorder = recorder
         self.writer = writer
         self.path = None if folder is None else str(folder)
         self.explicit = False
         self._folder = folder
         self._adapter = adapter
+        self._watchman = watchman
+        self._last = time.perf_counter()
         self._points: dict[str, Point | None] = {}
         self._closed = False
         if adapter is not None:
@@ -64,6 +72,11 @@ class Tap:
     def counts(self) -> dict[str, int]:
         """What was dropped, thinned, skipped or not seen so far."""
         return self.recorder.ledger.counts()
+
+    @property
+    def cost(self) -> Cost:
+        """What observing has cost so far, in all and by site."""
+        return self.recorder.account.report(self.recorder.names)
 
     def see(self, value: Any, name: str) -> None:
         """Record a value under a name of your own."""
@@ -104,11 +117,20 @@ class Tap:
             self._close_step({}, step)
 
     def _close_step(self, metrics: Mapping[str, float], step: OpenStep | None = None) -> None:
+        begin = time.perf_counter()
+        closing = step or self.recorder.current
         if self._adapter is not None:
-            self._adapter.closing(step or self.recorder.current)
+            self._adapter.closing(closing)
+        observed = closing.table.rows > 0
+        origin = self._watchman.look(closing, self.recorder.names)
         for finished in self.recorder.close(metrics, step=step):
             self.writer.put(finished)
         self._arm()
+        now = time.perf_counter()
+        self.recorder.account.closed(now - begin, now - self._last, observed)
+        self._last = now
+        if origin is not None:
+            self._watchman.tell(origin, closing.number)
 
     def _arm(self) -> None:
         if self._adapter is not None:
@@ -203,20 +225,25 @@ def watch(
     overwrite: bool = False,
     rank: int | None = None,
     fast_path: Literal["keep", "leave"] = "keep",
+    budget: float | None = None,
+    on_nonfinite: OnNonFinite = None,
 ) -> Tap:
     """Observe a model, or without one the values that `tap(x, "name")` names, and write what is seen.
 
     `probes` are patterns or probes; none means the output of every leaf module. `to` is a path, a logger, a
     function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
     raised instead of counted. `fast_path="leave"` looks inside layers that would run fused, whose results then
-    differ by rounding.
+    differ by rounding. `budget=0.02` observes as many steps as keep the cost below 2 % of the step time.
+    `on_nonfinite` names the origin of a NaN or an infinity: "record" warns of it, "raise" ends the training, a
+    function is called with it.
     """
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
     if when_full not in ("block", "drop"):
         raise ProbeError(f"when_full={when_full!r} is neither 'block' nor 'drop'")
     ledger = Ledger(strict=strict)
-    adapter = None if model is None else adapter_for(model, fast_path=fast_path)
+    watchman = Watchman(on_nonfinite, ledger)
+    adapter = None if model is None else adapter_for(model, fast_path=fast_path, origins=on_nonfinite is not None)
     chosen = as_probes(probes) or (probe("**" if adapter is None else leaves),)
     if adapter is not None:
         choose(chosen, adapter.candidates())  # a pattern that matches nothing raises before anything is made
@@ -226,10 +253,10 @@ def watch(
     sinks, folder = _sinks(to, kind, own_rank, about, ledger, resume, overwrite)
     recorder = Recorder(
         chosen, rank=own_rank, start=_next_step(folder) if resume else 0, lookback=lookback,
-        lookback_bytes=lookback_bytes, ledger=ledger,
+        lookback_bytes=lookback_bytes, ledger=ledger, budget=None if budget is None else Budget(budget),
     )  # fmt: skip
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
-    return Tap(recorder, writer, folder, adapter)
+    return Tap(recorder, writer, folder, adapter, watchman)
 
 
 def tap(value: T, name: str) -> T:

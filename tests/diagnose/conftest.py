@@ -40,15 +40,17 @@ class Planted(NamedTuple):
 class Zoo:
     """The trainings by name; each is recorded when first asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seed: int = 0) -> None:
         self._folder = folder
+        self._seed = seed
         self._runs: dict[str, tt.Run] = {}
+        self._findings: dict[str, tt.Findings] = {}
 
     def run(self, name: str) -> tt.Run:
         if name not in self._runs:
             threads = torch.get_num_threads()
             torch.set_num_threads(1)  # on a loaded machine a second thread costs more than it brings
-            torch.manual_seed(0)
+            torch.manual_seed(self._seed)
             PLANTED[name].record(self._folder / name)
             torch.set_num_threads(threads)
             self._runs[name] = tt.open(self._folder / name)
@@ -58,8 +60,10 @@ class Zoo:
         return PLANTED[name].expected
 
     def findings(self, name: str) -> tt.Findings:
-        reference = self.run(REFERENCES[name]) if name in REFERENCES else None
-        return self.run(name).findings(reference=reference)
+        if name not in self._findings:
+            reference = self.run(REFERENCES[name]) if name in REFERENCES else None
+            self._findings[name] = self.run(name).findings(reference=reference)
+        return self._findings[name]
 
     @property
     def names(self) -> list[str]:
@@ -295,7 +299,7 @@ def dead_units_of_a_layer(path: Path) -> None:
     train(model, path)
 
 
-@training(Expected("dead_units", "1:output", ("all_zero", "loss_not_decreasing")))
+@training(Expected("dead_units", "1:output", ("loss_not_decreasing",)))
 def dead_layer_without_units(path: Path) -> None:
     model = mlp(64, 32, 32, 10)
     with torch.no_grad():
@@ -311,7 +315,7 @@ def dead_units_by_gradient(path: Path) -> None:
     train(model, path, "**:grad")
 
 
-@training(Expected("saturated", "1:output", ("poor_initialisation", "vanishing_gradients")))
+@training(Expected("saturated", "1:output", ("poor_initialisation",)))
 def saturated_tanh(path: Path) -> None:
     model = mlp(64, 32, 10, activation=nn.Tanh)
     scaled(model[0], 40.0)
@@ -325,7 +329,7 @@ def saturated_sigmoid_without_histograms(path: Path) -> None:
     train(model, path, tt.probe("**", keep=tt.stats()), rate=0.01)
 
 
-@training(Expected("saturated", "1:input", ("poor_initialisation",)))
+@training(Expected("saturated", "1:input"))
 def saturated_by_inputs(path: Path) -> None:
     model = mlp(64, 32, 10, activation=nn.Tanh)
     scaled(model[0], 400.0)
@@ -342,14 +346,7 @@ def vanishing_outputs(path: Path) -> None:
     train(mlp(64, *[32] * 8, 10, activation=nn.Sigmoid), path, "**:grad_output")
 
 
-@training(
-    Expected(
-        "exploding_gradients",
-        "0:grad_output",
-        ("poor_initialisation", "loss_not_decreasing", "loss_spike", "outliers"),
-        "error",
-    )
-)
+@training(Expected("exploding_gradients", "0:grad_output", severity="error"))
 def exploding(path: Path) -> None:
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)), nn.Linear(64, 10))
     for layer in model[1:-1]:
@@ -357,7 +354,7 @@ def exploding(path: Path) -> None:
     train(model, path, rate=1e-6)
 
 
-@training(Expected("all_zero", "branch:output", ("unchanged",)))
+@training(Expected("all_zero", "branch:output"))
 def zero_branch(path: Path) -> None:
     class Two(nn.Module):
         def __init__(self) -> None:
@@ -402,30 +399,28 @@ def huge_updates(path: Path) -> None:
     train(model, path, optimizer=torch.optim.SGD(groups, 0.01))
 
 
-@training(Expected("update_ratio", "0.weight:update", ("loss_not_decreasing", "unchanged")))
+@training(Expected("update_ratio", "0.weight:update", ("loss_not_decreasing",)))
 def tiny_updates(path: Path) -> None:
     model = mlp(64, 32, 10).double()
     batches = [(x.double(), y) for x, y in digits()]
     train(model, path, batches=batches, optimizer=torch.optim.SGD(model.parameters(), 1e-10))
 
 
-@training(Expected("poor_initialisation", "2.weight:param", ("loss_spike", "loss_not_decreasing")))
+@training(Expected("poor_initialisation", "2.weight:param"))
 def weights_too_large(path: Path) -> None:
     model = mlp(64, 64, 32, 10)
     nn.init.normal_(model[2].weight)
     train(model, path, rate=1e-3)
 
 
-@training(
-    Expected("poor_initialisation", "2.weight:param", ("loss_not_decreasing", "constant", "representation_collapse"))
-)
+@training(Expected("poor_initialisation", "2.weight:param"))
 def equal_weights(path: Path) -> None:
     model = mlp(64, 64, 32, 10)
     nn.init.constant_(model[2].weight, 0.1)
     train(model, path)
 
 
-@training(Expected("poor_initialisation", "2:output", ("loss_not_decreasing",)))
+@training(Expected("poor_initialisation", "2:output"))
 def outputs_too_small(path: Path) -> None:
     model = mlp(64, 64, 64, 10)
     scaled(model[2], 1e-3)
@@ -433,7 +428,7 @@ def outputs_too_small(path: Path) -> None:
     train(model, path, "**")
 
 
-@training(Expected("outliers", "2:output", ("low_precision", "loss_spike", "loss_not_decreasing")))
+@training(Expected("outliers", "2:output"))
 def giant_channel(path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 10))
     with torch.no_grad():
@@ -441,7 +436,7 @@ def giant_channel(path: Path) -> None:
     train(model, path, rate=0.01)
 
 
-@training(Expected("representation_collapse", "2:output", ("poor_initialisation", "loss_not_decreasing")))
+@training(Expected("representation_collapse", "2:output", ("loss_not_decreasing",)))
 def collapsed(path: Path) -> None:
     class Mean(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -469,7 +464,7 @@ def wrong_sign(path: Path) -> None:
     train(model, path, optimizer=torch.optim.SGD(model.parameters(), 1e-3, maximize=True))
 
 
-@training(Expected("loss_spike", "metric loss", ("inputs_not_normalised", "outliers")))
+@training(Expected("loss_spike", "metric loss", ("inputs_not_normalised",)))
 def one_wild_batch(path: Path) -> None:
     batches = [(x * (30 if step == 30 else 1), y) for step, (x, y) in enumerate(digits())]
     model = mlp(64, 64, 32, 10)
@@ -480,16 +475,7 @@ def one_wild_batch(path: Path) -> None:
     Expected(
         "loss_spike",
         "metric loss",
-        (
-            "outliers",
-            "saturated",
-            "dead_units",
-            "all_zero",
-            "update_ratio",
-            "loss_not_decreasing",
-            "exploding_gradients",
-            "vanishing_gradients",
-        ),
+        ("outliers", "dead_units", "all_zero", "update_ratio", "loss_not_decreasing"),
         "error",
     )
 )
@@ -501,9 +487,7 @@ def rate_that_grows(path: Path) -> None:
     train(mlp(64, 64, 32, 10), path, before=grow)
 
 
-@training(
-    Expected("low_precision", "2:output", ("outliers", "poor_initialisation", "loss_spike", "loss_not_decreasing"))
-)
+@training(Expected("low_precision", "2:output", ("poor_initialisation", "loss_not_decreasing")))
 def near_overflow(path: Path) -> None:
     model = mlp(64, 32, 16, 10)
     scaled(model[2], 8e4)
@@ -512,11 +496,7 @@ def near_overflow(path: Path) -> None:
     train(model.half(), path, "**", batches=batches, loss_of=small, rate=1e-4)
 
 
-@training(
-    Expected(
-        "low_precision", "0:output", ("outliers", "poor_initialisation", "vanishing_gradients", "unchanged"), "info"
-    )
-)
+@training(Expected("low_precision", "0:output", ("poor_initialisation", "vanishing_gradients", "unchanged"), "info"))
 def too_large_for_half(path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 10))
     scaled(model[0], 1e6)
@@ -546,3 +526,11 @@ def unused_head(path: Path) -> None:
 @training(Expected("drift", ":input"), reference="healthy_mlp")
 def inputs_shifted(path: Path) -> None:
     train(mlp(64, 64, 32, 10), path, batches=[(1 - x, y) for x, y in digits()])
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that asks for `fault` or `healthy` runs once for each such training."""
+    for argument, wanted in (("fault", True), ("healthy", False)):
+        if argument in metafunc.fixturenames:
+            names = [name for name, planted in PLANTED.items() if bool(planted.expected) is wanted]
+            metafunc.parametrize(argument, names)

@@ -138,8 +138,8 @@ def snapshot(run: Run) -> Any:
 def test_a_kill_during_compaction_loses_and_doubles_nothing(template: child.Template, tmp_path: Path) -> None:
     """Compaction killed at random times, and then done again, leaves exactly the rows there were."""
     origin = tmp_path / "origin"
-    for start in (0, 60):
-        order = {"do": "write", "path": str(origin), "seed": 5, "start": start, "stop": start + 60}
+    for start in (0, 40):
+        order = {"do": "write", "path": str(origin), "seed": 5, "start": start, "stop": start + 40}
         template.begin(**order, resume=start > 0, close=False)  # tails are left behind
         list(template.lines())
     wanted = snapshot(open_run(origin))
@@ -148,7 +148,7 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(template: child.Temp
     begin = time.perf_counter()
     compact(tmp_path / "timed")
     undisturbed = time.perf_counter() - begin
-    for attempt in range(25):
+    for attempt in range(12):
         path = tmp_path / f"run{attempt}"
         shutil.copytree(origin, path)
         for _ in range(2):

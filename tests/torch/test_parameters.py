@@ -61,7 +61,7 @@ def test_clipped_gradients_are_recorded_clipped(watch):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_gradients_under_a_scaler_are_unscaled(watch, fused):
-    """With a GradScaler the recorded gradient is that of the unscaled loss, also where the optimizer unscales itself."""
+    """With a GradScaler the gradient is that of the unscaled loss, also where the optimizer unscales itself."""
     reference, model, batch = net(), net(), x()
     model.load_state_dict(reference.state_dict())
     reference(batch).square().sum().backward()

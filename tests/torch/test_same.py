@@ -170,7 +170,7 @@ def hook_state(model: nn.Module) -> Any:
 
 
 def test_nothing_is_left_behind():
-    """Hook dicts, attributes, flags, names, and state are identical after closing; other people's hooks as they were."""
+    """Hook dicts, attributes, flags, names and state are identical after closing; others' hooks as they were."""
     model, order = Cnn(), []
     for i in range(3):
         model.stem.register_forward_hook(lambda *args, i=i: order.append(f"after {i}"))

@@ -85,7 +85,7 @@ def test_gradient_accumulation_works_unasked(watch, lengths, set_to_none):
 
 
 def test_gradients_thrown_away_end_the_step(watch):
-    """Where gradients are cleared without an optimizer step (a skipped one, or a hand-written one), the step is over."""
+    """Where gradients are cleared without an optimizer step (skipped, or hand-written), the step is over."""
     model = net()
     seen = watch(model, "0")
     train(model, [2, 1, 1], step=False)
@@ -355,6 +355,20 @@ def test_only_observed_steps_carry_hooks(watch):
         seen.tap.step()
     assert present == [1, 0, 0, 1, 0, 0, 1]
     assert seen.steps == [0, 3, 6]
+
+
+def test_found_steps_switch_hooks_in_time(watch):
+    """Where steps find themselves, the root's own inputs are seen in exactly the steps that are wanted."""
+    model = net()
+    seen = watch(model, tt.probe("**:{input,output,grad_input}", when=tt.every(2)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(6):
+        model(x().requires_grad_()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    seen.tap.close()
+    for place in (":input", ":output", ":grad_input", "0:input", "2:output"):
+        assert calls(seen, place) == {0: 1, 2: 1, 4: 1}, place
 
 
 def test_a_direct_call_of_forward_is_said():

@@ -168,7 +168,7 @@ def _bits(a: Array, b: Array) -> tuple[Array, Array] | None:
     if a.dtype != b.dtype:
         return None
     width = min(a.dtype.itemsize, 8)
-    views = (np.ascontiguousarray(x).view(f"u{width}").reshape(x.size, -1) for x in (a, b))
+    views = (np.ascontiguousarray(x).view(f"u{width}").reshape(x.size, x.itemsize // width) for x in (a, b))
     return next(views), next(views)
 
 

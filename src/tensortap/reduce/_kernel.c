@@ -773,15 +773,16 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
 enum { ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE, FIXED_TIME, KEY_CAPACITY, POINTERS = 16 };
 enum {
     KEY, CALL, SEQ, DTYPE, RECOMPUTED, PROBES, TIME, NUMEL, NAN_COUNT, POSINF, NEGINF, ZEROS, MIN, MAX, MEAN, STD, L1, L2,
-    DEFINED, HIST_OFFSET, HIST_VALID, HIST_ENDS, HIST_COUNTS, DIMS_ENDS, DIMS_VALUES, CALLS
+    DEFINED, HIST_OFFSET, HIST_VALID, HIST_ENDS, HIST_COUNTS, DIMS_ENDS, DIMS_VALUES, CALLS,
+    COST
 };
 #define COLUMN(type, column) ((type *)(uintptr_t)header[POINTERS + (column)])
 
-static int64_t now_microseconds(void)
+static int64_t nanoseconds(clockid_t clock)
 {
     struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static void put_bit(uint8_t *bitmap, int64_t i, int on)
@@ -824,7 +825,7 @@ static int64_t append(int64_t *header, int64_t key, uint64_t probes, int recompu
     COLUMN(int8_t, DTYPE)[i] = (int8_t)dtype;
     put_bit(COLUMN(uint8_t, RECOMPUTED), i, recomputed);
     COLUMN(uint64_t, PROBES)[i] = probes;
-    COLUMN(int64_t, TIME)[i] = header[FIXED_TIME] ? header[FIXED_TIME] : now_microseconds();
+    COLUMN(int64_t, TIME)[i] = header[FIXED_TIME] ? header[FIXED_TIME] : nanoseconds(CLOCK_REALTIME) / 1000;
     put_statistics(header, i, &result->row);
     put_bit(COLUMN(uint8_t, DEFINED), i, result->row.numel > nonfinite);
 
@@ -851,6 +852,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
     Plan p;
     Result result;
     int64_t dims[MAX_DIMS];
+    const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
     (void)module;
     if (expect("record(layout_address, key, probes, want, recomputed, dtype, address, shape, strides)", count, 9))
         return NULL;
@@ -885,6 +887,8 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
     if (has_room(header, key, ndim, result.length > 0 ? result.length : 0))
         row = append(header, key, probes, recomputed, p.dtype, dims, ndim, &result);
     give_workspace(result.w);
+    if (row >= 0)
+        COLUMN(int64_t, COST)[row] = nanoseconds(CLOCK_MONOTONIC) - begin;
     return PyLong_FromLongLong(row);
 }
 

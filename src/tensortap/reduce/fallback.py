@@ -440,6 +440,7 @@ def append(
     _put_bit(table.defined, i, values[0] > nonfinite and not math.isnan(values[5]))  # a meta tensor has none
     _put_bit(table.hist_valid, i, hist_counts is not None)
     table.hist_offset[i] = hist_offset
+    table.cost[i] = 0
     _extend(table, "hist_ends", "hist_counts", "hist", i, () if hist_counts is None else hist_counts)
     _extend(table, "dims_ends", "dims", "dims", i, shape)
     header[_AT["nonfinite"]] += nonfinite > 0
@@ -459,12 +460,15 @@ def record(
     strides: tuple[int, ...] | None,
 ) -> int:
     """Append a row to `table` (an object with the columns as arrays) and return its index, or -1 when it is full."""
+    begin = time.perf_counter_ns()
     if key < 0:
         raise ValueError(f"key is negative: {key}")
     row, offset, counts = _row(address, dtype, shape, strides, bool(want & 1))
     if not _has_room(table.header, key, len(shape), 0 if counts is None else len(counts)):
         return -1
-    return append(table, key, probes, recomputed, dtype, shape, row, offset, counts)
+    i = append(table, key, probes, recomputed, dtype, shape, row, offset, counts)
+    table.cost[i] = time.perf_counter_ns() - begin
+    return i
 
 
 def level() -> str:

@@ -36,7 +36,7 @@ COLUMNS: Final = (
     ("neginf", np.int64), ("zeros", np.int64), ("min", np.float64), ("max", np.float64), ("mean", np.float64),
     ("std", np.float64), ("l1", np.float64), ("l2", np.float64), ("defined", np.uint8), ("hist_offset", np.int32),
     ("hist_valid", np.uint8), ("hist_ends", np.int32), ("hist_counts", np.uint32), ("dims_ends", np.int32),
-    ("dims", np.int64), ("calls", np.int32),
+    ("dims", np.int64), ("calls", np.int32), ("cost", np.int64),
 )  # fmt: skip
 HEADER_LENGTH: Final = FIRST_POINTER + len(COLUMNS)
 

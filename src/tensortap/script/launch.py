@@ -47,7 +47,7 @@ def _run_module(name: str) -> None:
 def _run_file(path: str) -> None:
     full = os.path.abspath(path)  # noqa: PTH100  # as python: without following links
     if Path(full).is_dir() or zipfile.is_zipfile(full):
-        _first_on_path(path)
+        _first_on_path(full)
         _as_main("__main__", False)
         return
     _first_on_path(str(Path(full).resolve().parent))
@@ -94,9 +94,11 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
     started = [i for i, entry in enumerate(entries) if entry.tb_frame.f_code is launch.__code__]
     entries = entries[started[-1] + 1 :] if started else entries
     kept = [entry for entry in entries if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
-    for entry, following in zip(kept, [*kept[1:], None], strict=True):
+    following = None
+    for entry in reversed(kept):
         entry.tb_next = following
-    return kept[0] if kept else None
+        following = entry
+    return following
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:

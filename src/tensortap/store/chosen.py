@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from typing import Any
@@ -72,8 +73,8 @@ def step_filter(steps: Steps) -> Any:
     if steps is None:
         return None
     step = pc.field("step")
-    if isinstance(steps, int):
-        return step == steps
+    if isinstance(steps, numbers.Integral):
+        return step == int(steps)
     bounds = _bounds(steps)
     if bounds is None:
         return step.isin(list(steps))  # type: ignore[arg-type]
@@ -89,8 +90,9 @@ def step_test(steps: Steps) -> Callable[[int], bool]:
     """The same choice as a function of a step's number."""
     if steps is None:
         return lambda step: True
-    if isinstance(steps, int):
-        return lambda step: step == steps
+    if isinstance(steps, numbers.Integral):
+        chosen = int(steps)
+        return lambda step: step == chosen
     bounds = _bounds(steps)
     if bounds is None:
         wanted = frozenset(steps)  # type: ignore[arg-type]

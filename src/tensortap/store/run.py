@@ -101,7 +101,8 @@ class Run:
         """The last step that left anything, be it only a metric or a tensor; −1 when none did."""
         said = [int(state.get("last_step", -1)) for state in self._states()]
         kept = settled(lambda: [held.key.step for held in self._vault.all(self.ranks)])
-        return max([-1, *said, *kept, *self.steps, *self.metrics()["step"].to_pylist()])
+        found: list[int] = [-1, *said, *kept, *self.steps, *self.metrics()["step"].to_pylist()]
+        return max(found)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -28,7 +28,7 @@ _AT_ONCE: Final = 3  # findings of one rule that are shown one by one; of the ot
 
 
 def rules_asked(names: Sequence[str]) -> list[Any] | None:
-    """The rules named: ours by name, the user's as `module:name`, looked for in the current folder too; None for all."""
+    """The rules named: ours by name, the user's as `module:name`, from the current folder too; None means all."""
     return [_imported(name) if ":" in name else name for name in names] or None
 
 
@@ -66,9 +66,9 @@ def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str
 
 def _draw_group(screen: Screen, group: list[Finding], every: bool) -> None:
     shown = group if every else group[:_AT_ONCE]
-    for finding in shown:
+    for finding, after in zip(shown, [*shown[1:], None], strict=True):
         screen.draw(_head(finding, screen.width), _prose(finding.message, screen))
-        if finding.advice and finding is shown[-1]:
+        if finding.advice and (after is None or after.advice != finding.advice):
             screen.draw(_prose(f"→ {finding.advice}", screen, "dim"))
     if hidden := group[len(shown) :]:
         names = ", ".join(printable(f.site) for f in hidden[:_AT_ONCE])
@@ -81,14 +81,16 @@ def _head(finding: Finding, width: int) -> Text:
     when = f"  {finding.steps}" if finding.steps else ""
     taken = len(finding.severity) + len(finding.rule) + len(when) + 4
     site = shorten(printable(finding.site), max(width - taken, 12))
-    return Text.assemble(
-        (finding.severity, _STYLES[finding.severity or "warning"]), "  ", (site, "bold"), "  ", finding.rule, (when, "dim"),
-    )  # fmt: skip
+    style = _STYLES[finding.severity or "warning"]
+    return Text.assemble((finding.severity, style), "  ", (site, "bold"), f"  {finding.rule}", (when, "dim"))
 
 
 def _prose(said: str, screen: Screen, style: str = "") -> Text:
-    lines = wrap(printable(said), max(min(screen.width, _WIDEST) - len(_INDENT), 20))
-    return Text("\n".join(_INDENT + line for line in lines), style=style)
+    hanging = _INDENT * 2 if said.startswith("→") else _INDENT
+    lines = wrap(
+        printable(said), max(min(screen.width, _WIDEST), 30), initial_indent=_INDENT, subsequent_indent=hanging
+    )
+    return Text("\n".join(lines), style=style)
 
 
 def _skipped(found: Findings, every: bool) -> Iterator[Text]:

@@ -18,6 +18,7 @@ from tensortap.adapters.torch.gradients import InputEdges
 from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook, tracing
 from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
 from tensortap.adapters.torch.names import NamedValues
+from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker
@@ -37,10 +38,11 @@ def adapt(model: Any, **options: Any) -> TorchAdapter | None:
 class TorchAdapter:
     """Taps on one module tree. It holds no reference that would keep the model alive."""
 
-    def __init__(self, root: nn.Module, *, fast_path: str = "keep") -> None:
+    def __init__(self, root: nn.Module, *, fast_path: str = "keep", origins: bool = False) -> None:
         if fast_path not in _FAST_PATHS:
             raise UnsupportedError(f"fast_path={fast_path!r} is neither 'keep' nor 'leave'")
         self.fast_path = fast_path
+        self.origins = origins
         self._root = weakref.ref(root)
         self._ports: list[Port] = []
         self._handles: list[RemovableHandle] = []
@@ -74,7 +76,11 @@ class TorchAdapter:
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
         for module, puts, bits, paths in self._hooks(root):
-            next((hooks for path, hooks in fused.items() if _within(paths, path)), plain).add(module, puts, bits, paths)
+            inside = next((hooks for path, hooks in fused.items() if _within(paths, path)), None)
+            if module is root and inside is None:  # its call has begun when a step is found to begin
+                self._handles += [put(root) for put in puts]
+            else:
+                (inside or plain).add(module, puts, bits, paths)
         self._sets = [plain, *fused.values()]
         self._parameters = self._attach_parameters(root)
         self._refused = self._scripted(root)
@@ -161,7 +167,7 @@ class TorchAdapter:
                 bits = 0
                 for port in (port for group in ports.values() for port in group):
                     bits |= port.bits
-                yield module, self._puts(ports), bits, paths
+                yield module, [*self._puts(ports), *self._origin_puts(paths[0])], bits, paths
 
     def _puts(self, ports: dict[str, list[Port]]) -> Puts:
         if list(ports) == ["output"] and len(ports["output"]) == 1:
@@ -170,6 +176,9 @@ class TorchAdapter:
         after = AfterHook(self._taker, self._finder, ports, before)
         puts: Puts = [partial(_put_before, hook=before)] if before.bits else []
         return [*puts, partial(_put_after, hook=after, always_call=bool(before.grad_inputs))]
+
+    def _origin_puts(self, path: str) -> Puts:
+        return [partial(_put_origin, hook=OriginHook(path, self._finder))] if self.origins else []
 
     def _scripted(self, root: nn.Module) -> dict[str, str]:
         """What the probes would want if it could be tapped."""
@@ -210,6 +219,10 @@ def _put_before(module: nn.Module, hook: BeforeHook) -> RemovableHandle:
 
 def _put_after(module: nn.Module, hook: Any, always_call: bool = False) -> RemovableHandle:
     return module.register_forward_hook(hook, always_call=always_call)
+
+
+def _put_origin(module: nn.Module, hook: OriginHook) -> RemovableHandle:
+    return module.register_forward_hook(hook, with_kwargs=True)
 
 
 def _put_on_root(root: nn.Module, before: RootBefore, after: RootAfter) -> list[RemovableHandle]:

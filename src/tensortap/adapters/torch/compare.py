@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensortap.adapters.torch.capture import as_step, call
+from tensortap.adapters.torch.calls import as_step, call
 from tensortap.adapters.torch.state import preserved
 
 

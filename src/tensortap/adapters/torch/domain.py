@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
-from tensortap import text
 from torch import Tensor
+
+from tensortap import text
 
 _LOGARITHMS: Final = frozenset(("log", "log2", "log10"))
 _QUOTIENTS: Final = frozenset(("div", "true_divide", "divide", "truediv", "rtruediv", "rdiv"))

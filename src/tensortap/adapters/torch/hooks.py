@@ -18,6 +18,7 @@ from tensortap.recorder import OpenStep, Point
 
 backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
 tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what we ask of a tensor
+_NOTHING: Final[Mapping[str, Any]] = {}
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
 
@@ -93,8 +94,8 @@ class BeforeHook(Hook):
         self.grad_inputs = ports.get("grad_input", [])
         self.bits = _bits([*self.inputs, *self.grad_inputs])
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before the module's forward."""
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NOTHING) -> None:
+        """Before the module's forward. One that is taken off while the call begins is called once more, without kwargs."""
         if is_compiling() or tracing():
             return
         step = self.steps.current()

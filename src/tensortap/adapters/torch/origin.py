@@ -14,16 +14,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import torch
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-import torch
 from tensortap.adapters.results import Origin, Seen
-from tensortap.adapters.torch.capture import as_step
+from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.domain import operation_name, why
 from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
-from torch import Tensor, nn
 
 _TORCH: Final = str(Path(torch.__file__).parent)
 _OURS: Final = str(Path(__file__).parents[2])
@@ -60,7 +60,7 @@ def _watch_forward(model: nn.Module, run: Callable[[], Any]) -> tuple[str, nn.Mo
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         call = calls[module] = calls.get(module, -1) + 1
-        if not found and not _finite(output) and _finite((args, kwargs)):
+        if not found and not is_finite(output) and is_finite((args, kwargs)):
             found.append((names[module], module, call))
 
     with _hooks([module.register_forward_hook(after, with_kwargs=True) for module in names]):
@@ -133,12 +133,12 @@ class _Operations(TorchFunctionMode):
         copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
         output = function(*args, **kwargs)
         sound = all(seen.summary.nan == 0 and seen.summary.posinf == 0 for seen in given)
-        if sound and not _finite(output) and not _asked_for(args, kwargs):
+        if sound and not is_finite(output) and not _asked_for(args, kwargs):
             self._found(function, given, copies, kwargs, output)
         return output
 
     def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
-        bad = next(t for _, t in tensors_in(output) if not _finite(t))
+        bad = next(t for _, t in tensors_in(output) if not is_finite(t))
         with torch._C.DisableTorchFunction():
             reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
         self.origin = Origin(
@@ -169,11 +169,11 @@ def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
         owners.append((first, torch._C._autograd._get_sequence_nr(), names[module], type(module).__name__))
 
     def at_node(node: Any, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
-        if found or _finite(list(outgoing)) or not _finite(list(incoming)):
+        if found or is_finite(list(outgoing)) or not is_finite(list(incoming)):
             return
         path, kind = _owner(owners, node._sequence_nr())
         seen = tuple(Seen(f"[{i}]", _summary(g)) for i, g in enumerate(incoming) if g is not None)
-        bad = next(g for g in outgoing if g is not None and not _finite(g))
+        bad = next(g for g in outgoing if g is not None and not is_finite(g))
         found.append(
             Origin(
                 "backward", path, kind, operation=node.name(), source=_forward_source(node), inputs=seen,
@@ -263,11 +263,12 @@ def _asked_for(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _bad_weights(module: nn.Module) -> str:
-    bad = [name for name, p in module.named_parameters() if not _finite(p)]
+    bad = [name for name, p in module.named_parameters() if not is_finite(p)]
     return f"its parameter {bad[0]} is not finite" if bad else ""
 
 
-def _finite(value: Any) -> bool:
+def is_finite(value: Any) -> bool:
+    """Whether every floating-point tensor in a value is finite."""
     return all(not t.is_floating_point() or bool(torch.isfinite(t).all()) for _, t in tensors_in(value))
 
 

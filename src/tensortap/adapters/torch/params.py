@@ -43,8 +43,8 @@ class Owner(NamedTuple):
 class Stepping(NamedTuple):
     """What the steps are told about optimizers."""
 
-    starts: Callable[[Any], None]
-    stepped: Callable[[], None]
+    starts: Callable[[Any, Any], None]
+    stepped: Callable[[Any], None]
 
 
 class ParameterTaps:
@@ -87,7 +87,7 @@ class ParameterTaps:
         try:
             if self._owns(optimizer):
                 closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-                self._tell.starts(closure)
+                self._tell.starts(optimizer, closure)
                 self._observe(optimizer, self._steps.current(), gradients=closure is None)
         except Exception as error:
             self._failed(error)
@@ -100,7 +100,7 @@ class ParameterTaps:
                     self._take("grad", step, _ids(optimizer))
                 if self._before:
                     self._take_updates(step)
-                self._tell.stepped()
+                self._tell.stepped(optimizer)
         except Exception as error:
             self._failed(error)
 

@@ -32,11 +32,11 @@ class StepRule:
         self._backward = False
         self._stepped = False
 
-    def over(self, module: nn.Module) -> bool:
-        """Whether the open step is over now that this model is called."""
+    def over(self, module: nn.Module, whole: int) -> bool:
+        """Whether the open step is over now that this model, or this part of the model of that id, is called."""
         if not self.used:
             return False
-        again = id(module) in self._called
+        again = not self._called.isdisjoint((id(module), whole))
         if self._stepped:
             return True
         if not self._learning:

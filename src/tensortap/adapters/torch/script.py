@@ -50,13 +50,15 @@ class ScriptWatcher:
         self.models = Models(patterns)
         self.tap: Tap | None = None
         self.left_out: dict[str, str] = {}  # what was called and is not watched, and why
-        self.unmatched = {pattern.text: "no model was seen" for pattern in patterns}
+        self.unmatched: dict[str, str] = {}  # patterns that chose nothing, and what there was to choose
+        self._matched: set[str] = set()
         self._begin = begin
         self._say = say
         self._steps = StepRule()
         self._losses = Losses()
         self._kinds: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[nn.Module]] = {}
+        self._wholes: dict[int, int] = {}  # for each part the model it is in
         self._late: dict[int, list[int]] = {}  # the pre-hooks that each model got while it was being called
         self._local = _Local()
         self._lock = threading.RLock()
@@ -147,6 +149,7 @@ class ScriptWatcher:
             for each in module.children():
                 for part in each.modules():
                     self._note(part, _PART)
+                    self._wholes[id(part)] = id(module)
             self._track(module)  # the last: until it is known, other threads that call it wait for the lock
             return self._late[id(module)]
 
@@ -168,8 +171,9 @@ class ScriptWatcher:
         for pattern in self.models.patterns:
             if model.choose([pattern]).ports:
                 wanted = True
+                self._matched.add(pattern.text)
                 self.unmatched.pop(pattern.text, None)
-            elif pattern.text in self.unmatched:
+            elif pattern.text not in self._matched:
                 self.unmatched[pattern.text] = _explain(pattern, model)
                 if not model.prefix:
                     self._say(self.unmatched[pattern.text])
@@ -198,7 +202,7 @@ class ScriptWatcher:
         self._kinds[key] = max(kind, self._kinds.get(key, _OTHER))
 
     def _gone(self, key: int) -> None:
-        for table in (self._refs, self._kinds, self._late):
+        for table in (self._refs, self._kinds, self._wholes, self._late):
             table.pop(key, None)
 
     # Steps
@@ -208,7 +212,7 @@ class ScriptWatcher:
 
     def _count(self, module: nn.Module) -> None:
         if self.tap is not None:
-            if self._steps.over(module):
+            if self._steps.over(module, self._wholes.get(id(module), 0)):
                 self._close(self.tap)
             self._steps.called(module)
 

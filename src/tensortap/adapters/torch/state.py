@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts parameters, buffers, gradients, modes and random states back, and calls it at the end."""
+    """Gives a function that puts parameters, buffers, gradients, modes and random states back; calls it at the end."""
     state = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     modes = {module: module.training for module in model.modules()}

@@ -25,22 +25,27 @@ _CALL: Final = nn.Module._call_impl.__code__
 class Lane:
     """One thread's place in the steps. `step` is its own one; the home thread has none, it uses the tap's."""
 
-    __slots__ = ("backward", "depth", "micro", "span", "step", "stepped", "stepping", "thread", "used")
-
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.step: OpenStep | None = None
         self.span = False  # the user has said where the step begins and ends
         self.depth = 0
         self.stepping = False  # inside an optimizer's step, which calls the root by a closure
-        self.reset()
-
-    def reset(self) -> None:
-        """A step was closed."""
         self.used = False  # the open step has seen a call of the root
         self.backward = False
         self.stepped = False
         self.micro = 0
+        self.optimizers: set[int] = set()  # those that have stepped in the open step
+
+    def follow(self, other: Lane) -> None:
+        """Go on where another left off."""
+        self.used, self.backward, self.stepped, self.micro = other.used, other.backward, other.stepped, other.micro
+
+    def reset(self) -> None:
+        """A step was closed."""
+        self.used = self.backward = self.stepped = False
+        self.micro = 0
+        self.optimizers.clear()
 
 
 class StepFinder:
@@ -77,7 +82,7 @@ class StepFinder:
         """Give this thread a step of its own (or take it away); what it had before."""
         self.spread = True
         lane = self._lane()
-        if not lane.span:
+        if lane.step is not None and not lane.span:
             self._end(lane)
         before = lane.step
         lane.step, lane.span = own, own is not None
@@ -113,28 +118,32 @@ class StepFinder:
         if lane is not self._home_lane and not awaits and backward_task() == -1:
             self._end(lane)
 
-    def optimizer_starts(self, closure: Any) -> None:
-        """A closure calls the root inside the optimizer's step, and that is where the next step begins."""
-        lane = self._lane()
-        if closure is None:
-            return
-        if lane is self._home_lane and (lane.stepped or lane.stepping) and not self._clock.explicit:
-            self._clock.advance()
-        lane.stepping = True
+    def optimizer_starts(self, optimizer: Any, closure: Any) -> None:
+        """A closure calls the root inside the optimizer's step, and that is where the next step begins.
 
-    def optimizer_stepped(self) -> None:
+        Where the root is never seen to be called (it is compiled), a second step of the same optimizer tells.
+        """
+        lane = self._lane()
+        unseen = not self._called and id(optimizer) in lane.optimizers
+        again = closure is not None and lane is self._home_lane and (lane.stepped or lane.stepping)
+        if (unseen or again) and not self._clock.explicit:
+            self._by_optimizer |= unseen
+            self._clock.advance()
+        lane.stepping = closure is not None
+        if not self._called:
+            self.recorder.current.phase = "train"
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
         """The optimizer has used the gradients."""
         lane = self._lane()
         lane.stepped, lane.stepping = True, False
-        if not self._called and not self._clock.explicit:  # a compiled root runs no hooks: this alone shows the steps
-            self._by_optimizer = True
-            self.recorder.current.phase = "train"
-            self._clock.advance()
+        lane.optimizers.add(id(optimizer))
 
     def closed(self, step: OpenStep) -> None:
         """A step was closed, by whomever."""
         if step is self.recorder.current:
             self._home_lane.reset()
+            self._lane().optimizers.clear()
             return
         for lane in list(self._others.values()):
             if lane.step is step and not lane.span:
@@ -153,6 +162,7 @@ class StepFinder:
             if self._home is None:
                 self._home = ident
         if ident == self._home:
+            lane.follow(self._home_lane)  # of another thread, when it is gone and its number used again
             self._home_lane = lane
             if not self._clock.explicit:
                 self._next(lane)

@@ -19,12 +19,11 @@ _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 class Taker:
     """Records tensors. `take` is what every hook ends in."""
 
-    __slots__ = ("hist", "leaves", "recorder")
+    __slots__ = ("leaves", "recorder")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
-        self.hist = recorder.histogram_probes
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Reduce a tensor into the step's table; the row, or −1. What goes wrong is counted and goes no further."""
@@ -33,7 +32,7 @@ class Taker:
             return -1
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
-                shape, table, want = tensor.shape, step.table, armed & self.hist != 0
+                shape, table, want = tensor.shape, step.table, armed & step.hist != 0
                 # Lazy negation comes with views of complex numbers, of which only single elements are contiguous.
                 if (shape and shape[-1] != 1) or not tensor.is_neg():
                     code, address = CODES[tensor.dtype], tensor.data_ptr()
@@ -51,7 +50,7 @@ class Taker:
             if buffer is None:
                 return self._without_values(point, tensor, step, armed, recomputed)
             row = step.table.record(
-                point.key, armed, armed & self.hist != 0, recomputed,
+                point.key, armed, armed & step.hist != 0, recomputed,
                 buffer.dtype, buffer.address, buffer.shape, buffer.strides,
             )  # fmt: skip
             if row >= 0 and armed & point.keeping:
@@ -72,8 +71,9 @@ def readable(tensor: Tensor) -> Buffer | None:
     """The memory of any tensor that has some: local shards, quantised, sparse and nested values, other devices."""
     if tensor.is_meta or type(tensor).__name__ in _FAKE:
         return None
-    with torch.no_grad():
-        plain = _plain(tensor.detach())
+    inside = _unwrapped(tensor.detach())
+    with torch.no_grad(), torch._C._DisableFuncTorch():
+        plain = _plain(inside)
     strides = None if plain.is_contiguous() else tuple(stride * plain.element_size() for stride in plain.stride())
     return Buffer(plain.data_ptr(), CODES[plain.dtype], tuple(plain.shape), strides, plain)
 
@@ -81,7 +81,6 @@ def readable(tensor: Tensor) -> Buffer | None:
 def _plain(tensor: Any) -> Tensor:
     if hasattr(tensor, "to_local"):  # a DTensor's own part: free, where full_tensor() would be a collective
         tensor = tensor.to_local()
-    tensor = _unwrapped(tensor)
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.is_nested:

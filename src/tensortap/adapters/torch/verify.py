@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tensortap.adapters.results import Verification
-from tensortap.adapters.torch.capture import as_step
+from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.walk import tensors_in
 

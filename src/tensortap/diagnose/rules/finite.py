@@ -20,6 +20,8 @@ ADVICE: Final = (
     "division of 0, overflow in half precision, and too high a learning rate."
 )
 
+GIVEN: Final = "It came in with the batch: look at how the data is read, scaled and augmented."
+
 
 @rule("nonfinite", severity="error")
 def nonfinite(snapshot: Snapshot) -> Iterator[Finding]:
@@ -75,7 +77,8 @@ def _lead(events: list[dict[str, Any]]) -> Finding:
     evidence |= {"spread": len(others), "to": others[:8]}
     return Finding(
         "", "error", _name(first), Steps(steps[0], steps[-1], len(steps)), evidence,
-        f"{what} of {first['numel']} elements, first at step {first['step']}{rank}{spread}.", ADVICE,
+        f"{what} of {first['numel']} elements, first at step {first['step']}{rank}{spread}.",
+        GIVEN if first["port"] == "input" and not first["site"] else ADVICE,
     )  # fmt: skip
 
 

@@ -22,9 +22,13 @@ def inputs_not_normalised(
     snapshot: Snapshot, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0
 ) -> Iterator[Finding]:
     """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`."""
-    sites = [site for site in _given(snapshot) if site.floating]
+    given = _given(snapshot)
+    sites = [site for site in given if site.floating]
     if not sites:
-        raise NoData("the model's input was not recorded: tt.watch(model, ':input', ...)")
+        raise NoData(
+            "the model's input holds no floats" if given
+            else "the model's input was not recorded: tt.watch(model, ':input', ...)"
+        )  # fmt: skip
     for site in sites:
         finite = np.maximum(site["numel"] - site["nan"] - site["posinf"] - site["neginf"], 0)
         weight = finite / max(finite.sum(), 1)

@@ -74,7 +74,10 @@ def _worst(format: Format, what: str, lost: dict[Site, float], most: float) -> I
     if not losing:
         return
     site = max(losing, key=lambda s: losing[s])
-    others = f"; {len(losing)} of {len(lost)} sites lose as well" if len(losing) > 1 else ""
+    more = len(losing) - 1
+    others = (
+        f"; {more} other site{'s lose' if more > 1 else ' loses'} more than {text.percent(most, 1)} too" if more else ""
+    )
     scaled = ", scaled to its range," if format.scaled else ""
     advice = (
         "Keep this site in float32 or bf16." if what == "overflow"

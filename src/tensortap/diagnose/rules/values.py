@@ -66,17 +66,20 @@ def constant(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
 def outliers(snapshot: Snapshot, *, magnitude: float = 100.0, ratio: float = 1000.0) -> Iterator[Finding]:
     """A few activations are giants: above `magnitude`, and `ratio` times the median (Sun et al. 2024).
 
-    The median is that of the magnitudes that are not zero; without a histogram their mean stands in for it.
+    The median is that of the magnitudes that are not zero, over the last steps together; at earlier steps, and without
+    a histogram, their mean stands in for it.
     """
     for site in snapshot.sites(*_FORWARD):
         if not site.floating:
             continue
-        giants = (site.absmax >= magnitude) & (site.absmax >= ratio * _typical(snapshot, site))
+        typical = _typical(snapshot, site)
+        giants = (site.absmax >= magnitude) & (site.absmax >= ratio * typical)
         if not giants.any():
             continue
-        top, usual = float(site.absmax[giants].max()), float(_typical(snapshot, site)[giants].min())
+        at = int(np.nanargmax(np.where(giants, site.absmax, -np.inf)))
+        top, usual = float(site.absmax[at]), float(typical[at])
         yield site.finding(
-            giants, f"The largest magnitude is {text.number(top)}, the median {text.number(usual)}.",
+            giants, f"The largest magnitude is {text.number(top)}, a typical one {text.number(usual)}.",
             "Harmless in float32, but quantisation and half precision suffer: look at that channel's weight and bias; "
             "people smooth or clip it, or keep this layer in higher precision.",
             absmax=top, typical=usual, ratio=top / usual if usual else float("inf"),
@@ -84,8 +87,7 @@ def outliers(snapshot: Snapshot, *, magnitude: float = 100.0, ratio: float = 100
 
 
 def _typical(snapshot: Snapshot, site: Site) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    histogram = snapshot.histogram(site)
-    if histogram is not None:
-        return np.full(len(site.steps), histogram.magnitude(0.5))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(site["l1"] / (site["numel"] - site["zeros"]))
+        mean = np.asarray(site["l1"] / (site["numel"] - site["zeros"]))
+    histogram = snapshot.histogram(site)
+    return mean if histogram is None else np.where(site.steps < histogram.steps.first, mean, histogram.magnitude(0.5))

@@ -1,0 +1,32 @@
+"""Looking for the origin of a non-finite value while a model is watched, at the moment it appears."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+
+from tensortap.adapters.torch.hooks import Hook, backward_task
+from tensortap.adapters.torch.origin import explain, is_finite
+from tensortap.adapters.torch.steps import StepFinder
+
+
+class OriginHook(Hook):
+    """Sits after a module's other hooks. It looks only when the step has seen a non-finite value, and once."""
+
+    __slots__ = ("path", "steps")
+
+    def __init__(self, path: str, steps: StepFinder) -> None:
+        self.path = path
+        self.steps = steps
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """After the module's forward: if it made the first non-finite value, run it again and look inside."""
+        if is_compiling():
+            return
+        step = self.steps.current()
+        if step.origin is not None or not step.table.nonfinite or backward_task() != -1:
+            return
+        if not is_finite(output) and is_finite((args, kwargs)):
+            step.origin = explain(self.path, module, args, kwargs)

@@ -1,0 +1,69 @@
+"""What observing costs: measured as it happens, by site and as a share of the step time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap import text
+from tensortap.budget import Budget
+from tensortap.table import Names, StepTable
+
+# What a record costs around the kernel: the framework's hook machinery and ours (benchmarks/overhead.py, MLP).
+_AROUND: Final = 2.5e-6
+
+
+class Cost(NamedTuple):
+    """What observing has cost so far. Printed, the dearest sites come first."""
+
+    share: float
+    seconds: float
+    steps: int
+    by_site: Mapping[str, float]
+
+    def __str__(self) -> str:
+        head = f"{100 * self.share:.2f} % of the step time: {text.number(self.seconds)} s in {self.steps} steps"
+        dearest = sorted(self.by_site.items(), key=lambda item: -item[1])[:5]
+        return "\n".join([head, *(f"  {text.number(1e3 * seconds)} ms  {site}" for site, seconds in dearest)])
+
+
+class Account:
+    """Adds up what observing costs, and holds it against the budget where there is one."""
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget
+        self.steps = 0
+        self._own = 0.0
+        self._whole = 0.0
+        self._pending = 0.0
+        self._by_key: npt.NDArray[np.float64] = np.zeros(64)
+
+    def take(self, table: StepTable) -> None:
+        """Note what the rows of a closing step cost."""
+        if not table.rows:
+            return
+        keys = table.column("key")
+        if len(self._by_key) <= int(keys.max()):
+            self._by_key = np.concatenate([self._by_key, np.zeros(int(keys.max()) + 1)])
+        seconds = table.column("cost") * 1e-9 + _AROUND
+        np.add.at(self._by_key, keys, seconds)
+        self._pending += float(seconds.sum())
+
+    def closed(self, closing: float, whole: float, observed: bool) -> None:
+        """A step took `whole` seconds, of which `closing` went into closing it, besides its rows."""
+        own = self._pending + closing
+        self._pending = 0.0
+        self._own += own
+        self._whole += whole
+        self.steps += 1
+        if self.budget is not None:
+            self.budget.closed(own, whole, observed)
+
+    def report(self, names: Names) -> Cost:
+        """The cost so far."""
+        by_site = {str(place): float(s) for place, s in zip(names.places, self._by_key, strict=False) if s}
+        bare = self._whole - self._own
+        return Cost(self._own / bare if bare > 0 else 0.0, self._own, self.steps, by_site)

@@ -1,0 +1,99 @@
+"""Which site of one run is which of the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from tensortap.diff.align import Look, align, renames
+from tensortap.errors import PatternError
+from tensortap.types import Place
+
+
+def places(text: str) -> list[Place]:
+    return [Place(name) for name in text.split()]
+
+
+def looks(shapes: str, levels: list[float] | None = None) -> dict[Place, Look]:
+    """Sites such as `a:4` with a shape each, and a mean."""
+    pairs = [item.split(":") for item in shapes.split()]
+    levels = levels or [0.0] * len(pairs)
+    return {Place(n): Look("output", (int(s),), (m,)) for (n, s), m in zip(pairs, levels, strict=True)}
+
+
+def by_order(a: dict[Place, Look], b: dict[Place, Look]) -> dict[str, str]:
+    found = align(list(a), list(b), [], lambda: (a, b))
+    assert found.by == "order"
+    return {x.site: y.site for x, y in found.pairs.items()}
+
+
+def no_looks():
+    raise AssertionError("not asked for")
+
+
+def test_names():
+    """Equal names are partners, in order of execution; the rest is listed."""
+    found = align(places("a b c"), places("c x b"), [], no_looks)
+    assert (list(found.pairs), found.by) == (places("b c"), "name")
+    assert (found.only_in_a, found.only_in_b) == (tuple(places("a")), tuple(places("x")))
+
+
+def test_a_few_sites_of_many():
+    """A run of few sites is aligned by name with one of many."""
+    assert align(places("a b"), places("a b c d e f g"), [], no_looks).by == "name"
+
+
+@pytest.mark.parametrize(
+    ("rename", "site", "other"),
+    [
+        ("enc=encoder", "enc.0.fc", "encoder.0.fc"),
+        ("enc=encoder", "encode.0", None),
+        ("h.*.mlp=blocks.*.ffn", "h.11.mlp.fc", "blocks.11.ffn.fc"),
+        ("**.fc1=**.up", "a.b.fc1", "a.b.up"),
+        ("model=", "model.fc", "fc"),
+        ("=model", "fc", "model.fc"),
+        ("=model", "", "model"),
+        ("attn=attention", "attn/matmul#1", "attention/matmul#1"),
+    ],
+)
+def test_rename(rename, site, other):
+    """A rename is of a module with all below it; stars stand for the same on both sides."""
+    assert renames([rename])[0].apply(site) == other
+
+
+def test_map_and_names():
+    """What no rename is about keeps its name."""
+    found = align(places("enc.a enc.b head"), places("encoder.a encoder.b head"), renames({"enc": "encoder"}), no_looks)
+    assert [p.site for p in found.pairs.values()] == ["encoder.a", "encoder.b", "head"]
+
+
+@pytest.mark.parametrize(
+    ("rename", "said"),
+    [
+        ("enc", "OLD=NEW"),
+        ("h.*=blocks", r"each \*"),
+        ("endocer=enc", "Did you mean 'encoder'"),
+        ("enc=encoder", "encoder=enc"),
+        ("encoder=ecn", "Did you mean 'enc'"),
+    ],
+)
+def test_bad_maps(rename, said):
+    """A map that maps nothing is an error that names what would work."""
+    with pytest.raises(PatternError, match=said):
+        align(places("encoder head"), places("enc head"), renames([rename]), no_looks)
+
+
+def test_order():
+    """Other names: the longest common sequence of shapes."""
+    assert by_order(looks("a:4 b:8 c:8 d:2"), looks("p:4 q:8 r:3 s:8 t:2")) == {"a": "p", "b": "q", "c": "s", "d": "t"}
+
+
+def test_order_by_likeness():
+    """Where shapes leave a choice, statistics decide."""
+    a = looks("a:4 drop:4 b:4", [1.0, 5.0, 9.0])
+    assert by_order(a, looks("p:4 q:4", [1.0, 9.0])) == {"a": "p", "b": "q"}
+    assert by_order(a, looks("p:4 q:4", [1.0, 5.0])) == {"a": "p", "drop": "q"}
+
+
+def test_nothing_fits():
+    """Shapes that never agree align nothing."""
+    assert by_order(looks("a:4"), looks("p:5")) == {}

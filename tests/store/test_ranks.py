@@ -1,0 +1,119 @@
+"""Processes of one launch write side by side into one run, and agree on its path."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tensortap.errors import RunError, RunExistsError
+from tensortap.store.claim import launch_id
+from tensortap.store.folder import RunFolder
+from tensortap.store.place import default_path
+from tensortap.store.run import open_run
+
+SCRIPT = """
+import sys, numpy as np, tensortap as tt
+more = {"to": sys.argv[1]} if sys.argv[1] else {}
+with tt.watch(tt.probe("**", keep=[tt.stats(), tt.sample(2)]), resume="resume" in sys.argv, overwrite="overwrite" in sys.argv, **more) as tap:
+    rank = tap.recorder.rank
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for step in range(30):
+        tt.tap(np.full(4, 100 * rank + step, np.float32), "a")
+        tap.step(loss=rank)
+print(tap.path, flush=True)
+"""
+
+
+def launch(cwd: Path, ranks: int, *words: str, port: str = "29500", **more: str) -> list[str]:
+    """Run ranks at once, all of them inside the run before any of them writes; the paths they wrote to."""
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
+    env = {**os.environ, "PYTHONPATH": paths, "MASTER_PORT": port, "MASTER_ADDR": "localhost", **more}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *(words or ("",))], cwd=cwd, env={**env, "RANK": str(rank)}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    printed = [process.communicate("go\n", timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * ranks
+    return [text.strip() for text in printed]
+
+
+def rows(path: Any) -> list[tuple[int, int, float]]:
+    return [(r["rank"], r["step"], r["mean"]) for r in open_run(path).table().to_pylist()]
+
+
+def test_two_ranks_write_one_run_side_by_side(tmp_path: Path) -> None:
+    """Both ranks' rows, metrics and tensors are in one run, and each wrote only its own files."""
+    launch(tmp_path, 2, "exp1")
+    run = open_run(tmp_path / "exp1")
+    assert run.ranks == [0, 1] and run.state == "finished" and run.counts == {}
+    assert sorted(rows(run.path)) == [(rank, step, 100.0 * rank + step) for rank in range(2) for step in range(30)]
+    assert run.tensor("a", 3, rank=1).tolist() == [103.0, 103.0]
+    with pytest.raises(RunError, match="rank=0.* or .*rank=1"):
+        run.tensor("a", 3)
+    assert run.merged("ranks").num_rows == 30
+    assert json.loads((tmp_path / "exp1/run.json").read_text())["schema"] == 1
+
+
+def test_ranks_agree_on_a_default_path(tmp_path: Path) -> None:
+    """With no path given, all ranks of a launch write to one new folder, and the next launch to another."""
+    first, second = launch(tmp_path, 3), launch(tmp_path, 2)
+    assert len(set(first)) == len(set(second)) == 1 and first[0] != second[0]
+    assert first[0].startswith("runs/") and first[0].split("-", 2)[2].startswith("values")
+    assert open_run(tmp_path / first[0]).ranks == [0, 1, 2]
+    assert open_run(tmp_path / second[0]).ranks == [0, 1]
+
+
+def test_ranks_overwrite_and_resume_together(tmp_path: Path) -> None:
+    """Ranks that overwrite at once begin one run anew; ranks that resume go on with it."""
+    launch(tmp_path, 2, "exp1", port="1")
+    launch(tmp_path, 2, "exp1", "overwrite", port="2")
+    assert len(rows(tmp_path / "exp1")) == 60
+    launch(tmp_path, 2, "exp1", "overwrite", port="2")  # the same launch as far as anyone can tell
+    assert len(rows(tmp_path / "exp1")) == 60
+    launch(tmp_path, 2, "exp1", "resume", port="3")
+    assert [(rank, step) for rank, step, _ in sorted(rows(tmp_path / "exp1"))] == [
+        (rank, step) for rank in range(2) for step in range(60)
+    ]
+
+
+def test_ranks_of_another_launch_do_not_join(tmp_path: Path) -> None:
+    """A rank joins the run of its own launch, once, and no other's."""
+    first = RunFolder(tmp_path / "run", rank=0, launch="one")
+    RunFolder(tmp_path / "run", rank=1, launch="one").close()
+    for rank, launched in ((0, "one"), (1, "one"), (2, "two")):
+        with pytest.raises(RunExistsError):
+            RunFolder(tmp_path / "run", rank=rank, launch=launched)
+    first.close()
+
+
+def test_a_launch_is_told_by_its_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes with the same launcher's variables share an id; without any, each is alone."""
+    for name in ("MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert launch_id() != launch_id()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    one = launch_id()
+    assert one == launch_id()
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    assert one != launch_id()
+
+
+def test_a_default_path_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs begun in the same second have two folders."""
+    monkeypatch.chdir(tmp_path)
+    first = default_path("MLP", 0, clock=lambda: 0.0)
+    RunFolder(first).close()
+    second = default_path("MLP", 0, clock=lambda: 0.0)
+    assert second == f"{first}-2" and first.endswith("-MLP")

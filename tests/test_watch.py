@@ -1,0 +1,118 @@
+"""`watch` without a model: values named by `tap` go down the whole line."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tensortap as tt
+from tensortap.errors import ProbeError, RunExistsError, TensortapError
+
+
+def test_named_values_arrive_in_the_run(tmp_path: Path) -> None:
+    """What `tap` names is recorded, returned unchanged, and read back."""
+    x = np.arange(6, dtype=np.float32)
+    with tt.watch(to=tmp_path / "run") as tap:
+        for step in range(3):
+            assert tt.tap(x, "my/value") is x
+            tap.step(loss=step)
+        assert tap.run.state == "live" and tap.run.steps == [0, 1, 2]
+    assert tap.run.state == "finished" and tap.run.sites == ["my/value:output"]
+    assert tap.run.metrics()["value"].to_pylist() == [0, 1, 2] and tap.counts == {}
+
+
+def test_outside_the_block_nothing_is_seen(tmp_path: Path) -> None:
+    """Before and after, `tap` only gives its value back."""
+    memory = tt.Memory()
+    tt.tap(np.ones(2), "before")
+    with tt.watch(to=memory):
+        tt.tap(np.ones(2), "inside")
+    tt.tap(np.ones(2), "after")
+    assert [record.place.site for record in memory.records] == ["inside"]
+
+
+def test_several_taps_watch_at_once(tmp_path: Path) -> None:
+    """Each tap sees what its own patterns name, and counts its own steps."""
+    one, two = tt.Memory(), tt.Memory()
+    with tt.watch("a", to=one) as first, tt.watch("**", to=two):
+        for name in ("a", "b"):
+            tt.tap(np.ones(2), name)
+        first.step()
+        tt.tap(np.ones(2), "a")
+    assert [(r.step, r.place.site) for r in one.records] == [(0, "a"), (1, "a")]
+    assert [(r.step, r.place.site) for r in two.records] == [(0, "a"), (0, "b"), (0, "a")]
+
+
+def test_a_value_that_cannot_be_read_is_counted(tmp_path: Path) -> None:
+    """A value of another kind is given back, warned of once and counted; with `strict` it raises."""
+    with tt.watch(to=tt.Memory()) as tap:
+        with pytest.warns(tt.TensortapWarning, match="recording 'text' failed"):
+            assert [tt.tap("hello", "text") for _ in range(3)] == ["hello"] * 3
+        assert tap.counts == {"skipped_values": 3}
+    with pytest.warns(tt.TensortapWarning), tt.watch(to=tt.Memory(), strict=True), pytest.raises(TensortapError):
+        tt.tap("hello", "text")
+
+
+def test_pause_and_resume(tmp_path: Path) -> None:
+    """Paused, values pass unseen."""
+    memory = tt.Memory()
+    with tt.watch(to=memory) as tap:
+        for step in range(4):
+            if step == 1:
+                tap.pause()
+            if step == 2:
+                tap.resume()
+            tt.tap(np.ones(2), "a")
+            tap.step()
+    assert [record.step for record in memory.records] == [0, 3]
+
+
+def test_a_run_is_resumed_after_its_last_step(tmp_path: Path) -> None:
+    """Resumed, steps go on from where anything was written, be it only a metric."""
+    for _ in range(2):
+        with tt.watch(tt.probe("**", when=tt.every(3)), to=tmp_path / "run", resume=True) as tap:
+            for _ in range(5):
+                tt.tap(np.ones(2), "a")
+                tap.step(loss=1.0)
+    run = tt.open(tmp_path / "run")
+    assert run.metrics()["step"].to_pylist() == list(range(10)) and run.steps == [0, 3, 6, 9]
+
+
+def test_mistakes_at_set_up_raise(tmp_path: Path) -> None:
+    """Bad arguments raise before anything is made, and name the corrected call."""
+    with pytest.raises(ProbeError, match="when_full='wait' is neither"):
+        tt.watch(to=tt.Memory(), when_full="wait")  # type: ignore[arg-type]
+    with tt.watch(to=tmp_path / "run"):
+        pass
+    with pytest.raises(RunExistsError, match="resume=True"):
+        tt.watch(to=tmp_path / "run")
+    with tt.watch(to=tmp_path / "run", overwrite=True):
+        pass
+
+
+def test_threads_name_values_at_once(tmp_path: Path) -> None:
+    """Values named by several threads within one step are all in it."""
+    with tt.watch(to=tmp_path / "run") as tap:
+        threads = [
+            threading.Thread(target=lambda n=n: [tt.tap(np.full(3, n), f"thread{n}") for _ in range(100)])
+            for n in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tap.step()
+    rows = tap.run.table().to_pylist()
+    assert len(rows) == 400 and all(row["mean"] == int(row["site"][-1]) for row in rows)
+
+
+def test_closing_twice_and_without_a_run(tmp_path: Path) -> None:
+    """A second close does nothing, and a tap without a run folder says so."""
+    tap = tt.watch(to=tt.Memory())
+    tap.close()
+    tap.close()
+    with pytest.raises(TensortapError, match="to='runs/exp1'"):
+        tap.run  # noqa: B018
