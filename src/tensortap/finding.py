@@ -71,8 +71,8 @@ class Findings(Sequence[Finding]):
 
     @classmethod
     def of(cls, found: Iterable[Finding], rules: Iterable[str], skipped: Mapping[str, str]) -> Findings:
-        """Put the worst first; among equals, what was seen first: a cause comes before what it causes."""
-        ranked = sorted(found, key=lambda f: (-_rank(f), f.steps.first if f.steps else math.inf))
+        """Put the worst first; among equals the order in which they were found stays."""
+        ranked = sorted(found, key=lambda finding: -_rank(finding))
         return cls(tuple(ranked), tuple(rules), MappingProxyType(dict(skipped)))
 
     @overload

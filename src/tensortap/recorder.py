@@ -150,16 +150,10 @@ class Recorder:
             return -1
         table = step.table
         epoch = table.epoch
+        address, dtype, shape, strides, _ = buffer
         row = table.record(
-            point.key,
-            armed,
-            1 if armed & step.hist else 0,
-            recomputed,
-            buffer.dtype,
-            buffer.address,
-            buffer.shape,
-            buffer.strides,
-        )
+            point.key, armed, 1 if armed & step.hist else 0, recomputed, dtype, address, shape, strides
+        )  # fmt: skip
         if row < 0:  # another thread closed the step meanwhile
             self.ledger.add("late_records")
         elif armed & point.keeping and table.epoch == epoch:
@@ -256,13 +250,19 @@ class Recorder:
         columns["step"][rows] = step.number
         columns["phase"][rows] = self.names.phase(step.phase)
         self.names.fill(table)
-        masks, which = np.unique(table.column("probes") & np.uint64(fired), return_inverse=True)
-        texts = [prefix + "; ".join(dict.fromkeys(r for i, r in reasons.items() if int(m) >> i & 1)) for m in masks]
-        columns["reason"][rows] = np.array([self.names.reason(text) for text in texts], np.int32)[which]
+        columns["reason"][rows] = self._reasons(table.column("probes") & np.uint64(fired), reasons, prefix)
         table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so the numbers go with it that only a later trigger may want.
         table.values = [value for value in table.values if value.probe & (fired | waiting)]
         self._add_quantiles(table, fired)
+
+    def _reasons(self, probes: npt.NDArray[Any], reasons: Mapping[int, str], prefix: str) -> npt.NDArray[Any] | int:
+        """The number of each row's reason, or the one that they share."""
+        alike = bool((probes == probes[0]).all())
+        masks, which = ([probes[0]], 0) if alike else np.unique(probes, return_inverse=True)
+        texts = ["; ".join(dict.fromkeys(r for i, r in reasons.items() if int(mask) >> i & 1)) for mask in masks]
+        numbers = np.array([self.names.reason(prefix + text) for text in texts], np.int32)
+        return numbers[which]  # type: ignore[no-any-return]
 
     def _add_quantiles(self, table: StepTable, fired: int) -> None:
         for bit, wanted in self._quantiles:

@@ -315,7 +315,7 @@ class Names:
         """Write the numbers of site, port, slot and op for every row of a table."""
         keys = table.column("key")
         for field, codes in zip(self.FIELDS, self._codes, strict=True):
-            np.take(codes, keys, out=table.columns[field][: len(keys)], mode="clip")
+            table.columns[field][: len(keys)] = codes[keys]
 
     def _word(self, field: str, text: str) -> int:
         words = self.words[field]

@@ -16,6 +16,7 @@ from torch import nn
 
 import tensortap as tt
 from tensortap.diagnose import REGISTRY, NoData, Snapshot, dead_units, loss_spike, nonfinite, unchanged
+from tensortap.diagnose.rule import ORDER
 from tensortap.errors import ProbeError
 
 Make = Callable[..., str]
@@ -39,7 +40,7 @@ def registry() -> Iterator[None]:
 def test_own_rule(make_run: Make) -> None:
     """A decorated function is asked from then on; its findings carry its name and severity."""
 
-    @tt.rule("wide", severity="info", needs="output")
+    @tt.rule("test_wide", severity="info", needs="output")
     def wide(snapshot: Snapshot, *, most: float = 0.5) -> Iterator[tt.Finding]:
         """Outputs that are wide."""
         for site in snapshot.sites("output"):
@@ -47,10 +48,10 @@ def test_own_rule(make_run: Make) -> None:
                 yield site.finding(bad, "It is wide.", std=float(site["std"].max()))
 
     run = tt.open(make_run([({"fc": X * n}, {}) for n in range(4)]))
-    (found,) = [f for f in run.findings() if f.rule == "wide"]
+    (found,) = [f for f in run.findings() if f.rule == "test_wide"]
     assert (found.severity, found.site, found.steps.first, found.steps.last) == ("info", "fc:output", 1, 3)
     assert found.evidence["std"] == pytest.approx(3 * X.std(), rel=1e-5)
-    assert list(run.findings(rules=["wide"])) == [found]
+    assert list(run.findings(rules=["test_wide"])) == [found]
     assert not run.findings(rules=[wide.using(most=100.0)])
     assert (wide.about, wide.thresholds) == ("Outputs that are wide.", {"most": 0.5})
 
@@ -265,9 +266,10 @@ def test_evaluation_changes_nothing(tmp_path: Path) -> None:
 def test_reused_module_is_one_site(tmp_path: Path) -> None:
     """The calls of a module in one step are judged together."""
     relu = nn.ReLU()
-    with tt.watch(nn.Sequential(relu, nn.Linear(8, 8), relu), "**", to=tmp_path / "run") as tap:
+    model = nn.Sequential(relu, nn.Linear(8, 8), relu)
+    with tt.watch(model, "**", to=tmp_path / "run") as tap:
         for _ in range(3):
-            tap._adapter._model()(-torch.ones(4, 8))  # type: ignore[union-attr]
+            model(torch.randn(4, 8))
             tap.step()
     assert [s.place.site for s in Snapshot(tap.run).sites("output") if s.type == "ReLU"] == ["0"]
 
@@ -295,3 +297,14 @@ def test_diagnosis_imports_no_framework() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(tt.__file__).parents[1])}
     loaded = subprocess.run([sys.executable, "-c", code], env=env, check=True, capture_output=True, text=True).stdout
     assert {"torch", "tensorflow", "jax", "scipy", "sklearn"}.isdisjoint(loaded.split())
+
+
+def test_document_lists_every_rule() -> None:
+    """The document has a row for every rule there is, with its thresholds and their values."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "findings.md").read_text(encoding="utf-8")
+    rows = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
+    ours = {name for name, rule in REGISTRY.items() if rule.function.__module__.startswith("tensortap.")}
+    assert set(rows) == ours == set(ORDER)
+    for name, row in rows.items():
+        for threshold, value in REGISTRY[name].thresholds.items():
+            assert f"`{threshold}={value!r}`" in row, f"{name}: {threshold}={value!r}"

@@ -37,6 +37,13 @@ def test_names():
     assert (found.only_in_a, found.only_in_b) == (tuple(places("a")), tuple(places("x")))
 
 
+def test_wrappers():
+    """A compiled module is the module; equal names come first."""
+    found = align(places("a.b a"), places("_orig_mod.a._orig_mod.b _orig_mod.a a"), [], no_looks)
+    assert [p.site for p in found.pairs.values()] == ["_orig_mod.a._orig_mod.b", "a"]
+    assert found.only_in_b == tuple(places("_orig_mod.a"))
+
+
 def test_a_few_sites_of_many():
     """A run of few sites is aligned by name with one of many."""
     assert align(places("a b"), places("a b c d e f g"), [], no_looks).by == "name"

@@ -5,10 +5,10 @@ import random
 
 import numpy as np
 import pytest
-
-import tensortap as tt
 import torch
 from torch import nn
+
+import tensortap as tt
 
 
 def net():

@@ -3,10 +3,10 @@
 import copy
 
 import pytest
-
-import tensortap as tt
 import torch
 from torch import nn
+
+import tensortap as tt
 
 
 class Lambda(nn.Module):

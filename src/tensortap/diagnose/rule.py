@@ -14,6 +14,11 @@ from tensortap.finding import SEVERITIES, Finding, Severity
 
 Looks = Callable[..., Iterable[Finding] | None]
 REGISTRY: Final[dict[str, Rule]] = {}
+ORDER: Final = (  # in which they are asked: causes before what they cause, so that among equals the cause is read first
+    "nonfinite", "inputs_not_normalised", "poor_initialisation", "never_ran", "unchanged", "update_ratio", "dead_units",
+    "saturated", "exploding_gradients", "vanishing_gradients", "attention_collapse", "representation_collapse", "outliers",
+    "constant", "all_zero", "loss_spike", "loss_not_decreasing", "drift", "low_precision",
+)  # fmt: skip
 
 
 class NoData(Exception):  # noqa: N818  # no error: the rule looks elsewhere than the probes did
@@ -76,12 +81,12 @@ def rule(
 ) -> Rule | Callable[[Looks], Rule]:
     """Make a function a rule, and have `run.findings()` ask it from now on.
 
-    >>> @rule("wide", severity="info", needs="output")
-    ... def wide(snapshot, *, most=1e6):
+    >>> @rule("broad", severity="info", needs="output")
+    ... def broad(snapshot, *, most=1e6):
     ...     for site in snapshot.sites("output"):
     ...         if (bad := site["std"] > most).any():
     ...             yield site.finding(bad, f"The std is above {most:g}.")
-    >>> del REGISTRY["wide"]
+    >>> del REGISTRY["broad"]
     """
     if callable(name):
         return rule()(name)
@@ -101,9 +106,9 @@ def rule(
 
 
 def as_rules(rules: Iterable[Rule | Looks | str] | Rule | Looks | str | None) -> list[Rule]:
-    """What was given to `findings`: names, rules and plain functions; None means every registered rule."""
+    """What was given to `findings`: names, rules and plain functions; None means every registered rule, causes first."""
     if rules is None:
-        return list(REGISTRY.values())
+        return sorted(REGISTRY.values(), key=lambda r: ORDER.index(r.name) if r.name in ORDER else len(ORDER))
     given = [rules] if isinstance(rules, (str, Rule)) or callable(rules) else list(rules)
     return [_as_rule(item) for item in given]
 

@@ -13,6 +13,7 @@ from tensortap.errors import PatternError, suggest
 from tensortap.types import Place
 
 ENOUGH: Final = 0.5  # of the smaller run's sites must match by name, or the names are taken to mean nothing
+_WRAPPERS: Final = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 _STARS: Final = re.compile(r"(\*+)")
 Renames = Mapping[str, str] | Iterable[str] | None
 
@@ -88,8 +89,7 @@ def align(
     """Find each site's partner. Renames come first; `looks` is asked only when too few names match."""
     pairs = _by_map(a, b, mapped)
     rest_a, rest_b = _without(a, pairs), _without(b, pairs.values())
-    there = set(rest_b)
-    named = {place: place for place in rest_a if place in there}
+    named = _by_name(rest_a, rest_b)
     by: Literal["name", "order"] = "name"
     if len(pairs) + len(named) < ENOUGH * min(len(a), len(b)):
         look_a, look_b = looks()
@@ -105,6 +105,21 @@ def align(
 def _without(places: Sequence[Place], taken: Iterable[Place]) -> list[Place]:
     gone = set(taken)
     return [place for place in places if place not in gone]
+
+
+def _by_name(a: Sequence[Place], b: Sequence[Place]) -> dict[Place, Place]:
+    """Equal names; among what is left also those that differ by a wrapper, such as that of torch.compile."""
+    there = set(b)
+    pairs = {place: place for place in a if place in there}
+    known = {_unwrapped(place): place for place in reversed(_without(b, pairs.values()))}
+    for place in _without(a, pairs):
+        if (other := known.pop(_unwrapped(place), None)) is not None:
+            pairs[place] = other
+    return pairs
+
+
+def _unwrapped(place: Place) -> Place:
+    return place._replace(site=".".join(s for s in place.site.split(".") if s not in _WRAPPERS))
 
 
 def _by_map(a: Sequence[Place], b: Sequence[Place], mapped: Sequence[Rename]) -> dict[Place, Place]:

@@ -143,25 +143,39 @@ def _numbers(table: StepTable) -> Any:
 
 
 class MetricBatches:
-    """Makes batches of the user's metrics; the names are a dictionary that grows."""
+    """Makes batches of the user's metrics; the names are a dictionary that grows.
+
+    As long as a step gives the same names as the one before, its numbers are written into the same batch.
+    """
 
     def __init__(self) -> None:
         self._codes: dict[str, int] = {}
         self._dictionary = _strings([])
+        self._names: tuple[str, ...] = ()
+        self._bind(())
 
     def of(self, step: int, time: int, metrics: Mapping[str, float]) -> Any:
-        """One row a metric."""
-        codes = np.array([self._codes.setdefault(name, len(self._codes)) for name in metrics], np.int32)
+        """One row a metric; valid until the next."""
+        names = tuple(metrics)
+        if names != self._names:
+            self._bind(names)
+        self._step[:] = step
+        self._value[:] = tuple(metrics.values())
+        self._time[:] = time
+        return self._batch
+
+    def _bind(self, names: tuple[str, ...]) -> None:
+        self._names, count = names, len(names)
+        codes = np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int32)
         if len(self._dictionary) != len(self._codes):
             self._dictionary = _strings(list(self._codes))
-        count = len(codes)
-        names = pa.DictionaryArray.from_arrays(_flat(pa.int32(), count, codes), self._dictionary, safe=False)
-        return pa.RecordBatch.from_arrays(
+        self._step, self._value, self._time = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
+        self._batch = pa.RecordBatch.from_arrays(
             [
-                _flat(pa.int64(), count, np.full(count, step, np.int64)),
-                names,
-                _flat(pa.float64(), count, np.fromiter(metrics.values(), np.float64, count)),
-                _flat(TIME, count, np.full(count, time, np.int64)),
+                _flat(pa.int64(), count, self._step),
+                pa.DictionaryArray.from_arrays(_flat(pa.int32(), count, codes), self._dictionary, safe=False),
+                _flat(pa.float64(), count, self._value),
+                _flat(TIME, count, self._time),
             ],
             schema=METRICS,
         )

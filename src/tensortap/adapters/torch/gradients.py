@@ -19,7 +19,6 @@ from torch.autograd.graph import get_gradient_edge
 
 from tensortap.adapters.base import Port
 from tensortap.adapters.torch.tensors import Taker
-from tensortap.adapters.torch.walk import tensors_in
 from tensortap.recorder import OpenStep
 
 _MOST_NODES: Final = 100_000
@@ -29,6 +28,7 @@ _NOT_NEEDED: Final = "needs no gradient"
 _HANDED_ON: Final = "hands its input on as it is, so the gradient is that of its output"
 
 Edge = tuple[Any, int]
+Found = list[tuple[str, Tensor]]  # tensors by slot
 
 
 class Steps(Protocol):
@@ -170,7 +170,7 @@ class InputEdges(threading.local):
     def __init__(self) -> None:
         self.running: list[Noted] = []
 
-    def note(self, owner: object, given: list[tuple[str, Tensor]]) -> None:
+    def note(self, owner: object, given: Found) -> None:
         """Before a call."""
         enabled = torch.is_grad_enabled()
         edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
@@ -190,16 +190,17 @@ def _newest() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
-def await_outputs(taker: Taker, steps: Steps, ports: list[Port], output: Any, step: OpenStep, call: int) -> None:
+def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, step: OpenStep, call: int) -> None:
     """Arrange for the gradients of what a module returned to be recorded when backward reaches it."""
-    wanted = [port for port in ports if step.armed & port.bits]
-    if not wanted:
-        return
-    found = [(slot, t) for slot, t in tensors_in(output) if t.requires_grad] if torch.is_grad_enabled() else []
-    for port in wanted:
-        port.note = _why(bool(found), "its output")
-        for slot, tensor in found:
-            await_one(taker, steps, port, slot, tensor, step, call)
+    enabled = torch.is_grad_enabled()
+    for port in ports:
+        if step.armed & port.bits:
+            port.note = _NO_BACKWARD if enabled else _SWITCHED_OFF
+            for slot, tensor in found:
+                if not tensor.requires_grad:
+                    port.note = f"its output {_NOT_NEEDED}"
+                elif enabled:
+                    await_one(taker, steps, port, slot, tensor, step, call)
 
 
 def await_one(taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int) -> None:
@@ -216,23 +217,27 @@ def await_one(taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor,
 
 
 def await_inputs(
-    taker: Taker, steps: Steps, ports: list[Port], noted: Noted, output: Any, step: OpenStep, call: int
+    taker: Taker, steps: Steps, ports: list[Port], noted: Noted, found: Found, step: OpenStep, call: int
 ) -> None:
     """Arrange for the gradients of a module's inputs to be recorded, under every name the module has."""
-    roots = [t.grad_fn for _, t in tensors_in(output) if t.grad_fn is not None] if noted.edges else []
-    found = _senders(set(noted.edges.values()), roots, noted.since)
-    handed_on = any(root in {node for node, _ in noted.edges.values()} for root in roots)
+    roots = [t.grad_fn for _, t in found if t.grad_fn is not None] if noted.edges else []
+    senders = _senders(set(noted.edges.values()), roots, noted.since)
+    note = _why_not(noted, roots)
     for port in ports:
-        port.note = _HANDED_ON if handed_on else _why(bool(noted.edges), "its input")
+        port.note = note
         for slot, edge in noted.edges.items():
-            if edge in found:
-                Sum(taker, steps, port, slot, step, call).expect(found[edge])
+            if edge in senders:
+                Sum(taker, steps, port, slot, step, call).expect(senders[edge])
 
 
-def _why(needed: bool, what: str) -> str:
+def _why_not(noted: Noted, roots: list[Any]) -> str:
+    """Why no gradient may come; overtaken by events when one does."""
     if not torch.is_grad_enabled():
         return _SWITCHED_OFF
-    return _NO_BACKWARD if needed else f"{what} {_NOT_NEEDED}"
+    if not noted.edges:
+        return f"its input {_NOT_NEEDED}"
+    given = {node for node, _ in noted.edges.values()}
+    return _HANDED_ON if any(root in given for root in roots) else _NO_BACKWARD
 
 
 def _senders(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:

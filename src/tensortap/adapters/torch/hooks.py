@@ -73,8 +73,11 @@ class OutputHook(Hook):
             return
         if type(output) is Tensor:
             taker.take(self.plain or self._plain(), output, step, backward_task() != -1)
-        else:
-            _take_all(taker, [self.port], output, step)
+            return
+        try:
+            _take_all(taker, [self.port], list(tensors_in(output)), step, backward_task() != -1)
+        except Exception as error:
+            _failed(taker, f"looking into a {type(output).__name__}", error)
 
     def _plain(self) -> Point:
         self.plain = self.port.point("")
@@ -105,7 +108,8 @@ class BeforeHook(Hook):
             given = inputs_in(module.forward, args, kwargs)
             recomputed = backward_task() != -1
             for port in self.inputs:
-                port.note = "" if given else NO_TENSOR_IN
+                if not given:
+                    port.note = NO_TENSOR_IN
                 for slot, tensor in given:
                     self.taker.take(port.point(slot), tensor, step, recomputed)
             if self.grad_inputs:
@@ -134,38 +138,39 @@ class AfterHook(Hook):
         if is_compiling() or tracing():
             return
         noted = self.before and self.before.edges.recall(self.before)
-        step = self.steps.current()
+        steps, taker = self.steps, self.taker
+        step = steps.current() if steps.spread else taker.recorder.current
         if not step.armed & self.bits:
             return
         try:
-            if self.outputs:
-                _take_all(self.taker, self.outputs, output, step)
-            call = self._count(step)
-            await_outputs(self.taker, self.steps, self.grad_outputs, output, step, call)
-            if noted and self.before:
-                await_inputs(self.taker, self.steps, self.before.grad_inputs, noted, output, step, call)
+            recomputed = backward_task() != -1
+            found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
+            _take_all(taker, self.outputs, found, step, recomputed)
+            if self.grad_outputs or noted:
+                call = count_call(step, self, recomputed)
+                await_outputs(taker, steps, self.grad_outputs, found, step, call)
+                if noted and self.before:
+                    await_inputs(taker, steps, self.before.grad_inputs, noted, found, step, call)
         except Exception as error:
-            _failed(self.taker, f"observing a {type(module).__name__}", error)
-
-    def _count(self, step: OpenStep) -> int:
-        """Which call of the module this is in its step: gradients come in the opposite order."""
-        key = (self, backward_task() != -1)
-        call = step.calls.get(key, 0)
-        step.calls[key] = call + 1
-        return call
+            _failed(taker, f"observing a {type(module).__name__}", error)
 
 
-def _take_all(taker: Taker, ports: list[Port], value: Any, step: OpenStep) -> None:
-    try:
-        found = list(tensors_in(value))
-    except Exception as error:
-        _failed(taker, f"looking into a {type(value).__name__}", error)
-        return
-    recomputed = backward_task() != -1
+def count_call(step: OpenStep, what: object, recomputed: bool) -> int:
+    """Which call in its step this is, and one more: gradients come in the opposite order."""
+    key = (what, True) if recomputed else what
+    call = step.calls.get(key, 0)
+    step.calls[key] = call + 1
+    return call
+
+
+def _take_all(
+    taker: Taker, ports: list[Port], found: list[tuple[str, Tensor]], step: OpenStep, recomputed: bool
+) -> None:
     for port in ports:
-        port.note = "" if found else NO_TENSOR_OUT
+        if not found:
+            port.note = NO_TENSOR_OUT
         for slot, tensor in found:
-            taker.take(port.point(slot), tensor, step, recomputed)
+            taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
 
 
 def _failed(taker: Taker, what: str, error: Exception) -> None:

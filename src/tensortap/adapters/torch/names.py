@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-import torch
-
 from tensortap.adapters.base import Port, Wanted
 from tensortap.adapters.torch.gradients import Steps, await_outputs
-from tensortap.adapters.torch.hooks import backward_task
+from tensortap.adapters.torch.hooks import backward_task, count_call
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.adapters.torch.walk import tensors_in
-from tensortap.recorder import OpenStep
 from tensortap.sites import Candidate
 
 PORTS: Final = ("output", "grad_output")
@@ -42,14 +39,15 @@ class NamedValues:
         known = self._known.get(name)
         if known is None:
             known = self._known[name] = self._decide(name)
-        tensors = list(tensors_in(value))
+        found, recomputed = list(tensors_in(value)), backward_task() != -1
         step = self._steps.current()
         if known.output is not None and step.armed & known.output.bits:
-            for slot, tensor in tensors:
-                self._taker.take(known.output.point(slot), tensor, step, backward_task() != -1)
-        if known.gradient is not None:
-            await_outputs(self._taker, self._steps, [known.gradient], value, step, self._count(known.gradient, step))
-        return bool(tensors)
+            for slot, tensor in found:
+                self._taker.take(known.output.point(slot), tensor, step, recomputed)
+        if known.gradient is not None and step.armed & known.gradient.bits:
+            call = count_call(step, known.gradient, recomputed)
+            await_outputs(self._taker, self._steps, [known.gradient], found, step, call)
+        return bool(found)
 
     def unseen(self, compiled: bool) -> dict[str, str]:
         """Patterns that could only mean named values, and found none."""
@@ -61,10 +59,3 @@ class NamedValues:
     def _decide(self, name: str) -> _Name:
         candidate = Candidate(name, (), PORTS)
         return _Name(*(self._wanted.of_late(self._taker.recorder, candidate, port) for port in PORTS))
-
-    @staticmethod
-    def _count(port: Port, step: OpenStep) -> int:
-        key = (port, torch._C._current_graph_task_id() != -1)
-        call = step.calls.get(key, 0)
-        step.calls[key] = call + 1
-        return call

@@ -29,8 +29,8 @@ def dead_units(
     """Units of a ReLU that hardly ever fire: less than `active` of the time, more than `dead` of the layer.
 
     With `units()` kept this is exact for each unit (DeadRelu of SageMaker Debugger), and more than `some` is noted.
-    Without it a layer is judged by its share of zeros, and the layer before a ReLU by that of its weight's gradient
-    (AutoTrainer).
+    Without it a layer is judged by its share of zeros, `zeros` at least; and where the ReLU was not recorded, the layer
+    before it by that of its weight's gradient, `zero_gradients` at least (AutoTrainer).
     """
     shown = [site for site in snapshot.sites("output", "input") if relu_like(site)]
     kept = snapshot.tensors("units", last=LAST)

@@ -37,7 +37,8 @@ def loss_not_decreasing(
 ) -> Iterator[Finding]:
     """Over the whole run, of `steps` at least, the loss fell by less than `drop` of itself (LossNotDecreasing).
 
-    The mean of the second half is held against that of the first; a fall within `noise` standard errors is none.
+    The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. The
+    loss is the metric of the name `metric`, or those that have it in their name and are of no evaluation.
     """
     for name, when, values in _losses(snapshot, metric, steps):
         early, late = np.array_split(values, 2)
@@ -67,7 +68,8 @@ def loss_spike(
 ) -> Iterator[Finding]:
     """The loss exceeds the mean of the `window` steps before by `factor` times that mean (Lightning's spike detection).
 
-    Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error.
+    Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
+    loss is found by its name, `metric`, as above.
     """
     for name, when, values in _losses(snapshot, metric, window + 2):
         before = np.convolve(values, np.ones(window) / window, "valid")[:-1]

@@ -26,8 +26,8 @@ _EARLY: Final = 10
 def unchanged(snapshot: Snapshot, *, steps: int = 3, rtol: float = 0.0, atol: float = 0.0) -> Iterator[Finding]:
     """A parameter's statistics are the same at every step recorded, `steps` at least (UnchangedTensor).
 
-    Exactly the same: what learns changes some of min, max, mean, std, L1 and L2 at least in the last bit. Parameters
-    that get no gradient while others do were frozen on purpose, and are only noted.
+    Exactly the same, unless `rtol` and `atol` say otherwise: what learns changes some of min, max, mean, std, L1 and L2
+    at least in the last bit. Parameters that get no gradient while others do were frozen on purpose, and only noted.
     """
     sites = [site for site in snapshot.sites("param") if site.floating]
     if all(len(site.steps) < steps for site in sites):

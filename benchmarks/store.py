@@ -1,0 +1,201 @@
+"""How fast the recorder and the store are, and how much room they take.
+
+    python benchmarks/store.py            # all of it: a few minutes, 3 GB of disk for a while
+    python benchmarks/store.py --quick    # smaller, for a look
+
+One process on one CPU, the writer's thread included; sealing to Parquet is inside the measured time. Exits with 1 when
+a figure is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tensortap.ledger import Ledger
+from tensortap.probes import probe
+from tensortap.recorder import Recorder
+from tensortap.reduce.buffers import buffer_of
+from tensortap.reduce.reducers import Reducer, histogram, stats
+from tensortap.store import seal
+from tensortap.store.claim import describe_process
+from tensortap.store.compact import compact
+from tensortap.store.folder import RunFolder
+from tensortap.store.layout import new_id, segment_name
+from tensortap.store.run import open_run
+from tensortap.store.sources import PLAIN_RECORDS
+from tensortap.types import STATISTICS, Buffer, Place
+from tensortap.writer import Writer
+
+SITES = 250
+LAYERS = ("attn", "mlp", "norm", "proj", "act")
+
+
+class Figure(NamedTuple):
+    """One measured figure and its limit."""
+
+    what: str
+    measured: float
+    limit: float
+    unit: str
+    at_least: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether it is within its limit."""
+        return self.measured >= self.limit if self.at_least else self.measured <= self.limit
+
+    def __str__(self) -> str:
+        sign = "≥" if self.at_least else "≤"
+        verdict = "ok" if self.met else "MISSED"
+        return f"{self.what:<72} {self.measured:>12,.3g} {sign} {self.limit:>9,.3g} {self.unit:<9} {verdict}"
+
+
+def record(path: Path, buffers: list[Buffer], steps: int, keep: list[Reducer]) -> float:
+    """Seconds from the first tensor until the run was sealed and closed."""
+    ledger = Ledger()
+    recorder = Recorder([probe("**", keep=keep)], ledger=ledger)
+    writer = Writer([RunFolder(path, ledger=ledger)], ledger=ledger, release=recorder.release)
+    points = [recorder.point(Place(f"blocks.{i // 5}.{LAYERS[i % 5]}"), 1) for i in range(SITES)]
+    groups = [buffers[i : i + SITES] for i in range(0, len(buffers), SITES)]
+    observe, put = recorder.observe, writer.put
+    begin = time.perf_counter()
+    for number in range(steps):
+        for point, buffer in zip(points, groups[number % len(groups)], strict=True):
+            observe(point, buffer)
+        for step in recorder.close({"loss": 1.0}, phase="train"):
+            put(step)
+    writer.close()
+    taken = time.perf_counter() - begin
+    assert ledger.counts() == {}, ledger.counts()
+    return taken
+
+
+def windows(elements: int, count: int) -> list[Buffer]:
+    """Tensors that are all different and yet in the processor's cache, as a layer's output is when it is tapped."""
+    rng = np.random.default_rng(0)
+    pool = rng.normal(size=max(1 << 16, 4 * elements)).astype(np.float32)
+    starts = rng.integers(0, (pool.size - elements) // 16, count) * 16
+    return [buffer_of(pool[start : start + elements]) for start in starts]
+
+
+def throughput(work: Path, name: str, elements: int, records: int, keep: list[Reducer], limit: float) -> Figure:
+    """Records a second, from the first tensor to the last sealed segment."""
+    buffers, steps = windows(elements, 40 * SITES), records // SITES
+    record(work / f"{name}-warm", buffers, steps // 10, keep)
+    taken = record(work / name, buffers, steps, keep)
+    what = f"{name}: {SITES} float32 tensors of {elements} elements a step"
+    return Figure(what, steps * SITES / taken, limit, "records/s", True)
+
+
+def room(work: Path, steps: int) -> Figure:
+    """Bytes a record with histogram: activations, ReLU outputs, gradients and weights of 2 k to 256 k elements."""
+    rng = np.random.default_rng(1)
+    pool = rng.normal(size=1 << 20).astype(np.float32)
+    heavy = (pool * rng.exponential(size=pool.size)).astype(np.float32)
+    sizes, scales = 2.0 ** rng.uniform(11, 18, SITES), 10.0 ** rng.uniform(-2, 1, SITES)
+    recorder = Recorder([probe("**", keep=[stats(), histogram()])])
+    writer = Writer([RunFolder(work / "room")], release=recorder.release)
+    for number in range(steps):
+        for i in range(SITES):
+            start = int(rng.integers(0, pool.size - int(sizes[i])))
+            x = (heavy if i % 4 == 2 else pool)[start : start + int(sizes[i])]
+            x = x * np.float32(scales[i] * (1 + 0.02 * rng.normal())) + np.float32(0.1 * (i % 7) + number / 1000)
+            x = np.maximum(x, 0) if i % 4 == 1 else x
+            recorder.observe(recorder.point(Place(f"blocks.{i // 5}.{LAYERS[i % 5]}"), 1), buffer_of(x))
+        for step in recorder.close({"loss": 1.0}, phase="train"):
+            writer.put(step)
+    writer.close()
+    size = sum(p.stat().st_size for p in (work / "room").rglob("*") if p.is_file())
+    what = "room on disk: a record with histogram, tensors of 2 k to 256 k elements"
+    return Figure(what, size / steps / SITES, 260, "bytes", False)
+
+
+def opening(work: Path, records: int) -> list[Figure]:
+    """Seconds to open a compacted run and read one site's series, from a cold start of the reader."""
+    path = work / "large"
+    build(path, records)
+    begin = time.perf_counter()
+    run = open_run(path)
+    series = run.series("blocks.7.attn", "std")
+    taken = time.perf_counter() - begin
+    assert len(series.steps) == records // SITES
+    begin = time.perf_counter()
+    run.series("blocks.9.mlp", "mean")
+    again = time.perf_counter() - begin
+    what = f"open a compacted run of {records / 1e6:.3g} M records, read one site's series"
+    return [Figure(what, taken, 1.0, "s", False), Figure("… another site of it", again, 1.0, "s", False)]
+
+
+def build(path: Path, records: int) -> None:
+    """A run of so many records in unsorted segments, made from recorded steps with other numbers, and compacted."""
+    rng = np.random.default_rng(2)
+    record(path, windows(2048, 40 * SITES), 200, [stats(), histogram()])
+    [segment] = path.glob("rank=0/seg-*.parquet")
+    schema = PLAIN_RECORDS.remove(PLAIN_RECORDS.get_field_index("rank"))
+    pattern = open_run(path).table().select(schema.names).combine_chunks()
+    segment.unlink()
+    steps = pattern["step"].to_numpy()
+    for first in range(0, records // SITES, 200):
+        part = pattern.set_column(0, "step", pa.array(steps + first))
+        mixed = pattern.select(["hist_offset", "hist_counts"]).take(pa.array(rng.permutation(len(steps))))
+        for name in ("hist_offset", "hist_counts"):
+            part = part.set_column(part.schema.get_field_index(name), name, mixed[name])
+        for name in STATISTICS:
+            noisy = part[name].to_numpy() * (1 + 0.01 * rng.normal(size=len(steps)))
+            part = part.set_column(part.schema.get_field_index(name), name, pa.array(noisy))
+        seal.write_segment(segment.with_name(segment_name(new_id())), part)
+    begin = time.perf_counter()
+    result = compact(path)
+    taken, size = time.perf_counter() - begin, result.after_bytes / 2**20
+    print(f"(compacted {result.rows:,} records from {result.before_files} files in {taken:.1f} s: {size:,.0f} MiB)")
+
+
+def main() -> int:
+    """Measure, print, and say with the exit code whether every figure was met."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a small version, for a look")
+    quick = parser.parse_args().quick
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"the load is {load:.1f}: other work takes part of this CPU, so the figures are lower bounds")
+    work = Path(tempfile.mkdtemp(prefix="tensortap-bench-"))
+    scale = 10 if quick else 1
+    parts: list[Callable[[], Figure | list[Figure]]] = [
+        lambda: throughput(work, "without histogram", 64, 2_000_000 // scale, [stats()], 300_000),
+        lambda: throughput(work, "with histogram", 2048, 500_000 // scale, [stats(), histogram()], 80_000),
+        lambda: room(work, 200 // scale),
+        lambda: opening(work, 10_000_000 // scale),
+    ]
+    figures: list[Figure] = []
+    try:
+        for part in parts:
+            measured = part()
+            for figure in measured if isinstance(measured, list) else [measured]:
+                print(figure, flush=True)
+                figures.append(figure)
+    finally:
+        shutil.rmtree(work)
+    print(f"{platform_line()}")
+    return 0 if all(figure.met for figure in figures) else 1
+
+
+def platform_line() -> str:
+    """What it was measured on."""
+    known = describe_process()
+    return f"{known['platform']}, Python {known['python']}, pyarrow {known['versions'].get('pyarrow')}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
