@@ -93,7 +93,9 @@ class Recorder:
         self._numbers = itertools.count(start)
         self._points: dict[tuple[Place, int], Point] = {}
         self.histogram_probes = _bits(p.histogram for p in self.probes)
-        self._keeping = _bits(bool(p.keepers or p.customs) for p in self.probes)
+        plans = [(1 << i, p.keepers, p.customs) for i, p in enumerate(self.probes)]
+        self._keeping_plans = [plan for plan in plans if plan[1] or plan[2]]
+        self._keeping = sum(bit for bit, _, _ in self._keeping_plans)
         self._quantiles = [(1 << i, p.quantiles) for i, p in enumerate(self.probes) if p.quantiles]
         self._ring = LookBack(lookback, lookback_bytes, self.ledger)
         self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
@@ -165,10 +167,10 @@ class Recorder:
         if row < 0:
             return
         tensors, values = table.tensors, table.values  # of this step, even if the table is used again meanwhile
-        for i, probe in enumerate(self.probes):
-            if not armed >> i & 1:
+        for bit, keepers, customs in self._keeping_plans:
+            if not armed & bit:
                 continue
-            for keeper in probe.keepers:
+            for keeper in keepers:
                 try:
                     picked = keeper.pick(array_of(buffer), point.text)
                 except Exception as error:
@@ -177,17 +179,17 @@ class Recorder:
                 if picked is None:
                     self.ledger.add("rows_absent")
                 else:
-                    tensors.append(Kept(row, keeper.kind, picked, 1 << i))
-            for custom in probe.customs:
+                    tensors.append(Kept(row, keeper.kind, picked, bit))
+            for custom in customs:
                 try:
                     kept = _result(custom.name, custom.function(array_of(buffer) if value is None else value))
                 except Exception as error:
                     self.ledger.failed("reducer_errors", f"{custom.name}() at {point.text}", error)
                     continue
                 if isinstance(kept, dict):
-                    values.extend(Value(row, name, number, 1 << i) for name, number in kept.items())
+                    values.extend(Value(row, name, number, bit) for name, number in kept.items())
                 else:
-                    tensors.append(Kept(row, custom.name, kept, 1 << i))
+                    tensors.append(Kept(row, custom.name, kept, bit))
 
     def pause(self) -> None:
         """Record nothing until `resume`."""
@@ -262,7 +264,7 @@ class Recorder:
         masks, which = ([probes[0]], 0) if alike else np.unique(probes, return_inverse=True)
         texts = ["; ".join(dict.fromkeys(r for i, r in reasons.items() if int(mask) >> i & 1)) for mask in masks]
         numbers = np.array([self.names.reason(prefix + text) for text in texts], np.int32)
-        return numbers[which]  # type: ignore[no-any-return]
+        return numbers[which]
 
     def _add_quantiles(self, table: StepTable, fired: int) -> None:
         for bit, wanted in self._quantiles:

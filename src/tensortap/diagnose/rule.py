@@ -16,8 +16,8 @@ Looks = Callable[..., Iterable[Finding] | None]
 REGISTRY: Final[dict[str, Rule]] = {}
 ORDER: Final = (  # in which they are asked: causes before what they cause, so that among equals the cause is read first
     "nonfinite", "inputs_not_normalised", "poor_initialisation", "never_ran", "unchanged", "update_ratio", "dead_units",
-    "saturated", "exploding_gradients", "vanishing_gradients", "attention_collapse", "representation_collapse", "outliers",
-    "constant", "all_zero", "loss_spike", "loss_not_decreasing", "drift", "low_precision",
+    "saturated", "exploding_gradients", "vanishing_gradients", "attention_collapse", "representation_collapse",
+    "outliers", "constant", "all_zero", "loss_spike", "loss_not_decreasing", "drift", "low_precision",
 )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def rule(
 
 
 def as_rules(rules: Iterable[Rule | Looks | str] | Rule | Looks | str | None) -> list[Rule]:
-    """What was given to `findings`: names, rules and plain functions; None means every registered rule, causes first."""
+    """What was given to `findings`: names, rules and functions; None means every registered rule, causes first."""
     if rules is None:
         return sorted(REGISTRY.values(), key=lambda r: ORDER.index(r.name) if r.name in ORDER else len(ORDER))
     given = [rules] if isinstance(rules, (str, Rule)) or callable(rules) else list(rules)

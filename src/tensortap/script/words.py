@@ -40,7 +40,7 @@ def last_words(watcher: ScriptWatcher | None, tap: Tap | None, tally: Tally) -> 
 
 def _left_out(watcher: ScriptWatcher, tap: Tap | None) -> Iterator[str]:
     for name, why in watcher.left_out.items():
-        yield f"not watched: {printable(name)}, which {why}"
+        yield f"not watched: {printable(name)}: {why}"
     yield from watcher.unmatched.values()
     unseen = {} if tap is None else tap.run.info.get("unseen", {})
     for why, count in Counter(unseen.values()).most_common():

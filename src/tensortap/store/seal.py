@@ -115,7 +115,7 @@ def _leaves(schema: Any) -> set[str]:
 def seal_records(files: Files, folder: str, tail: Path) -> None:
     """Turn a tail of records or metrics into a segment with the same id."""
     ident = tail_id(tail.name)
-    table = read_tail(tail)
+    table = read_tail(tail, mapped=True)
     if table is not None and ident is not None:
         with files.replacing(f"{folder}/{segment_name(ident)}") as hidden:
             write_segment(hidden, table.combine_chunks())  # column by column, twice as fast as batch by batch
@@ -125,7 +125,7 @@ def seal_records(files: Files, folder: str, tail: Path) -> None:
 def seal_tensors(files: Files, folder: str, tail: Path) -> None:
     """Turn a tail of small raw tensors into one safetensors file."""
     ident = tail_id(tail.name)
-    table = read_tail(tail)
+    table = read_tail(tail, mapped=True)
     if table is not None and ident is not None:
         steps = table["step"].to_pylist()
         with files.replacing(f"{folder}/{tensors_name(min(steps), max(steps), ident)}") as hidden:

@@ -24,7 +24,8 @@ from tensortap.recorder import OpenStep
 _MOST_NODES: Final = 100_000
 _SWITCHED_OFF: Final = "ran with gradients switched off"
 _NO_BACKWARD: Final = "ran, but no backward came back to it"
-_NOT_NEEDED: Final = "needs no gradient"
+_OUTPUT_NOT_NEEDED: Final = "its output needs no gradient"
+_INPUT_NOT_NEEDED: Final = "its input needs no gradient"
 _HANDED_ON: Final = "hands its input on as it is, so the gradient is that of its output"
 
 Edge = tuple[Any, int]
@@ -195,11 +196,10 @@ def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, s
     enabled = torch.is_grad_enabled()
     for port in ports:
         if step.armed & port.bits:
-            port.note = _NO_BACKWARD if enabled else _SWITCHED_OFF
+            port.note = _OUTPUT_NOT_NEEDED if enabled else _SWITCHED_OFF
             for slot, tensor in found:
-                if not tensor.requires_grad:
-                    port.note = f"its output {_NOT_NEEDED}"
-                elif enabled:
+                if enabled and tensor.requires_grad:
+                    port.note = _NO_BACKWARD
                     await_one(taker, steps, port, slot, tensor, step, call)
 
 
@@ -235,7 +235,7 @@ def _why_not(noted: Noted, roots: list[Any]) -> str:
     if not torch.is_grad_enabled():
         return _SWITCHED_OFF
     if not noted.edges:
-        return f"its input {_NOT_NEEDED}"
+        return _INPUT_NOT_NEEDED
     given = {node for node, _ in noted.edges.values()}
     return _HANDED_ON if any(root in given for root in roots) else _NO_BACKWARD
 

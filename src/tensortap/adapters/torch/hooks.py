@@ -98,7 +98,7 @@ class BeforeHook(Hook):
         self.bits = _bits([*self.inputs, *self.grad_inputs])
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NOTHING) -> None:
-        """Before the module's forward. One that is taken off while the call begins is called once more, without kwargs."""
+        """Before the module's forward. One taken off while the call begins is called once more, without kwargs."""
         if is_compiling() or tracing():
             return
         step = self.steps.current()

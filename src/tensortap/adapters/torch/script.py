@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
@@ -21,13 +22,13 @@ from tensortap.adapters.torch.losses import Losses, Measured
 from tensortap.adapters.torch.models import Model, Models
 from tensortap.adapters.torch.naming import has_parameters, name_of, several
 from tensortap.adapters.torch.rule import StepRule
-from tensortap.errors import PatternError
+from tensortap.errors import PatternError, UnsupportedError
 from tensortap.recorder import Recorder
 from tensortap.sites import Pattern, select
 
 MOST_MODELS: Final = 32
 _OTHER, _PART, _MODEL = range(3)  # what a module is: of no interest, inside a model, called from outside
-_ADDED: Final = "is not registered in the model that calls it, or was added to it later"
+_ADDED: Final = "not registered in the model that calls it, or added to it later"
 
 
 class Tap(Protocol):
@@ -68,6 +69,8 @@ class ScriptWatcher:
             register_module_forward_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
+        # PyTorch warns of what does not concern us: we tell a compiled model from the module it was made of.
+        warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._wrapped(self._backward)
 
@@ -142,9 +145,12 @@ class ScriptWatcher:
             if not outside:
                 return self._pass_by(module, _ADDED)
             if len(self.models.members) >= MOST_MODELS:
-                return self._pass_by(module, f"came after {MOST_MODELS} other models")
+                return self._pass_by(module, f"there are {MOST_MODELS} models already")
             before = set(module._forward_pre_hooks)
-            self._watch(module)
+            try:
+                self._watch(module)
+            except UnsupportedError as error:
+                return self._pass_by(module, str(error))
             self._late[id(module)] = [key for key in module._forward_pre_hooks if key not in before]
             for each in module.children():
                 for part in each.modules():
@@ -159,7 +165,7 @@ class ScriptWatcher:
         prefix = self._free(name) if self.models.members or several(module) else ""
         model = Model(module, name, prefix, self._home)
         if not self._wants(model):
-            self.left_out[model.name] = "has none of the sites asked for"
+            self.left_out[model.name] = "it has none of the sites asked for"
             return
         self.models.join(model)
         if self.tap is None:
