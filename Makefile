@@ -14,8 +14,13 @@ WORKERS ?= 2
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 
-demo: $(VENV)/.installed  ## train a small network with two faults in it, and see them
-	@$(BIN)/python examples/numpy_mlp.py
+demo: $(VENV)/.demo  ## train a small CNN with a fault planted in it, and see the fault named
+	$(BIN)/tensortap run --overwrite --to runs/demo examples/digits_cnn.py --fault dead-relu
+	@echo
+	$(BIN)/tensortap show runs/demo
+	@echo
+	$(BIN)/tensortap check runs/demo || true
+	@echo "\nthe run is in runs/demo"
 
 test: lint types imports unit  ## all that CI checks
 
@@ -60,11 +65,17 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/pip
 	@$(INSTALL) '.[query]'
 	@touch $@
 
+$(VENV)/.demo: $(SOURCES) | $(BIN)/pip
+	@echo "installing tensortap, PyTorch and scikit-learn into $(VENV)"
+	@$(PIP) install -c constraints.txt setuptools
+	@$(INSTALL) '.[demo,query]'
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.ready: $(SOURCES) | $(BIN)/pip
 	@echo "installing tensortap and what its development needs into $(VENV)"
 	@$(PIP) install -c constraints.txt setuptools
 	@$(INSTALL) '.[dev]'
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.demo $@
 
 $(BIN)/pip:
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }

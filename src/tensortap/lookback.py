@@ -29,6 +29,8 @@ def split(table: StepTable, fired: int, waiting: int) -> Split:
         return Split(None, None, None)
     probes = table.column("probes")
     wanted = _any(probes, fired)
+    if not waiting:
+        return Split(_part(table, wanted), None, None)
     held = ~wanted & _any(probes, waiting)
     return Split(_part(table, wanted), _part(table, held), _pending(table, wanted, waiting))
 

@@ -153,9 +153,10 @@ class Recorder:
         table = step.table
         epoch = table.epoch
         address, dtype, shape, strides, _ = buffer
-        row = table.record(
-            point.key, armed, 1 if armed & step.hist else 0, recomputed, dtype, address, shape, strides
-        )  # fmt: skip
+        want = 1 if armed & step.hist else 0
+        row = table._append(point.key, armed, want, recomputed, dtype, address, shape, strides)
+        if row < 0:
+            row = table.record(point.key, armed, want, recomputed, dtype, address, shape, strides)
         if row < 0:  # another thread closed the step meanwhile
             self.ledger.add("late_records")
         elif armed & point.keeping and table.epoch == epoch:
@@ -239,7 +240,7 @@ class Recorder:
             self._spare.append(closing.table)
         for old, others in earlier:
             self._finish(old, late, others, reasons, "lookback: ")
-        now = replace(step, table=part.kept or _NO_ROWS)
+        now = step if part.kept is step.table else replace(step, table=part.kept or _NO_ROWS)
         self._finish(now, fired, waiting, reasons)
         return [*(old for old, _ in earlier), now]
 

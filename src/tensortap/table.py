@@ -128,7 +128,10 @@ class StepTable:
         shape: tuple[int, ...],
         strides: tuple[int, ...] | None,
     ) -> int:
-        """Reduce the memory at `address` and append its row; the row's index, or −1 when the table is closed."""
+        """Reduce the memory at `address` and append its row; the row's index, or −1 when the table is closed.
+
+        `_append` is the same without making room: −1 says that there is none, or that the table is closed.
+        """
         row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
         while row < 0:
             with self._alone():
@@ -169,7 +172,7 @@ class StepTable:
         with self._alone():
             self._closed = False
             self.epoch += 1
-            self.header[[_ROWS, _HIST, _DIMS, _NONFINITE]] = 0
+            self.header[_ROWS] = self.header[_HIST] = self.header[_DIMS] = self.header[_NONFINITE] = 0
             self.header[_TIME] = time
             self.columns["calls"][:] = 0
             self.tensors, self.values = [], []

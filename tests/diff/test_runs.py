@@ -79,6 +79,22 @@ def test_tolerance_can_be_given(record, keep):
 
 
 @pytest.mark.parametrize("keep", [None, FULL])
+def test_the_edge_of_the_tolerance(record, keep):
+    """One per cent more than the error is enough, one per cent less is not."""
+    a, b = record({"a": X}, keep=keep), record({"a": X * 1.001}, keep=keep)
+    error = tt.diff(a, b).first.error
+    assert tt.diff(a, b, rtol=1.01 * error) and not tt.diff(a, b, rtol=0.99 * error)
+
+
+def test_what_the_sample_misses(record):
+    """Statistics are of all elements, and find what is not in the sample."""
+    y = X.copy()
+    y[3, 4] = 50
+    found = tt.diff(record({"a": X}, keep=tt.sample(5)), record({"a": y}, keep=tt.sample(5)))
+    assert not found and found.first.kept == "sample" and found.first.of != "elements"
+
+
+@pytest.mark.parametrize("keep", [None, FULL])
 def test_nan(record, keep):
     """NaN in both at the same places is equal, in one only it differs."""
     bad = np.where(X > 1, np.nan, X)

@@ -12,9 +12,11 @@ import pytest
 from tensortap.errors import NotARunError, RunError
 from tensortap.reduce.reducers import full
 from tensortap.store import compact as compacting
+from tensortap.store.claim import Lock
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
+from tensortap.store.seal import write_segment
 
 MakeRun = Callable[..., str]
 
@@ -23,11 +25,11 @@ MakeRun = Callable[..., str]
 def scattered(make_run: MakeRun) -> Path:
     """A run of many segments: every segment of it also stands under other names, with other steps."""
     sites = [f"layer{i}" for i in range(9)]
-    path = Path(make_run([({name: np.arange(5.0) + step for name in sites}, {"loss": 1.0}) for step in range(4)], keep=full()))
+    path = Path(
+        make_run([({name: np.arange(5.0) + step for name in sites}, {"loss": 1.0}) for step in range(4)], keep=full())
+    )
     [segment] = path.glob("rank=0/seg-*.parquet")
     table = pq.read_table(segment, partitioning=None)
-    from tensortap.store.seal import write_segment
-
     for copy in range(1, 6):
         steps = np.asarray(table["step"]) + 4 * copy
         moved = table.set_column(0, "step", [steps])
@@ -35,9 +37,8 @@ def scattered(make_run: MakeRun) -> Path:
     return path
 
 
-def test_segments_fold_into_one_sorted_by_site(scattered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segments_fold_into_one_sorted_by_site(scattered: Path) -> None:
     """All rows are there, one site's rows lie together, and sites and steps are still known without reading them."""
-    monkeypatch.setattr(compacting, "_ROWS_AT_ONCE", 60)  # several portions
     before = open_run(scattered)
     table, sites, steps = before.table(), before.sites, before.steps
     told: list[tuple[int, int]] = []
@@ -48,8 +49,22 @@ def test_segments_fold_into_one_sorted_by_site(scattered: Path, monkeypatch: pyt
     assert result.rows == table.num_rows and result.after_files == result.before_files - 5
     column = pq.read_table(segment, columns=["site"], partitioning=None)["site"].to_pylist()
     assert column == sorted(column)
-    assert told[-1] == (table.num_rows, table.num_rows) and told == sorted(told)
+    assert told[-1] == (table.num_rows, table.num_rows)
     assert before.table().equals(table)  # a reader that was open before
+
+
+def test_a_long_run_folds_in_portions_and_large_segments_stay(scattered: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many neighbours in time fold together as fit into memory; what is large already is not touched again."""
+    monkeypatch.setattr(compacting, "_ROWS_AT_ONCE", 80)  # two segments of 36 rows
+    table = open_run(scattered).table()
+    told: list[int] = []
+    compact(scattered, lambda done, total: told.append(done))
+    segments = {p: p.stat().st_mtime_ns for p in scattered.glob("rank=0/seg-*.parquet")}
+    assert len(segments) == 3 and open_run(scattered).table().equals(table)
+    assert sorted(len(pq.read_table(p, columns=["step"], partitioning=None)) for p in segments) == [72, 72, 72]
+    assert told == [72, 144, 216, 216]
+    compact(scattered)
+    assert {p: p.stat().st_mtime_ns for p in scattered.glob("rank=0/seg-*.parquet")} == segments
 
 
 def test_compacting_again_changes_nothing(scattered: Path) -> None:
@@ -70,8 +85,6 @@ def test_a_replaced_segment_that_comes_back_is_not_counted_twice(scattered: Path
         assert open_run(scattered).table().num_rows == rows
         [other, *_] = [p for p in scattered.glob("rank=0/seg-*.parquet") if p != old]
         table = pq.read_table(other, partitioning=None)
-        from tensortap.store.seal import write_segment
-
         extra = other.with_name(f"seg-{rows:032x}.parquet")
         write_segment(extra, table.slice(0, 1))  # something new to fold
         rows += 1
@@ -93,8 +106,6 @@ def test_what_cannot_be_compacted(tmp_path: Path, scattered: Path) -> None:
     """A folder that is no run, and one that is being compacted, are clear errors."""
     with pytest.raises(NotARunError):
         compact(tmp_path)
-    from tensortap.store.claim import Lock
-
     lock = Lock(scattered / "_compact")
     with pytest.raises(RunError, match="still running"):
         compact(scattered)

@@ -20,7 +20,8 @@ from tensortap.store.run import open_run
 SCRIPT = """
 import sys, numpy as np, tensortap as tt
 more = {"to": sys.argv[1]} if sys.argv[1] else {}
-with tt.watch(tt.probe("**", keep=[tt.stats(), tt.sample(2)]), resume="resume" in sys.argv, overwrite="overwrite" in sys.argv, **more) as tap:
+more |= {word: word in sys.argv for word in ("resume", "overwrite")}
+with tt.watch(tt.probe("**", keep=[tt.stats(), tt.sample(2)]), **more) as tap:
     rank = tap.recorder.rank
     print("ready", flush=True)
     sys.stdin.readline()
@@ -60,7 +61,7 @@ def test_two_ranks_write_one_run_side_by_side(tmp_path: Path) -> None:
     assert run.ranks == [0, 1] and run.state == "finished" and run.counts == {}
     assert sorted(rows(run.path)) == [(rank, step, 100.0 * rank + step) for rank in range(2) for step in range(30)]
     assert run.tensor("a", 3, rank=1).tolist() == [103.0, 103.0]
-    with pytest.raises(RunError, match="rank=0.* or .*rank=1"):
+    with pytest.raises(RunError, match=r"rank=0.* or .*rank=1"):
         run.tensor("a", 3)
     assert run.merged("ranks").num_rows == 30
     assert json.loads((tmp_path / "exp1/run.json").read_text())["schema"] == 1

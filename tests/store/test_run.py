@@ -30,7 +30,8 @@ from tensortap.writer import Writer
 
 PLACES = [
     Place("stem", "input"), Place("stem"), Place("blocks.0.mlp"), Place("blocks.1.mlp"),
-    Place("blocks.1.attn/matmul#0", "output", "", "matmul"), Place("head", "output", "[0]"), Place("head", "output", "[1]"),
+    Place("blocks.1.attn/matmul#0", "output", "", "matmul"), Place("head", "output", "[0]"),
+    Place("head", "output", "[1]"),
 ]  # fmt: skip
 STEPS = 12
 
@@ -134,8 +135,9 @@ def test_sites_and_ports_are_chosen_by_pattern(run: Run, sites: Any, ports: Any,
 @pytest.mark.parametrize(
     ("steps", "chosen"),
     [
-        (3, [3]), ((2, 5), [2, 3, 4]), ([1, 7, 100], [1, 7]), (slice(None, 3), [0, 1, 2]), (slice(9, None), [9, 10, 11]),
-        (slice(0, 10, 4), [0, 4, 8]), (slice(1, None, 5), [1, 6, 11]), (range(2, 8, 3), [2, 5]), ([], []),
+        (3, [3]), ((2, 5), [2, 3, 4]), ([1, 7, 100], [1, 7]), (slice(None, 3), [0, 1, 2]),
+        (slice(9, None), [9, 10, 11]), (slice(0, 10, 4), [0, 4, 8]), (slice(1, None, 5), [1, 6, 11]),
+        (range(2, 8, 3), [2, 5]), ([], []),
         (slice(20, 30), []), ((2, 5, 7), [2, 5, 7]), (np.int64(3), [3]),
     ],
     ids=str,
@@ -268,7 +270,7 @@ def test_a_histogram_is_decoded_from_sql(run: Run) -> None:
         known = summarize(x)
         assert known.hist_offset is not None and known.hist_counts is not None
         every = dense(known.hist_offset, known.hist_counts)
-        assert {j: n for j, n in mine} == {int(j): int(every[j]) for j in np.flatnonzero(every)}
+        assert dict(mine) == {int(j): int(every[j]) for j in np.flatnonzero(every)}
 
 
 def sealed_rows(run: Run) -> int:

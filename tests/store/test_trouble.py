@@ -211,7 +211,9 @@ def test_a_tail_torn_at_any_byte_keeps_its_whole_steps(
 ) -> None:
     """Cut anywhere, a tail gives exactly the steps that were whole by then."""
     content, lengths, rows = tail_of_steps(tmp_path_factory)
-    cut = data.draw(st.one_of(st.sampled_from([n + d for n in lengths for d in (-1, 0, 1)]), st.integers(0, len(content))))
+    cut = data.draw(
+        st.one_of(st.sampled_from([n + d for n in lengths for d in (-1, 0, 1)]), st.integers(0, len(content)))
+    )
     torn = tmp_path_factory.getbasetemp() / "torn.arrows"
     torn.write_bytes(content[:cut])
     whole = sum(length <= cut for length in lengths)

@@ -10,7 +10,8 @@ from typing import Any, Final
 from tensortap.diff.align import Alignment, Look, Renames, align, renames
 from tensortap.diff.kept import Shelf, common
 from tensortap.diff.metrics import elements, histograms, relative, rms_of, statistics
-from tensortap.diff.result import Diff, Pair, SiteDiff, batch_of
+from tensortap.diff.pair import Pair, batch_of
+from tensortap.diff.result import Diff, SiteDiff
 from tensortap.diff.tolerance import Precision, Tolerance, changed
 from tensortap.errors import PatternError, RunError
 from tensortap.step import Record

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
-
-import pyarrow.compute as pc
 
 from tensortap.errors import RunError
 from tensortap.store import layout, seal
 from tensortap.store.claim import Lock, read_info
 from tensortap.store.files import Files
-from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Sources, dataset
+from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, Sources, dataset
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
 
 Progress = Callable[[int, int], None]
-_ROWS_AT_ONCE: Final = 1_000_000
-_ROW_GROUP: Final = 64 * 1024
+_ROWS_AT_ONCE: Final = 500_000
+_ROW_GROUP: Final = 16 * 1024  # of few sites each: a reader of one site skips the others
 _SMALL_TENSORS: Final = 16 << 20
 _TENSORS_AT_ONCE: Final = 256 << 20
 _ORDER: Final = [(name, "ascending") for name in ("site", "port", "slot", "call", "step", "seq")]
@@ -35,7 +33,7 @@ class Compacted(NamedTuple):
 
 
 def compact(path: str | os.PathLike[str], progress: Progress = lambda done, total: None) -> Compacted:
-    """Fold each rank's segments into one and its small tensor files into few; seal what a crash left unsealed.
+    """Fold each rank's small segments and tensor files into few; seal what a crash left unsealed.
 
     Readers see either the old files or the new ones: a folded segment names what it replaces.
     """
@@ -97,41 +95,32 @@ def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
 
 
 def _fold_records(files: Files, sources: Sources, progress: Callable[[int], None], done: int) -> int:
-    rows = sum(outline.rows for outline in sources.segments.values())
-    if len(sources.segments) < 2:
-        return done + rows
-    names = list(sources.segments)
-    source = dataset(files, names, PLAIN_RECORDS)
     schema = PLAIN_RECORDS.remove(PLAIN_RECORDS.get_field_index("rank"))
-
-    def parts() -> Iterator[Any]:
-        ready = done
-        for sites in _portions(sources.segments.values()):
-            part = source.to_table(columns=schema.names, filter=pc.field("site").isin(sites)).sort_by(_ORDER)
-            ready += part.num_rows
-            yield part
-            progress(ready)
-
-    _replace(files, layout.rank_folder(sources.rank), sources, schema, parts(), _summed(sources.segments.values()))
+    rows = sum(outline.rows for outline in sources.segments.values())
+    ready = done
+    for group in _groups(sources.segments):
+        table = dataset(files, list(group), PLAIN_RECORDS).to_table(columns=schema.names).sort_by(_ORDER)
+        _replace(files, layout.rank_folder(sources.rank), group, table, _summed(group.values()))
+        ready += table.num_rows
+        progress(ready)
+    progress(done + rows)
     return done + rows
 
 
-def _portions(outlines: Any) -> Iterator[list[str]]:
-    """The sites in order, in portions whose rows fit into memory."""
-    rows: dict[str, int] = {}
-    for outline in outlines:
-        for site, *_, count in outline.places:
-            rows[site] = rows.get(site, 0) + count
-    portion: list[str] = []
-    size = 0
-    for site in sorted(rows):
-        if portion and size + rows[site] > _ROWS_AT_ONCE:
-            yield portion
-            portion, size = [], 0
-        portion.append(site)
-        size += rows[site]
-    if portion:
-        yield portion
+def _groups(segments: Mapping[str, Outline]) -> Iterator[dict[str, Outline]]:
+    """What to fold together: small segments, neighbours in time, as many rows as fit into memory.
+
+    Large ones stay as they are, so folding a run that grows costs what was added to it.
+    """
+    small = [name for name in segments if segments[name].rows < _ROWS_AT_ONCE // 2]
+    group: dict[str, Outline] = {}
+    for name in sorted(small, key=lambda name: (segments[name].steps[:1], name)):
+        if sum(outline.rows for outline in group.values()) + segments[name].rows > _ROWS_AT_ONCE:
+            yield group
+            group = {}
+        group[name] = segments[name]
+    if len(group) > 1:
+        yield group
 
 
 def _summed(outlines: Any) -> dict[bytes, bytes]:
@@ -154,29 +143,25 @@ def _summed(outlines: Any) -> dict[bytes, bytes]:
 def _fold_metrics(files: Files, sources: Sources) -> None:
     if len(sources.segments) < 2:
         return
-    names = list(sources.segments)
     schema = PLAIN_METRICS.remove(PLAIN_METRICS.get_field_index("rank"))
-    table = dataset(files, names, PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
-    _replace(files, layout.metrics_folder(sources.rank), sources, schema, iter([table]), {})
+    table = dataset(files, list(sources.segments), PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
+    _replace(files, layout.metrics_folder(sources.rank), sources.segments, table, {})
 
 
-def _replace(
-    files: Files, folder: str, sources: Sources, schema: Any, parts: Iterator[Any], said: dict[bytes, bytes]
-) -> None:
-    """Write the parts as one segment that names what it replaces, then remove the old ones.
+def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: Any, said: dict[bytes, bytes]) -> None:
+    """Write a table as one segment that names what it replaces, then remove the old ones.
 
     What those had replaced is named too: a writer that was slow may still put one of them back.
     """
-    names = list(sources.segments)
-    idents = {str(layout.segment_id(name.rpartition("/")[2])) for name in names}
-    idents = idents.union(*(outline.replaces for outline in sources.segments.values()))
-    metadata = {**said, seal.REPLACES: json.dumps(sorted(idents)).encode()}
-    name = f"{folder}/{layout.segment_name(layout.new_id())}"
-    with files.replacing(name) as hidden, seal.segment_writer(hidden, schema) as writer:
-        writer.add_key_value_metadata(metadata)
-        for part in parts:
-            writer.write_table(part, row_group_size=_ROW_GROUP)
-    for name in names:
+    idents = {str(layout.segment_id(name.rpartition("/")[2])) for name in segments}
+    idents = idents.union(*(outline.replaces for outline in segments.values()))
+    with (
+        files.replacing(f"{folder}/{layout.segment_name(layout.new_id())}") as hidden,
+        seal.segment_writer(hidden, table.schema) as writer,
+    ):
+        writer.add_key_value_metadata({**said, seal.REPLACES: json.dumps(sorted(idents)).encode()})
+        writer.write_table(table, row_group_size=_ROW_GROUP)
+    for name in segments:
         files.remove(name)
 
 

@@ -209,12 +209,12 @@ class Run:
 
         def ask() -> Any:
             with duckdb.connect() as connection:
-                for name, catalog, schema in (
-                    ("records", self._catalog.records, PLAIN_RECORDS),
-                    ("metrics", self._catalog.metrics, PLAIN_METRICS),
-                ):
-                    _register(connection, name, self.files, catalog(), schema)
                 try:
+                    for name, catalog, schema in (
+                        ("records", self._catalog.records, PLAIN_RECORDS),
+                        ("metrics", self._catalog.metrics, PLAIN_METRICS),
+                    ):
+                        _register(connection, name, self.files, catalog(), schema)
                     return connection.sql(query).to_arrow_table()
                 except duckdb.IOException as error:
                     raise FileNotFoundError(str(error)) from error  # a segment was folded away: look again

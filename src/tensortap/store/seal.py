@@ -50,6 +50,7 @@ def segment_writer(path: Path, schema: Any) -> Any:
         use_dictionary=[name for name in _DICTIONARY if name in names],
         column_encoding=split | delta,
         store_schema=False,
+        write_statistics=[name for name in schema.names if name in names],  # of lists they would say nothing
         write_page_index=True,
     )
 
@@ -70,11 +71,11 @@ def _places(table: Any) -> list[tuple[Any, ...]]:
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         words.append(encoded.dictionary.to_pylist())
         code = code * len(words[-1]) + _plain(encoded.indices, np.int32)
-    found, which, count = np.unique(code, return_inverse=True, return_counts=True)
-    first = np.full(len(found), np.iinfo(np.int32).max)
-    np.minimum.at(first, which, _plain(table["seq"], np.int32))
-    numbers = np.unravel_index(found, [len(known) for known in words])
+    code = np.sort(code << 32 | _plain(table["seq"], np.int32))  # each place's smallest sequence number comes first
+    starts = np.flatnonzero(np.diff(code >> 32, prepend=-1))
+    numbers = np.unravel_index(code[starts] >> 32, [len(known) for known in words])
     names = [[known[i] for i in column] for known, column in zip(words, numbers, strict=True)]
+    first, count = code[starts] & 0xFFFFFFFF, np.diff(np.append(starts, len(code)))
     return list(zip(*names, first.tolist(), count.tolist(), strict=True))
 
 

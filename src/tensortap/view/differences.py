@@ -8,7 +8,8 @@ from typing import IO
 from rich.text import Text
 
 from tensortap import text
-from tensortap.diff.result import Diff, SiteDiff, dtypes, many, times
+from tensortap.diff.pair import dtypes, times
+from tensortap.diff.result import Diff, SiteDiff, many
 from tensortap.sinks.line import printable
 from tensortap.view import cells
 from tensortap.view.columns import Column, grid

@@ -65,10 +65,9 @@ class ScriptWatcher:
         self._lock = threading.RLock()
         self._home: int | None = None  # the thread whose calls make the steps; others have steps of their own
         self._on = True
-        self._handles: list[RemovableHandle] = [
-            register_module_forward_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after_optimizer),
-        ]
+        self._shared = False  # more threads than the first one call models
+        self._ear = register_module_forward_pre_hook(self._before)
+        self._handles: list[RemovableHandle] = [self._ear, register_optimizer_step_post_hook(self._after_optimizer)]
         # PyTorch warns of what does not concern us: we tell a compiled model from the module it was made of.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         self._backward = torch.autograd.backward
@@ -77,6 +76,7 @@ class ScriptWatcher:
     def stop(self) -> None:
         """Take everything off, and close the step that is open."""
         self._on = False
+        self._listen(True)
         for handle in self._handles:
             handle.remove()
         torch.autograd.backward = self._backward
@@ -102,8 +102,9 @@ class ScriptWatcher:
             self._give_up(error)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._local.depth = 0  # nothing is being called now, whatever an interrupt may have left
-        if self._at_home():
+        if self._on and self._at_home():
+            self._local.depth = 0  # nothing is being called now, whatever an interrupt may have left
+            self._listen(True)
             self._steps.optimizer_stepped()
 
     def _wrapped(self, backward: Callable[..., None]) -> Callable[..., None]:
@@ -130,7 +131,27 @@ class ScriptWatcher:
                 self._count(module)
         if self._kinds[id(module)] == _MODEL:
             self._local.depth += 1
+            self._shared |= not self._at_home()
+            # What a known model calls is known: let it run as if nobody watched. A new one is listened to once, unless
+            # it may be compiled just now: the code would be compiled again when the hook is gone.
+            if not late or "torch._dynamo" in sys.modules:
+                self._listen(self._shared)
         return late
+
+    def _left(self) -> None:
+        """A model's call is over."""
+        self._local.depth = max(0, self._local.depth - 1)
+        if self._on and not self._local.depth:
+            self._listen(True)
+
+    def _listen(self, on: bool) -> None:
+        hooks = self._ear.hooks_dict_ref()
+        if hooks is None or (self._ear.id in hooks) == on:
+            return
+        if on:
+            hooks[self._ear.id] = self._before
+        else:
+            del hooks[self._ear.id]
 
     def _meet(self, module: nn.Module, outside: bool) -> list[int]:
         with self._lock:
@@ -198,7 +219,7 @@ class ScriptWatcher:
     def _track(self, module: nn.Module) -> None:
         """From now on know when a call of it, from outside any model, is over."""
         if self._kinds.get(id(module)) != _MODEL:
-            self._handles.append(_put_after(module, _Left(self._local)))
+            self._handles.append(_put_after(module, _Left(self._left)))
             self._note(module, _MODEL)
 
     def _note(self, module: nn.Module, kind: int) -> None:
@@ -237,15 +258,16 @@ class _Local(threading.local):
 
 
 class _Left(Hook):
-    """Notes that a model's call is over."""
+    """Sits after a model's forward, also when it failed."""
 
-    __slots__ = ("local",)
+    __slots__ = ("tell",)
 
-    def __init__(self, local: _Local) -> None:
-        self.local = local
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.tell = tell
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.local.depth = max(0, self.local.depth - 1)
+        if not torch.compiler.is_compiling():
+            self.tell()
 
 
 def _put_after(module: nn.Module, hook: _Left) -> RemovableHandle:

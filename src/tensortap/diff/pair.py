@@ -1,0 +1,131 @@
+"""One record of a run and its partner in the other: how far they are apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tensortap import text
+from tensortap.sinks.line import printable
+from tensortap.sinks.plain import plain
+from tensortap.types import DTYPES
+
+SHORT: Final = {d.name: d.short for d in DTYPES}
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One record of `a` and its partner in `b`. Differences of statistics are relative to their scale.
+
+    `error` is the largest difference relative to scale, `excess` how many times the tolerance that is, and `of` what
+    it is a difference of. What was not kept is None.
+    """
+
+    step: int
+    rank: int
+    site: str
+    site_b: str
+    call: int
+    seq: int
+    dtype: str
+    dtype_b: str
+    shape: tuple[int, ...]
+    shape_b: tuple[int, ...]
+    rtol: float
+    atol: float
+    error: float
+    excess: float
+    of: str
+    note: str = ""
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    l1: float | None = None
+    l2: float | None = None
+    tv: float | None = None
+    ks: float | None = None
+    kept: str = ""
+    elements: int = 0
+    max_abs: float | None = None
+    max_rel: float | None = None
+    nl2: float | None = None
+    cosine: float | None = None
+    sqnr: float | None = None
+    bit_equal: float | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is beyond the tolerance."""
+        return self.excess > 1
+
+    @property
+    def unequal(self) -> bool:
+        """Whether anything at all differs: bits where elements were kept, else statistics and histogram."""
+        return bool(self.excess or self.error or self.tv) or (self.bit_equal is not None and self.bit_equal < 1)
+
+    @property
+    def name(self) -> str:
+        """The site, and its name in `b` when that is another."""
+        call = f" call {self.call}" if self.call else ""
+        other = "" if self.site == self.site_b else f" → {printable(self.site_b)}"
+        return f"{printable(self.site)}{other}{call}"
+
+    @property
+    def how_much(self) -> str:
+        """By how much, in words."""
+        if self.note:
+            return self.note
+        if math.isinf(self.error):
+            return "nothing but zeros in a, not so in b"
+        what = "" if self.of == "elements" else f" in its {self.of}"
+        off = f"off by {text.number(self.error)} of its scale{what}"
+        return off if math.isinf(self.excess) else f"{off}, {times(self.excess)} the tolerance"
+
+    @property
+    def bound(self) -> str:
+        """The tolerance, in words."""
+        if not self.rtol and not self.atol:
+            return f"none, {dtypes(self)} is to be equal"
+        absolute = f" and {text.number(self.atol)}" if self.atol else ""
+        return f"{text.number(self.rtol)} of the scale{absolute} ({dtypes(self)})"
+
+
+SCHEMA: Final = pa.schema(
+    [
+        (field.name, kind)
+        for field in fields(Pair)
+        for kind in [
+            pa.int64() if str(field.type) == "int"
+            else pa.string() if str(field.type) == "str"
+            else pa.list_(pa.int64()) if str(field.type).startswith("tuple")
+            else pa.float64()
+        ]
+    ]
+)  # fmt: skip
+
+
+def pair_to_dict(pair: Pair) -> dict[str, Any]:
+    """A pair as plain values, with its verdict."""
+    return plain({**asdict(pair), "differs": pair.differs})  # type: ignore[no-any-return]
+
+
+def batch_of(pairs: Sequence[Pair]) -> Any:
+    """Pairs as rows."""
+    columns = {name: [getattr(pair, name) for pair in pairs] for name in SCHEMA.names}
+    return pa.RecordBatch.from_pydict(columns, SCHEMA)
+
+
+def dtypes(pair: Pair) -> str:
+    """The type, or both."""
+    a, b = (SHORT.get(name, name) for name in (pair.dtype, pair.dtype_b))
+    return a if a == b else f"{a}/{b}"
+
+
+def times(excess: float) -> str:
+    """`206×`; more than a million times says no more than that."""
+    return f"{text.number(excess)}×"
