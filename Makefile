@@ -35,7 +35,7 @@ imports: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 format: $(VENV)/.ready  ## put the code into the form that `make test` wants
 	$(BIN)/ruff check --fix .

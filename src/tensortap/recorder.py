@@ -231,7 +231,10 @@ class Recorder:
         self._spare.extend(self._ring.expire(closing.number))
         earlier = list(self._ring.release(late)) if late else []
         waiting = closing.maybe & ~fired if self._ring.steps else 0
-        step = Step(closing.number, phase, self.rank, self._now(), seen.metrics, closing.table, self.names)
+        step = Step(
+            closing.number, phase, self.rank, self._now(), seen.metrics, closing.table, self.names,
+            labels=closing.labels,
+        )  # fmt: skip
         part = split(closing.table, fired, waiting)
         for rest, written in ((part.held, False), (part.pending, True)):
             if rest is not None:

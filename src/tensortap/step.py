@@ -55,7 +55,7 @@ class Record(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """A closed step: its number, the user's metrics and the rows that were kept.
+    """A closed step: its number, the user's metrics and labels, and the rows that were kept.
 
     `tensors_only` marks a look-back step whose rows were written when it closed; its tensors come now.
     """
@@ -68,6 +68,7 @@ class Step:
     table: StepTable
     names: Names
     tensors_only: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:

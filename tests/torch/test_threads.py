@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+import tensortap as tt
+
 
 def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -87,6 +89,23 @@ def test_a_span_in_the_main_thread(watch):
     seen.tap.close()
     assert [len(seen.of("0:output", step=n)) for n in (0, step.number)] == [1, 2]
     assert len(seen.steps) == 3
+
+
+def test_labels_of_a_span_are_written(tmp_path):
+    """`tap.span(request_id=7)` is found again among the metrics, as text, beside the metrics of other steps."""
+    model = net().eval()
+    with tt.watch(model, "0", to=tmp_path / "run") as tap:
+        model(torch.randn(1, 3))
+        tap.step(loss=0.5)
+        for request in (7, 8):
+            with tap.span(request_id=request, user="ann") as step:
+                model(torch.randn(1, 3))
+        tap.step(loss=0.25)
+    rows = tap.run.metrics().to_pylist()
+    labels = {(row["step"], row["name"]): row["text"] for row in rows if row["value"] is None}
+    assert [row["value"] for row in rows if row["text"] is None] == [0.5, 0.25]
+    assert labels[step.number, "request_id"] == "8" and labels[step.number, "user"] == "ann" and len(labels) == 4
+    assert len(tap.run.table(steps=step.number)) == 1
 
 
 def test_a_span_that_fails_closes(watch):

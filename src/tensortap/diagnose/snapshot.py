@@ -139,6 +139,7 @@ class Snapshot:
     def metrics(self) -> dict[str, tuple[npt.NDArray[np.int64], Floats]]:
         """The user's metrics by name: steps and values, ranks averaged."""
         table = self.run.metrics()
+        table = table.filter(table["value"].is_valid())  # labels have none
         names = np.array(table["name"].to_pylist(), object)
         steps, values = table["step"].to_numpy(), table["value"].to_numpy(zero_copy_only=False)
         return {name: _mean_by_step(steps[names == name], values[names == name]) for name in dict.fromkeys(names)}

@@ -140,7 +140,7 @@ class Run:
             yield from map(_record, batch.to_pylist())
 
     def metrics(self) -> Any:
-        """The user's metrics as a `pyarrow.Table`: step, rank, name, value, time."""
+        """The user's metrics as a `pyarrow.Table`: step, rank, name, value, time; a label has a text and no value."""
         rows = self._read(self._catalog.metrics, PLAIN_METRICS, PLAIN_METRICS.names, None)
         return rows.sort_by([("step", "ascending"), ("rank", "ascending")])
 

@@ -47,7 +47,10 @@ RECORDS: Final = pa.schema(
         ("numbers", NUMBERS),
     ]
 )
-METRICS: Final = pa.schema([("step", pa.int64()), ("name", _WORD), ("value", pa.float64()), ("time", TIME)])
+# A metric has a value, a label (`tap.span(request_id=…)`) a text.
+METRICS: Final = pa.schema(
+    [("step", pa.int64()), ("name", _WORD), ("value", pa.float64()), ("time", TIME), ("text", pa.string())]
+)
 TENSORS: Final = pa.schema(
     [("step", pa.int64()), ("name", pa.string()), ("entry", pa.string()), ("dtype", pa.string()),
      ("shape", pa.list_(pa.int64())), ("data", pa.large_binary())]
@@ -164,18 +167,30 @@ class MetricBatches:
         self._time[:] = time
         return self._batch
 
-    def _bind(self, names: tuple[str, ...]) -> None:
-        self._names, count = names, len(names)
+    def of_labels(self, step: int, time: int, labels: Mapping[str, str]) -> Any:
+        """One row a label."""
+        count, names = len(labels), self._words(tuple(labels))
+        columns = (pa.array([step] * count), names, pa.nulls(count, pa.float64()), pa.array([time] * count).view(TIME))
+        return pa.RecordBatch.from_arrays([*columns, pa.array(list(labels.values()), pa.string())], schema=METRICS)
+
+    def _words(self, names: tuple[str, ...]) -> Any:
         codes = np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int32)
         if len(self._dictionary) != len(self._codes):
             self._dictionary = _strings(list(self._codes))
+            self._names = ()  # its batch has the dictionary as it was
+        return pa.DictionaryArray.from_arrays(_flat(pa.int32(), len(names), codes), self._dictionary, safe=False)
+
+    def _bind(self, names: tuple[str, ...]) -> None:
+        words = self._words(names)
+        self._names, count = names, len(names)
         self._step, self._value, self._time = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
         self._batch = pa.RecordBatch.from_arrays(
             [
                 _flat(pa.int64(), count, self._step),
-                pa.DictionaryArray.from_arrays(_flat(pa.int32(), count, codes), self._dictionary, safe=False),
+                words,
                 _flat(pa.float64(), count, self._value),
                 _flat(TIME, count, self._time),
+                pa.nulls(count, pa.string()),
             ],
             schema=METRICS,
         )

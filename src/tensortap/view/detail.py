@@ -81,7 +81,7 @@ def _metrics(run: Run, steps: set[int]) -> Metrics:
     found: dict[int, dict[str, float]] = {}
     columns = (table[name].to_pylist() for name in ("step", "name", "value"))
     for step, name, value in zip(*columns, strict=True):
-        if step in steps:
+        if step in steps and value is not None:  # a label has none
             found.setdefault(step, {})[name] = value
     return found
 

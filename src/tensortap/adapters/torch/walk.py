@@ -19,7 +19,7 @@ def tensors_in(value: Any, slot: str = "", depth: int = _DEPTH) -> Iterator[tupl
 
     >>> import torch
     >>> [slot for slot, _ in tensors_in((torch.ones(1), {"hidden": [torch.ones(2)]}))]
-    ['[0]', '.hidden[0]']
+    ['[0]', '[1].hidden[0]']
     """
     if isinstance(value, Tensor):
         yield slot, value
