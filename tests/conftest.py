@@ -75,3 +75,10 @@ def make_run(tmp_path: Path) -> Callable[..., str]:
         return path
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def no_width_from_outside(monkeypatch):
+    """A terminal's width that the runner of the tests exports (xdist's workers do) must not decide what they see."""
+    for name in ("COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)

@@ -238,7 +238,8 @@ class Recorder:
         part = split(closing.table, fired, waiting)
         for rest, written in ((part.held, False), (part.pending, True)):
             if rest is not None:
-                self._ring.hold(replace(step, table=rest, tensors_only=written), waiting)
+                # Its metrics are written now, whatever becomes of its rows.
+                self._ring.hold(replace(step, table=rest, tensors_only=written, metrics={}, labels={}), waiting)
         if closing.table not in part:
             self._spare.append(closing.table)
         for old, others in earlier:
