@@ -106,7 +106,7 @@ def test_long_doubles_are_read_as_doubles() -> None:
 @pytest.mark.parametrize(
     "value",
     ["text", [object()], {"a": 1}, None, np.array(["x"]), np.array([None]), np.zeros(2, "M8[s]"), np.zeros(2, "i4,f4")],
-    ids=repr,
+    ids=["text", "object", "mapping", "none", "strings", "objects", "dates", "fields"],
 )
 def test_what_holds_no_numbers_is_named(value: Any) -> None:
     """A value that cannot be read is an error that says what can."""
