@@ -45,11 +45,11 @@ class Account:
         """Note what the rows of a closing step cost."""
         if not table.rows:
             return
-        keys = table.column("key")
-        if len(self._by_key) <= int(keys.max()):
-            self._by_key = np.concatenate([self._by_key, np.zeros(int(keys.max()) + 1)])
         seconds = table.column("cost") * 1e-9 + _AROUND
-        np.add.at(self._by_key, keys, seconds)
+        by_key = np.bincount(table.column("key"), seconds)
+        if len(self._by_key) < len(by_key):
+            self._by_key = np.concatenate([self._by_key, np.zeros(len(by_key))])
+        self._by_key[: len(by_key)] += by_key
         self._pending += float(seconds.sum())
 
     def closed(self, closing: float, whole: float, observed: bool) -> None:
