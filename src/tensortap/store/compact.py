@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -66,8 +67,13 @@ def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:
         for rank in catalog.ranks()
         for folder in (layout.rank_folder(rank), layout.metrics_folder(rank), layout.tensors_folder(rank))
     ]
-    names = [f"{folder}/{name}" for folder in folders for name in files.list(folder) if "." in name[1:]]
-    return {name: files.size(name) for name in names if not name.endswith(".json")}
+    sizes: dict[str, int] = {}
+    for folder in folders:
+        for name in files.list(folder):
+            if name.endswith((".parquet", ".arrows", ".safetensors")) and not name.startswith("."):
+                with contextlib.suppress(FileNotFoundError):  # sealed meanwhile by the process that writes the run
+                    sizes[f"{folder}/{name}"] = files.size(f"{folder}/{name}")
+    return sizes
 
 
 def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
