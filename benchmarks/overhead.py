@@ -288,7 +288,8 @@ def main() -> int:
             limit = LIMITS[way][which] if way in LIMITS else None
             late = limit is not None and ratio > limit
             missed += late
-            print(f"  {way:32} ×{ratio:6.3f}" + (f"   must be ≤ {limit:.2f}{'   MISSED' * late}" if limit else ""))
+            said = f"   must be ≤ {limit:.2f}{'   MISSED' * late}" if limit else ""
+            print(f"  {way:32} ×{ratio:6.3f}{said}", flush=True)
     return 1 if missed else 0
 
 

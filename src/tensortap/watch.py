@@ -166,14 +166,16 @@ class Tap:
             return
         self._closed = True
         _ACTIVE.discard(self)
-        for step in self._left_open():
-            self._close_step({}, step)
-        if self.recorder.current.table.rows:
-            self._close_step({})
-        self._report_unseen()
-        if self._adapter is not None:
-            self._adapter.detach()
-        self.writer.close()
+        try:
+            for step in self._left_open():
+                self._close_step({}, step)
+            if self.recorder.current.table.rows:
+                self._close_step({})
+        finally:  # a step that is not finite may raise; the taps come off all the same
+            self._report_unseen()
+            if self._adapter is not None:
+                self._adapter.detach()
+            self.writer.close()
 
     def __enter__(self) -> Tap:
         return self

@@ -42,6 +42,27 @@ def test_raise_ends_the_training_after_the_step_is_safe(tmp_path):
     assert tt.open(tmp_path / "run").steps == [0]
 
 
+def test_raise_works_where_steps_find_themselves_too(tmp_path):
+    """Without tap.step() the next call of the model raises, for the step before it."""
+    model = net()
+    with (
+        pytest.raises(FloatingPointError, match="step 0 is not finite"),
+        tt.watch(model, to=tmp_path / "run", on_nonfinite="raise"),
+    ):
+        for _ in range(3):
+            model(torch.randn(8, 4))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_the_last_step_raises_when_the_tap_closes_and_leaves_nothing_behind(tmp_path):
+    """A step that is still open when the tap closes is judged too, and the hooks are gone."""
+    model = net()
+    with pytest.raises(FloatingPointError), tt.watch(model, to=tmp_path / "run", on_nonfinite="raise"):
+        model(torch.randn(8, 4))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+    assert tt.open(tmp_path / "run").state == "finished"
+
+
 def test_a_function_is_called_with_the_origin(tmp_path):
     """A callback gets what was found, step by step."""
     found = []

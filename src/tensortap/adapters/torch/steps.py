@@ -15,6 +15,7 @@ from torch.compiler import is_compiling
 from tensortap.adapters.base import Clock
 from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
 from tensortap.adapters.torch.walk import tensors_in
+from tensortap.errors import NonFiniteError
 from tensortap.recorder import OpenStep, Recorder
 
 _MANY: Final = 64
@@ -254,6 +255,8 @@ class RootBefore(Hook):
         try:
             self.finder.root_called(module)
             self.prepare()
+        except NonFiniteError:  # the user asked for it
+            raise
         except Exception as error:
             self.finder.recorder.ledger.failed("step_errors", "beginning a step", error)
 
@@ -272,5 +275,7 @@ class RootAfter(Hook):
             return
         try:
             self.finder.root_returned(output)
+        except NonFiniteError:
+            raise
         except Exception as error:
             self.finder.recorder.ledger.failed("step_errors", "ending a step", error)
