@@ -185,7 +185,6 @@ WAYS: dict[str, Way] = {
         tt.probe(leaves, keep=[tt.stats(), tt.histogram()]),
         tt.probe("**:grad_output", keep=[tt.stats(), tt.histogram()]),
     ),
-    "paused": _watching(tt.probe(leaves), pause=True),
     "hook with four .item()": _hooked(lambda y: [f(y).item() for f in (torch.mean, torch.std, torch.amin, torch.amax)]),
     "eight reductions + histc": _hooked(_eight),
     "TensorBoard add_histogram": _tensorboard(),
@@ -217,6 +216,7 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
             ratios[way].append(seconds[way] / seconds["bare"])
             times[way].append(seconds[way])
     result = {way: statistics.median(found) for way, found in ratios.items()}
+    result["paused"] = _paused(model, loss_of, optimizer)
     result["every(100)"] = _every_hundred(model, loss_of, optimizer)
     result["budget=0.02"] = _budgeted(model, loss_of, optimizer)
     print(f"\n{name}: bare step {1e3 * min(times['bare']):.1f} ms, {len([*model.modules()])} modules")
@@ -234,28 +234,45 @@ def _timed(
 
 def _every_hundred(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
     """One observed step in a hundred: the cost of the others, and a hundredth of the one."""
-    watched = _watching(tt.probe(leaves, when=tt.every(100)))
-    quiet, bare, observed = [], [], []
-    for _ in range(8):
-        with watched(model) as close:
-            observed.append(_timed(model, loss_of, optimizer, close))
-            quiet.append(min(_timed(model, loss_of, optimizer, close) for _ in range(6)))
-        bare.append(min(_timed(model, loss_of, optimizer, lambda: None) for _ in range(6)))
-    typical = statistics.median(q / b for q, b in zip(quiet, bare, strict=True))
-    return 0.99 * typical + 0.01 * statistics.median(o / b for o, b in zip(observed, bare, strict=True))
+    with _watching(tt.probe(leaves, when=tt.every(100)))(model) as close:
+        observed = _timed(model, loss_of, optimizer, close)
+        quiet, bare = _in_turn(model, loss_of, optimizer, close, 90)
+    return 0.99 * statistics.median(quiet) / statistics.median(bare) + 0.01 * observed / statistics.median(bare)
+
+
+def _paused(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
+    """Watched, but paused."""
+    with _watching(tt.probe(leaves), pause=True)(model) as close:
+        close()
+        quiet, bare = _in_turn(model, loss_of, optimizer, close, 90)
+    return statistics.median(quiet) / statistics.median(bare)
 
 
 def _budgeted(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
-    """Whole stretches of steps under a budget, observed ones among them, in turn with bare ones."""
-    watched = _watching(tt.probe(leaves), budget=0.02)
-    with watched(model) as close:
-        ratios = []
-        for _ in range(9):
-            stretch = [_timed(model, loss_of, optimizer, close) for _ in range(20)]
-            with _detached(model):
-                bare = [_timed(model, loss_of, optimizer, lambda: None) for _ in range(20)]
-            ratios.append(sum(stretch) / sum(bare))
-    return statistics.median(ratios)
+    """Every step under a budget, observed ones among them: their mean over the bare mean."""
+    with _watching(tt.probe(leaves), budget=0.02)(model) as close:
+        for _ in range(10):
+            _timed(model, loss_of, optimizer, close)
+        watched, bare = _in_turn(model, loss_of, optimizer, close, 120)
+    return _trimmed(watched) / _trimmed(bare)
+
+
+def _in_turn(
+    model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer,
+    close: Callable[[], None], pairs: int,
+) -> tuple[list[float], list[float]]:  # fmt: skip
+    """A watched step and a bare one, again and again: differences of a percent drown in anything coarser."""
+    watched, bare = [], []
+    for _ in range(pairs):
+        watched.append(_timed(model, loss_of, optimizer, close))
+        with _detached(model):
+            bare.append(_timed(model, loss_of, optimizer, lambda: None))
+    return watched, bare
+
+
+def _trimmed(times: list[float]) -> float:
+    """The mean without the slowest twentieth, which the machine's other work made slow."""
+    return statistics.fmean(sorted(times)[: -max(1, len(times) // 20)])
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ _SPARE_TABLES: Final = 4
 _SMALL_ARRAY: Final = 4096
 _METRIC_PATIENCE: Final = 100  # steps without a metric that a trigger reads before that is said
 _NO_ROWS: Final = StepTable(1)
+_NOTHING_SEEN: Final = Seen({}, 0)
 
 
 class Point:
@@ -50,19 +51,24 @@ class Point:
 class OpenStep:
     """A step being recorded. `armed` is the set of probes, as bits, that may want this step: 0 costs nothing."""
 
-    __slots__ = ("armed", "calls", "closed", "hist", "labels", "maybe", "number", "origin", "phase", "table")
+    __slots__ = ("armed", "calls", "closed", "hist", "idle", "labels", "maybe", "number", "origin", "phase", "table")
 
-    def __init__(self, number: int, table: StepTable, armed: int, maybe: int, hist: int) -> None:
-        self.number = number
+    def __init__(self, table: StepTable, number: int, armed: int, maybe: int, hist: int) -> None:
         self.table = table
-        self.armed = armed
-        self.maybe = maybe
-        self.hist = hist  # the probes that want histograms, unless the budget thins them
+        self.begin(number, armed, maybe, hist)
         self.origin: Any = None  # where its first non-finite value was born, if somebody looked
         self.phase = ""
         self.labels: Mapping[str, str] = {}
         self.closed = False
         self.calls: dict[Any, int] = {}  # an adapter's count of calls, by whatever it counts
+
+    def begin(self, number: int, armed: int, maybe: int, hist: int) -> None:
+        """Be this step; after one that nobody wanted, the next, with nothing to be put away."""
+        self.number = number
+        self.armed = armed
+        self.maybe = maybe
+        self.hist = hist  # the probes that want histograms, unless the budget thins them
+        self.idle = armed == 0
 
 
 class Recorder:
@@ -118,16 +124,20 @@ class Recorder:
     def open(self) -> OpenStep:
         """Begin a step: ask every trigger before any data is touched."""
         with self._lock:
-            number = next(self._numbers)
-            armed = maybe = 0
-            for i, probe in enumerate(self.probes):
-                answer = self._foresee(probe, number)
-                armed |= (answer is not Answer.NO) << i
-                maybe |= (answer is Answer.MAYBE) << i
             table = self._spare.pop() if self._spare else StepTable()
             table.reset(int(self._clock() * 1e6) if self._clock else 0)
-            armed, hist = self._afford(0 if self.paused else armed, maybe)
-            return OpenStep(number, table, armed, maybe, hist)
+            return OpenStep(table, *self._foresee_all())
+
+    def _foresee_all(self) -> tuple[int, int, int, int]:
+        """The next step's number, and the probes that may want it, that cannot say yet, that take histograms."""
+        number = next(self._numbers)
+        armed = maybe = 0
+        for i, probe in enumerate(self.probes):
+            answer = self._foresee(probe, number)
+            armed |= (answer is not Answer.NO) << i
+            maybe |= (answer is Answer.MAYBE) << i
+        armed, hist = self._afford(0 if self.paused else armed, maybe)
+        return number, armed, maybe, hist
 
     def _afford(self, armed: int, maybe: int) -> tuple[int, int]:
         """What of the armed probes the budget allows, and which may take histograms. Triggers are never thinned."""
@@ -208,6 +218,10 @@ class Recorder:
         with self._lock:
             closing = step or self.current
             if closing.closed:
+                return []
+            if closing.idle and closing is self.current and not metrics and not closing.labels and not self._ring.steps:
+                self._ask(closing.number, _NOTHING_SEEN)
+                closing.begin(*self._foresee_all())
                 return []
             closing.armed, closing.closed = 0, True
             closing.table.close()
