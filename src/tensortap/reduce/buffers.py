@@ -131,14 +131,10 @@ def _plain(tensor: Any) -> Any:
         raise UnsupportedError("a meta tensor has a shape but no values; summarise it once it is on a device")
     if tensor.is_quantized:
         tensor = tensor.dequantize()
-    if tensor.layout is not _strided(tensor):
+    if str(tensor.layout) != "torch.strided":
         tensor = tensor.to_dense()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
     return tensor.cpu() if tensor.device.type != "cpu" else tensor
-
-
-def _strided(tensor: Any) -> Any:
-    return tensor.layout if str(tensor.layout) == "torch.strided" else None
