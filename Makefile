@@ -84,6 +84,8 @@ $(VENV)/.ready: $(SOURCES) | $(BIN)/pip
 	@$(PIP) install -c constraints.txt setuptools
 	@$(INSTALL) '.[dev]'
 	@$(PIP) install -c constraints.txt --no-deps $(CARRIERS)
+	@# beside the environment: Triton's LLVM and TensorFlow's abort a process that loads both
+	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(VENV)/triton triton
 	@touch $(VENV)/.installed $(VENV)/.demo $@
 
 $(BIN)/pip:

@@ -1,6 +1,6 @@
 """What observing a training step costs: ratios to the bare step, from interleaved runs in one process.
 
-    python benchmarks/overhead.py [--model transformer|resnet|mlp] [--rounds N] [--threads N]
+    python benchmarks/overhead.py [--model transformer|resnet|mlp] [--pairs N] [--threads N]
 
 Exits with 1 when a figure that must be reached is missed.
 """
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -191,83 +191,95 @@ WAYS: dict[str, Way] = {
 }
 
 
-def train_step(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
-    """Forward, backward, update."""
-    optimizer.zero_grad(set_to_none=True)
-    loss_of().backward()
-    optimizer.step()
-
-
-def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
-    """The median over rounds of each way's step time over the bare one's, in turn within a round."""
+def measure(name: str, pairs: int) -> dict[str, float]:
+    """Each way's step over a bare one, step about: what the machine does meanwhile falls on both alike."""
     model, loss_of = subject(name)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    ratios: dict[str, list[float]] = {way: [] for way in WAYS}
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    train = Training(model, loss_of, torch.optim.SGD(model.parameters(), lr=1e-4))
     for _ in range(3):
-        train_step(model, loss_of, optimizer)
-    for _ in range(rounds):
-        seconds = {}
-        for way, attach in WAYS.items():
-            gc.collect()
-            with attach(model) as close_step:
-                seconds[way] = min(_timed(model, loss_of, optimizer, close_step) for _ in range(steps + 1))
-        for way in WAYS:
-            ratios[way].append(seconds[way] / seconds["bare"])
-            times[way].append(seconds[way])
-    result = {way: statistics.median(found) for way, found in ratios.items()}
-    result["paused"] = _paused(model, loss_of, optimizer)
-    result["every(100)"] = _every_hundred(model, loss_of, optimizer)
-    result["budget=0.02"] = _budgeted(model, loss_of, optimizer)
-    print(f"\n{name}: bare step {1e3 * min(times['bare']):.1f} ms, {len([*model.modules()])} modules")
+        train.step()
+    bare: list[float] = []
+    result: dict[str, float] = {}
+    for way, attach in WAYS.items():
+        gc.collect()
+        with attach(model) as close:
+            train.timed(close)
+            result[way], alone = train.ratio(close, pairs)
+        bare += alone
+    result["paused"] = _paused(train, 6 * pairs)
+    result["every(100)"] = _every_hundred(train, 6 * pairs)
+    result["budget=0.02"] = _budgeted(train, 3 * pairs)
+    print(f"\n{name}: bare step {1e3 * statistics.median(bare):.1f} ms, {len([*model.modules()])} modules")
     return result
 
 
-def _timed(
-    model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer, close: Callable[[], None]
-) -> float:
-    start = time.perf_counter()
-    train_step(model, loss_of, optimizer)
-    close()
-    return time.perf_counter() - start
+class Training(NamedTuple):
+    """A model that is being trained, and how long its steps take."""
 
+    model: nn.Module
+    loss_of: Callable[[], torch.Tensor]
+    optimizer: torch.optim.Optimizer
 
-def _every_hundred(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
-    """One observed step in a hundred: the cost of the others, and a hundredth of the one."""
-    with _watching(tt.probe(leaves, when=tt.every(100)))(model) as close:
-        observed = _timed(model, loss_of, optimizer, close)
-        quiet, bare = _in_turn(model, loss_of, optimizer, close, 90)
-    return 0.99 * statistics.median(quiet) / statistics.median(bare) + 0.01 * observed / statistics.median(bare)
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss_of().backward()
+        self.optimizer.step()
 
-
-def _paused(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
-    """Watched, but paused."""
-    with _watching(tt.probe(leaves), pause=True)(model) as close:
+    def timed(self, close: Callable[[], None]) -> float:
+        """Seconds of one step and of closing it."""
+        start = time.perf_counter()
+        self.step()
         close()
-        quiet, bare = _in_turn(model, loss_of, optimizer, close, 90)
-    return statistics.median(quiet) / statistics.median(bare)
+        return time.perf_counter() - start
+
+    def bare(self) -> float:
+        """Seconds of one step while nothing hangs on the model."""
+        with _detached(self.model):
+            return self.timed(lambda: None)
+
+    def ratio(self, close: Callable[[], None], pairs: int) -> tuple[float, list[float]]:
+        """The median watched step over the median bare one, which come in turn; and the bare ones."""
+        watched, bare = [], []
+        for _ in range(pairs):
+            watched.append(self.timed(close))
+            bare.append(self.bare())
+        return statistics.median(watched) / statistics.median(bare), bare
 
 
-def _budgeted(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
-    """Every step under a budget, observed ones among them: their mean over the bare mean."""
-    with _watching(tt.probe(leaves), budget=0.02)(model) as close:
-        for _ in range(10):
-            _timed(model, loss_of, optimizer, close)
-        watched, bare = _in_turn(model, loss_of, optimizer, close, 120)
-    return _trimmed(watched) / _trimmed(bare)
+def _every_hundred(train: Training, pairs: int) -> float:
+    """One observed step in a hundred: the cost of the others, and a hundredth of the one."""
+    with _watching(tt.probe(leaves, when=tt.every(100)))(train.model) as close:
+        observed = train.timed(close)
+        quiet, bare = train.ratio(close, min(pairs, 90))
+    return 0.99 * quiet + 0.01 * observed / statistics.median(bare)
 
 
-def _in_turn(
-    model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer,
-    close: Callable[[], None], pairs: int,
-) -> tuple[list[float], list[float]]:  # fmt: skip
-    """A watched step and a bare one, again and again: differences of a percent drown in anything coarser."""
+def _paused(train: Training, pairs: int) -> float:
+    """Watched, but paused."""
+    with _watching(tt.probe(leaves), pause=True)(train.model) as close:
+        close()
+        return train.ratio(close, pairs)[0]
+
+
+def _budgeted(train: Training, steps: int, rounds: int = 4) -> float:
+    """Steps under a budget, observed and others, over as many bare ones, in turn by stretches.
+
+    Not step about: the tap would take the bare step between two of its own for a part of them, and spend twice as much.
+    """
     watched, bare = [], []
-    for _ in range(pairs):
-        watched.append(_timed(model, loss_of, optimizer, close))
-        with _detached(model):
-            bare.append(_timed(model, loss_of, optimizer, lambda: None))
-    return watched, bare
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tt.watch(train.model, tt.probe(leaves), budget=0.02, to=f"{folder}/run") as tap,
+    ):
+        for _ in range(10):
+            train.timed(tap.step)
+        for _ in range(rounds):
+            tap.resume()
+            train.timed(tap.step)
+            watched += [train.timed(tap.step) for _ in range(steps)]
+            tap.pause()
+            bare += [train.bare() for _ in range(steps)]
+    return _trimmed(watched) / _trimmed(bare)
 
 
 def _trimmed(times: list[float]) -> float:
@@ -292,8 +304,7 @@ def main() -> int:
     """Print the table; 1 when a limit is missed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", choices=["transformer", "resnet", "mlp"], action="append")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=15, help="how many steps of each way, with as many bare ones")
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     if options.threads:
@@ -301,7 +312,7 @@ def main() -> int:
     missed = 0
     for name in options.model or ["transformer", "resnet", "mlp"]:
         which = ["transformer", "resnet", "mlp"].index(name)
-        for way, ratio in measure(name, options.rounds, options.steps).items():
+        for way, ratio in measure(name, options.pairs).items():
             limit = LIMITS[way][which] if way in LIMITS else None
             late = limit is not None and ratio > limit
             missed += late

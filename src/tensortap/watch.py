@@ -153,8 +153,9 @@ class Tap:
         self._arm()
 
     def resume(self) -> None:
-        """Record again, from the next step on."""
+        """Record again, from the next step on. What went on in the pause is no step's time."""
         self.recorder.resume()
+        self._last = time.perf_counter()
 
     def flush(self) -> None:
         """Wait until everything recorded so far is written."""
