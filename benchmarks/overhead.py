@@ -124,10 +124,12 @@ def subject(name: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
 Way = Callable[[nn.Module], contextlib.AbstractContextManager[Callable[[], None]]]
 
 
-def _watching(*probes: Any, pause: bool = False, **options: Any) -> Way:
+def _watching(*probes: Any, pause: bool = False, gradients: Any = None, **options: Any) -> Way:
     @contextlib.contextmanager
     def way(model: nn.Module) -> Iterator[Callable[[], None]]:
-        with tempfile.TemporaryDirectory() as folder, tt.watch(model, *probes, to=f"{folder}/run", **options) as tap:
+        chosen = [f"{name}:grad_output" for name, m in model.named_modules() if not any(True for _ in m.children())]
+        probes_of = (*probes, tt.probe(*chosen, keep=gradients)) if gradients else probes
+        with tempfile.TemporaryDirectory() as folder, tt.watch(model, *probes_of, to=f"{folder}/run", **options) as tap:
             if pause:
                 tap.pause()
             yield tap.step
@@ -183,7 +185,7 @@ WAYS: dict[str, Way] = {
     "stats+histogram": _watching(tt.probe(leaves, keep=[tt.stats(), tt.histogram()])),
     "outputs+gradients, both": _watching(
         tt.probe(leaves, keep=[tt.stats(), tt.histogram()]),
-        tt.probe("**:grad_output", keep=[tt.stats(), tt.histogram()]),
+        gradients=[tt.stats(), tt.histogram()],
     ),
     "hook with four .item()": _hooked(lambda y: [f(y).item() for f in (torch.mean, torch.std, torch.amin, torch.amax)]),
     "eight reductions + histc": _hooked(_eight),

@@ -47,6 +47,7 @@
 /* A release can cost a whole switch interval (5 ms) when another Python thread is busy, so only long work does it. */
 #define RELEASE_GIL ((int64_t)1 << 18)
 #define USE_THREADS ((int64_t)1 << 19)
+#define USE_LENT (2 * (int64_t)CHUNK)
 
 enum { F64, F32, F16, BF16, F8E4M3, F8E5M2, I8, I16, I32, I64, U8, U16, U32, U64, BOOL, C64, C128, F8E4M3Z, F8E5M2Z, DTYPES };
 static const int item_size[DTYPES] = {8, 4, 2, 2, 1, 1, 1, 2, 4, 8, 1, 2, 4, 8, 1, 8, 16, 1, 1};
@@ -372,6 +373,38 @@ static struct {
 
 static int thread_count = 1;
 
+/* Threads that a framework lends. Its workers spin for a while after their own work, in the way of any others on the
+ * same cores, and are there at once for more of it: so they may help from two chunks on. */
+typedef void Team(void (*work)(void *), void *data, unsigned threads, unsigned flags); /* as libgomp's GOMP_parallel */
+static Team *lent_team;
+static int lent_threads;
+
+static int64_t nanoseconds(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* A lent thread that is kept from its core by other work keeps us waiting too. So both ways are paced, in nanoseconds
+ * an element, the better one is taken, and the other tried now and then. */
+enum { ALONE, LENT };
+#define TRY_OTHER 32
+static double pace[2];
+static unsigned turns;
+
+static int choose_pace(void)
+{
+    const int better = pace[LENT] <= pace[ALONE] ? LENT : ALONE;
+    return turns++ % TRY_OTHER ? better : !better;
+}
+
+static void note_pace(int way, int64_t nanoseconds, int64_t numel)
+{
+    const double seen = (double)nanoseconds / (double)numel;
+    pace[way] += pace[way] > 0 ? (seen - pace[way]) / 8 : seen;
+}
+
 static void run_chunks(Job *job, Workspace *w)
 {
     for (;;) {
@@ -414,16 +447,23 @@ static void forget_pool(void)
     atomic_store(&pool.busy, 0);
     pool.started = pool.joined = pool.active = 0;
     pool.job = NULL;
+    lent_team = NULL; /* nor those that were lent to it */
 }
 
-static void start_helpers(int wanted)
+/* Once, before the first thread that a child would miss. */
+static void mind_forks(void)
 {
     static int registered;
-    sigset_t all, before;
     if (!registered) {
         registered = 1;
         pthread_atfork(NULL, NULL, forget_pool);
     }
+}
+
+static void start_helpers(int wanted)
+{
+    sigset_t all, before;
+    mind_forks();
     sigfillset(&all); /* signals belong to the interpreter's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; pool.started < wanted; pool.started++) {
@@ -454,7 +494,42 @@ static void run_with_helpers(Job *job, int helpers)
     pthread_mutex_unlock(&pool.lock);
 }
 
+typedef struct {
+    Job *job;
+    atomic_int joined;
+} Shift;
+
+static void work_shift(void *data)
+{
+    Shift *shift = data;
+    const unsigned mode = standard_mode();
+    run_chunks(shift->job, shift->job->workspaces[atomic_fetch_add(&shift->joined, 1)]);
+    restore_mode(mode);
+}
+
+static void run_job(Job *job, int workers)
+{
+    if (lent_team) {
+        Shift shift = {job, 0};
+        lent_team(work_shift, &shift, (unsigned)workers, 0);
+    } else {
+        run_with_helpers(job, workers - 1);
+    }
+}
+
 /* ---- one reduction ---- */
+
+/* How many threads are worth while; with more than one of our own the pool is taken, and to be given back. */
+static int workers_for(int64_t numel)
+{
+    const int64_t chunks = (numel + CHUNK - 1) / CHUNK;
+    int most = 1, idle = 0;
+    if (lent_team)
+        most = lent_threads > 1 && numel >= USE_LENT && choose_pace() == LENT ? lent_threads : 1;
+    else if (numel >= USE_THREADS && thread_count > 1 && atomic_compare_exchange_strong(&pool.busy, &idle, 1))
+        most = thread_count;
+    return most > 1 && chunks < most ? (int)chunks : most; /* of nothing there are no chunks */
+}
 
 static Moments reduce_alone(const Plan *p, ReduceChunk *reduce_chunk, Workspace *w)
 {
@@ -476,7 +551,7 @@ static Moments reduce_all(const Plan *p, ReduceChunk *reduce_chunk, Workspace **
     if (!results)
         return reduce_alone(p, reduce_chunk, ws[0]);
     Job job = {p, reduce_chunk, results, ws, chunks, 0};
-    run_with_helpers(&job, workspaces - 1);
+    run_job(&job, workspaces);
     for (int64_t i = 0; i < chunks; i++)
         merge(&total, results + i);
     free(results);
@@ -553,16 +628,13 @@ typedef struct {
 static int reduce_plan(Plan *p, Result *result)
 {
     Workspace *ws[MAX_THREADS];
-    int workspaces = 0, wanted = 1, idle = 0;
+    const int wanted = workers_for(p->numel);
+    int workspaces = 0;
     ReduceChunk *const reduce_chunk = current.reduce_chunk;
     PyThreadState *released = NULL;
 
     if (p->histogram)
         p->histogram = p->numel > UINT32_MAX ? NONE : p->numel > TRACK ? UNTRACKED : TRACKED;
-    if (p->numel >= USE_THREADS && thread_count > 1 && atomic_compare_exchange_strong(&pool.busy, &idle, 1)) {
-        const int64_t chunks = (p->numel + CHUNK - 1) / CHUNK;
-        wanted = chunks < thread_count ? (int)chunks : thread_count;
-    }
     while (workspaces < wanted) {
         Workspace *w = take_workspace();
         if (!w)
@@ -574,6 +646,7 @@ static int reduce_plan(Plan *p, Result *result)
     if (workspaces == wanted) {
         if (p->numel >= RELEASE_GIL)
             released = PyEval_SaveThread();
+        const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
         const unsigned mode = standard_mode();
         const Moments m = reduce_all(p, reduce_chunk, ws, workspaces);
         result->length = p->histogram ? collect(ws, workspaces, &result->offset) : -1;
@@ -582,10 +655,13 @@ static int reduce_plan(Plan *p, Result *result)
         const Moments scaled = p->scale == 1 ? m : reduce_all(p, reduce_chunk, ws, workspaces);
         result->row = finish(&m, &scaled, p->numel, 1 / p->scale);
         restore_mode(mode);
+        const int64_t end = nanoseconds(CLOCK_MONOTONIC);
         if (released)
             PyEval_RestoreThread(released);
+        if (lent_team && p->numel >= USE_LENT)
+            note_pace(wanted > 1 ? LENT : ALONE, end - begin, p->numel);
     }
-    if (wanted > 1)
+    if (wanted > 1 && !lent_team)
         atomic_store(&pool.busy, 0);
     for (int i = workspaces == wanted; i < workspaces; i++)
         give_workspace(ws[i]);
@@ -778,13 +854,6 @@ enum {
 };
 #define COLUMN(type, column) ((type *)(uintptr_t)header[POINTERS + (column)])
 
-static int64_t nanoseconds(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void put_bit(uint8_t *bitmap, int64_t i, int on)
 {
     const uint8_t bit = (uint8_t)(1u << (i & 7));
@@ -932,6 +1001,28 @@ static PyObject *py_set_threads(PyObject *module, PyObject *number)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_borrow(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (count != 2) {
+        PyErr_SetString(PyExc_TypeError, "borrow takes an address and a number of threads");
+        return NULL;
+    }
+    void *const team = PyLong_AsVoidPtr(args[0]);
+    const long n = PyErr_Occurred() ? -1 : PyLong_AsLong(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (n < 1 || n > MAX_THREADS) {
+        PyErr_Format(PyExc_ValueError, "threads must be 1 to %d, not %ld", MAX_THREADS, n);
+        return NULL;
+    }
+    mind_forks();
+    lent_threads = (int)n;
+    *(void **)&lent_team = team;
+    pace[ALONE] = pace[LENT] = 0;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL,
      "reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)"},
@@ -941,6 +1032,8 @@ static PyMethodDef functions[] = {
     {"set_level", py_set_level, METH_O, "Use one of LEVELS."},
     {"threads", py_threads, METH_NOARGS, "How many threads a large reduction may use."},
     {"set_threads", py_set_threads, METH_O, "Let large reductions use up to this many threads."},
+    {"borrow", (PyCFunction)(void (*)(void))py_borrow, METH_FASTCALL,
+     "borrow(address, threads): let a framework's threads help; the address of its GOMP_parallel, or 0 for our own"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -491,3 +491,9 @@ def set_threads(number: int) -> None:
     """Accept any number; the NumPy twin uses one thread, and results do not depend on it."""
     if number < 1:
         raise ValueError(f"threads must be at least 1, not {number}")
+
+
+def borrow(address: int, threads: int) -> None:
+    """Accept a framework's threads, and do without them."""
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, not {threads}")

@@ -94,6 +94,13 @@ Reduces and appends a row to the step table that `bind` was given; -1, with noth
 to grow first. Bit 1 of `want` asks for the histogram.
 """
 
+borrow = fallback.borrow if ACTIVE == "numpy" else _kernel.borrow
+"""`borrow(address, threads)`: let a framework's threads help with large tensors.
+
+The address is that of a function like libgomp's `GOMP_parallel`; 0 means threads of our own. The results are the same.
+"""
+MOST_THREADS: Final = 64
+
 
 def bind(table: Any) -> Any:
     """What `record` takes as its first argument for `table`, an object with `header` and the `COLUMNS` as arrays.

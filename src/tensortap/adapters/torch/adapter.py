@@ -22,6 +22,7 @@ from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.threads import Lending
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
@@ -48,6 +49,7 @@ class TorchAdapter:
         self._handles: list[RemovableHandle] = []
         self._sets: list[HookSet] = []
         self._edges = InputEdges()
+        self._lending = Lending()
 
     def candidates(self) -> list[Candidate]:
         """Every module and parameter that can be tapped."""
@@ -90,6 +92,8 @@ class TorchAdapter:
     def arm(self) -> None:
         """Hooks are on only while a probe may want the open step; once threads have steps of their own, always."""
         armed = -1 if self._finder.spread else self._recorder.current.armed
+        if armed:
+            self._lending.adjust()
         for hooks in self._sets:
             hooks.adjust(armed)
 
