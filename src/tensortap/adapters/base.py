@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
+from tensortap.adapters import capabilities
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
-# Frameworks, by the first part of the module in which one of a model's classes is defined; each has a folder here.
-FRAMEWORKS: Final = ("torch",)
+# Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
+FRAMEWORKS: Final = {"torch": "torch"}
 
 
 class Clock(Protocol):
@@ -144,6 +145,16 @@ def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
     return Wanted(ports, tuple(probes))
 
 
+def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
+    """What the probes choose of an adapter's places. What its framework cannot give is refused, and why is said."""
+    framework = adapter.describe().get("framework")
+    if framework in capabilities.ADAPTERS:
+        for probe in probes:
+            for pattern in probe.patterns:
+                capabilities.refuse(capabilities.of(framework), pattern)
+    return choose(probes, adapter.candidates())
+
+
 def adapter_for(model: Any, **options: Any) -> Adapter:
     """The adapter that knows a model; an adapter stands for itself."""
     if isinstance(model, Adapter):
@@ -159,7 +170,7 @@ def part_for(model: Any, part: str) -> ModuleType:
     for cls in type(model).__mro__:
         framework = cls.__module__.partition(".")[0]
         if framework in FRAMEWORKS:
-            return importlib.import_module(f"tensortap.adapters.{framework}.{part}")
+            return importlib.import_module(f"tensortap.adapters.{FRAMEWORKS[framework]}.{part}")
     raise UnsupportedError(_unknown(model))
 
 

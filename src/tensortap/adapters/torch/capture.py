@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensortap.adapters.base import choose
+from tensortap.adapters.base import offered
 from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
@@ -48,7 +48,7 @@ def capture(model: nn.Module, inputs: Any, patterns: Sequence[Any]) -> Captured:
     found = Captured()
     adapter = TorchAdapter(model, fast_path="leave")
     recorder = Recorder(as_probes(patterns))
-    adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), _OneStep(), Catcher(recorder, found))
+    adapter.attach(recorder, offered(adapter, recorder.probes), _OneStep(), Catcher(recorder, found))
     try:
         found.output = call(model, inputs)
     finally:
