@@ -9,7 +9,7 @@ import pytest
 pytest.register_assert_rewrite("contract")
 
 # A subject, and what must be importable for it.
-SUBJECTS = {"torch": ("torch",)}
+SUBJECTS = {"torch": ("torch",), "numpy": ("numpy",)}
 
 
 @pytest.fixture(params=SUBJECTS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tensortap.adapters import capabilities
+from tensortap.adapters.numpy import layers
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
@@ -15,7 +16,7 @@ from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
 # Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
-FRAMEWORKS: Final = {"torch": "torch"}
+FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy"}
 
 
 class Clock(Protocol):
@@ -27,6 +28,15 @@ class Clock(Protocol):
     @property
     def explicit(self) -> bool:
         """Whether the user closes steps with `tap.step()`."""
+
+
+class OneStep:
+    """A clock for a single call, in which nothing closes a step."""
+
+    explicit = True
+
+    def advance(self, step: OpenStep | None = None) -> None:
+        """Nothing to do."""
 
 
 @runtime_checkable
@@ -126,6 +136,16 @@ class Wanted(NamedTuple):
         ]
         return Port(recorder, candidate.path, port, patterns) if patterns else None
 
+    def waiting(self, names: Iterable[str], ports: Sequence[str]) -> list[Pattern]:
+        """The patterns that could only mean values the user names, and that none of these names answers."""
+        seen = [Candidate(name, (), tuple(ports)) for name in names]
+        late = [pattern for probe in self.probes for pattern in probe.patterns if _only_late(pattern)]
+        return [p for p in late if not any(p.matches(candidate, port) for candidate in seen for port in ports)]
+
+
+def _only_late(pattern: Pattern) -> bool:
+    return pattern.is_op and pattern.kind == "path"
+
 
 def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
     """As `pattern.matches`; a user's function that expects a module says no to anything else."""
@@ -166,16 +186,25 @@ def adapter_for(model: Any, **options: Any) -> Adapter:
 
 
 def part_for(model: Any, part: str) -> ModuleType:
-    """One module of the adapter for a model, found by the frameworks that the model's classes come from."""
-    for cls in type(model).__mro__:
-        framework = cls.__module__.partition(".")[0]
-        if framework in FRAMEWORKS:
-            return importlib.import_module(f"tensortap.adapters.{FRAMEWORKS[framework]}.{part}")
-    raise UnsupportedError(_unknown(model))
+    """One module of the adapter for a model, found by the frameworks that the model's classes come from.
+
+    What no framework has made, but has layers that can be called, is NumPy-style.
+    """
+    adapter = next(filter(None, map(_framework, type(model).__mro__)), None)
+    if adapter is None and layers.has_layers(model):
+        adapter = "numpy"
+    if adapter is None:
+        raise UnsupportedError(_unknown(model))
+    return importlib.import_module(f"tensortap.adapters.{adapter}.{part}")
+
+
+def _framework(cls: type) -> str | None:
+    return FRAMEWORKS.get(cls.__module__.partition(".")[0])
 
 
 def _unknown(model: Any) -> str:
     return (
-        f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there is one for "
-        f"models of {', '.join(FRAMEWORKS)}). Name values instead: with tensortap.watch(): tensortap.tap(x, 'name')"
+        f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there are some for "
+        f"models of {', '.join(FRAMEWORKS)}, and for objects whose layers are callables). Name values instead: "
+        "with tensortap.watch(): tensortap.tap(x, 'name')"
     )

@@ -16,6 +16,12 @@ class Captured(dict[str, Any]):
 
     output: Any = None
 
+    def put(self, place: str, value: Any) -> None:
+        """One more, under its place; of a second call under `name#1`."""
+        name = place.removesuffix(":output")
+        again = sum(key == name or key.rpartition("#")[0] == name for key in self)
+        self[f"{name}#{again}" if again else name] = value
+
     def __str__(self) -> str:
         return "\n".join(f"{name}  {text.shape(value.shape)} {value.dtype}" for name, value in self.items())
 
