@@ -171,11 +171,13 @@ class Tap:
                 self._close_step({}, step)
             if self.recorder.current.table.rows:
                 self._close_step({})
-        finally:  # a step that is not finite may raise; the taps come off all the same
-            self._report_unseen()
-            if self._adapter is not None:
-                self._adapter.detach()
-            self.writer.close()
+        finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
+            try:
+                self._report_unseen()
+            finally:
+                if self._adapter is not None:
+                    self._adapter.detach()
+                self.writer.close()
 
     def __enter__(self) -> Tap:
         return self
