@@ -9,7 +9,7 @@ import pytest
 pytest.register_assert_rewrite("contract")
 
 # A subject, and what must be importable for it.
-SUBJECTS = {"torch": ("torch",), "numpy": ("numpy",)}
+SUBJECTS = {"torch": ("torch",), "numpy": ("numpy",), "onnx": ("onnx", "onnxruntime")}
 
 
 @pytest.fixture(params=SUBJECTS)

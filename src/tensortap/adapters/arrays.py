@@ -144,3 +144,35 @@ def unseen(ports: Iterable[Port], names: NamedArrays) -> dict[str, str]:
     """What was wanted and never seen, each with the reason."""
     found = {f"{port.path}:{port.port}": port.note or NEVER for port in ports if not port.seen}
     return found | dict.fromkeys(names.unseen(), NO_VALUE)
+
+
+def same(a: Array, b: Array) -> bool:
+    """Bit for bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+class ArrayProof:
+    """What `proof` needs of a framework, as far as arrays go."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self._step = step
+
+    def observe(self) -> dict[str, Array]:
+        """What a run leaves: its outputs."""
+        self.prepare()
+        return {f"output{slot}": array.copy() for slot, array in arrays_in(self._step())}
+
+    def prepare(self) -> None:
+        """Nothing has changed that would have to be put back."""
+
+    def run(self) -> None:
+        """Run once."""
+        self._step()
+
+    def same(self, a: Array, b: Array) -> bool:
+        """Bit for bit."""
+        return same(a, b)
+
+    def apart(self, a: Array, b: Array) -> Any:
+        """The largest difference of two elements."""
+        return np.abs(a.astype(np.complex128) - b).max() if a.shape == b.shape else "?"

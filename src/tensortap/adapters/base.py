@@ -16,7 +16,7 @@ from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
 # Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
-FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy"}
+FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx"}
 
 
 class Clock(Protocol):
@@ -171,7 +171,17 @@ def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
         for probe in probes:
             for pattern in probe.patterns:
                 capabilities.refuse(capabilities.of(framework), pattern)
-    return choose(probes, adapter.candidates())
+    candidates = adapter.candidates()
+    _refuse_untappable(adapter, probes, candidates)
+    return choose(probes, candidates)
+
+
+def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], candidates: Sequence[Candidate]) -> None:
+    """A place that was named exactly and cannot be tapped: say why."""
+    paths = {candidate.path for candidate in candidates}
+    for pattern in (p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths):
+        if why := adapter.untappable().get(pattern.head):
+            raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
 
 
 def adapter_for(model: Any, **options: Any) -> Adapter:

@@ -1,0 +1,154 @@
+"""The graph that a session really runs: dumped after optimisation, and held against the one it was loaded from."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import onnxruntime
+
+from tensortap.errors import MissingExtraError, UnsupportedError
+
+try:
+    import onnx
+except ImportError as error:
+    raise MissingExtraError(
+        "watching an ONNX Runtime session needs the package onnx, to name the tensors inside: "
+        "pip install 'tensortap[onnx]'"
+    ) from error
+
+FUSED: Final = (
+    "was fused or folded away when the session optimised its graph; a session with graph_optimization_level = "
+    "ORT_DISABLE_ALL has it, with other rounding"
+)
+INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it returns can be seen"
+_SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
+_WEIGHTS: Final = "weights.bin"
+
+
+class Node(NamedTuple):
+    """One node, as far as taps are concerned: its kind, what it is given (constants apart) and what it gives."""
+
+    kind: str
+    given: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+class Graph:
+    """A session's optimised graph, in a folder that goes when this does."""
+
+    def __init__(self, session: Any) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tensortap-onnx-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._source = session._model_path or session._model_bytes
+        self._options = session._sess.session_options  # a copy
+        self._initial = session._sess_options_initial
+        given = session.get_provider_options()
+        self._providers = [(name, given.get(name, {})) for name in session.get_providers()]
+        self._dump()
+        self.model = onnx.load(self.folder / "graph.onnx", load_external_data=False)
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """Every node in order of execution."""
+        constants = set(self.constants)
+        return [
+            Node(
+                node.op_type, tuple(n for n in node.input if n and n not in constants), tuple(filter(None, node.output))
+            )
+            for node in self.model.graph.node
+        ]
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """The initializers: name to what holds them."""
+        return {constant.name: constant for constant in self.model.graph.initializer}
+
+    def constant(self, name: str) -> Any:
+        """The numbers of one initializer."""
+        return onnx.numpy_helper.to_array(self.constants[name], str(self.folder))
+
+    @cached_property
+    def missing(self) -> dict[str, str]:
+        """The tensors of the graph as it was loaded that are not there any more, and those out of reach; with why."""
+        try:
+            loaded = _load(self._source)
+        except Exception:  # an .ort file, or one that is gone
+            return {}
+        there = {name for node in self.nodes for name in node.gives} | set(self.constants)
+        inside = {name: why for graph in (loaded.graph, self.model.graph) for name, why in _inside(graph)}
+        gone = {name: FUSED for node in loaded.graph.node for name in node.output if name and name not in there}
+        return gone | {name: why for name, why in inside.items() if name not in there}
+
+    def twin(self, names: list[str]) -> Any:
+        """A session that runs the same nodes and gives more of their tensors."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        known = {output.name for output in model.graph.output}
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        path = self.folder / f"twin-{len(list(self.folder.iterdir()))}.onnx"
+        path.write_bytes(model.SerializeToString())
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return self._session(str(path), graph_optimization_level=level)
+
+    @property
+    def nbytes(self) -> int:
+        """How much the weights of a twin take, roughly."""
+        return sum(file.stat().st_size for file in self.folder.iterdir() if not file.name.startswith("twin"))
+
+    def _dump(self) -> None:
+        path = str(self.folder / "graph.onnx")
+        self._session(self._source, optimized_model_filepath=path)
+
+    def _session(self, source: str | bytes, **options: Any) -> Any:
+        """A session like the user's; with the options they gave where the copy lacks something (custom operators)."""
+        for given in (self._options, self._initial):
+            try:
+                with _changed(given, **options):
+                    return onnxruntime.InferenceSession(source, given, providers=self._providers)
+            except Exception as error:
+                if given is self._initial or self._initial is None:
+                    raise UnsupportedError(
+                        f"this session cannot be watched: it cannot be built again ({error}). Sessions with providers "
+                        "that compile the graph themselves show no tensors; use the CPU or CUDA provider"
+                    ) from error
+        raise AssertionError  # pragma: no cover
+
+
+@contextmanager
+def _changed(options: Any, **values: Any) -> Iterator[None]:
+    """Session options with other values for a while."""
+    values |= {"log_severity_level": _SILENT, "enable_profiling": False}
+    before = {name: getattr(options, name) for name in values}
+    entries = ("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+    if "optimized_model_filepath" in values:
+        options.add_session_config_entry(*entries)
+    try:
+        for name, value in values.items():
+            setattr(options, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(options, name, value)
+
+
+def _load(source: str | bytes) -> Any:
+    if isinstance(source, bytes):
+        return onnx.load_model_from_string(source)
+    return onnx.load(source, load_external_data=False)
+
+
+def _inside(graph: Any) -> Iterator[tuple[str, str]]:
+    """The tensors in the branches and bodies of nodes that have any."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                why = INSIDE.format(kind=node.op_type, name=node.name or node.output[0])
+                yield from ((name, why) for inner in body.node for name in inner.output if name)
+                yield from ((name, why) for name, _ in _inside(body))
