@@ -8,6 +8,8 @@ it: {"left": half, "right": (other half, sums)}.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 
 BATCH, GIVEN, WIDTH, OUT = 5, 6, 8, 3
@@ -16,12 +18,28 @@ LAYERS = ("fc1", "act", "blocks.0", "blocks.1", "split", "tied", "head")
 
 
 def weights():
-    """Every dense layer's weight (inputs, outputs) and bias, always the same."""
+    """Every dense layer's weight (inputs, outputs) and bias, always the same unless one is perturbed."""
     rng = np.random.default_rng(7)
-    return {
+    made = {
         name: (rng.normal(0, 0.5, shape).astype(np.float32), rng.normal(0, 0.1, shape[1]).astype(np.float32))
         for name, shape in SHAPES.items()
     }
+    for name in _PERTURBED:
+        made[name][0][0] += np.float32(0.01)
+    return made
+
+
+_PERTURBED = []
+
+
+@contextmanager
+def perturbed(layer):
+    """Models built inside have a slightly different layer."""
+    _PERTURBED.append(layer)
+    try:
+        yield
+    finally:
+        _PERTURBED.remove(layer)
 
 
 def batch(seed=0):

@@ -15,7 +15,7 @@ def dense(name, given, gives=None):
 
 
 def graph():
-    """The network as nodes; `tied` is one more node with the same weights."""
+    """The network as nodes: a second call of a layer is one more node with the same weights."""
     nodes = [
         dense("fc1", "x"),
         helper.make_node("Relu", ["fc1"], ["act"]),
@@ -25,8 +25,8 @@ def graph():
         helper.make_node("Relu", ["blocks.1"], ["act_2"]),
         helper.make_node("Split", ["act_2"], ["left", "right"], axis=1, num_outputs=2),
         helper.make_node("Concat", ["left", "right"], ["both"], axis=1),
-        dense("blocks.0", "both", "tied"),
-        dense("head", "tied"),
+        dense("blocks.0", "both", "blocks.0_1"),
+        dense("head", "blocks.0_1"),
     ]
     constants = [
         numpy_helper.from_array(value, f"{name}.{part}")

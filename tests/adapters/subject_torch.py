@@ -74,11 +74,9 @@ class Subject:
             self.model.broken = False
 
     def train(self, x):
-        """A step of training with the loss sum(output ** 2)."""
-        optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        optimizer.zero_grad()
+        """Forward and backward with the loss sum(output ** 2)."""
+        self.model.zero_grad()
         self.model(torch.from_numpy(x)).square().sum().backward()
-        optimizer.step()
 
     def parameters(self):
         """All that is learnt, as bytes."""

@@ -80,7 +80,7 @@ class Taker:
         """Record what was found, under every name it has."""
         for port in ports:
             if not found:
-                port.note = why
+                port.note = port.note or why
             for slot, array in found:
                 self.take(port.points.get(slot) or port.point(slot), array, step)
 

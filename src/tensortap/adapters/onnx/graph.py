@@ -29,6 +29,7 @@ FUSED: Final = (
 )
 INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it returns can be seen"
 _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
+_RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _WEIGHTS: Final = "weights.bin"
 
 
@@ -85,6 +86,11 @@ class Graph:
         inside = {name: why for graph in (loaded.graph, self.model.graph) for name, why in _inside(graph)}
         gone = {name: FUSED for node in loaded.graph.node for name in node.output if name and name not in there}
         return gone | {name: why for name, why in inside.items() if name not in there}
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether any node draws numbers, so that one run more or less changes those that follow."""
+        return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
 
     def twin(self, names: list[str]) -> Any:
         """A session that runs the same nodes and gives more of their tensors."""
@@ -147,8 +153,17 @@ def _load(source: str | bytes) -> Any:
 def _inside(graph: Any) -> Iterator[tuple[str, str]]:
     """The tensors in the branches and bodies of nodes that have any."""
     for node in graph.node:
-        for attribute in node.attribute:
-            for body in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
-                why = INSIDE.format(kind=node.op_type, name=node.name or node.output[0])
-                yield from ((name, why) for inner in body.node for name in inner.output if name)
-                yield from ((name, why) for name, _ in _inside(body))
+        why = INSIDE.format(kind=node.op_type, name=node.name or node.output[0])
+        yield from ((name, why) for body in _bodies(node) for inner in _nodes(body) for name in inner.output if name)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Every node, those in bodies of others too."""
+    for node in graph.node:
+        yield node
+        for body in _bodies(node):
+            yield from _nodes(body)
+
+
+def _bodies(node: Any) -> list[Any]:
+    return [body for a in node.attribute for body in (*([a.g] if a.HasField("g") else []), *a.graphs)]

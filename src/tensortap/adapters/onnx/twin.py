@@ -12,8 +12,9 @@ from tensortap.adapters.steps import CallSteps
 from tensortap.errors import NonFiniteError
 
 INEXACT: Final = (
-    "the outputs of this session and of its twin with more outputs are not equal bit for bit (a random operation, or "
-    "an optimisation that was not repeated): an observed step now runs both, and you get the session's own"
+    "this session and its twin with more outputs need not give equal bits (an operation draws random numbers, or an "
+    "optimisation was not repeated): an observed step runs both; you get the session's outputs, the records are of the "
+    "twin"
 )
 _READABLE: Final = frozenset(
     f"tensor({kind})"
@@ -86,7 +87,7 @@ class Twin:
             self.ledger.failed("skipped_tensors", "running the session with more outputs", found.error)
             return
         if self._exact is None:
-            self._exact = all(map(_same, found.outputs, outputs))
+            self._exact = not self._graph.random and all(map(_same, found.outputs, outputs))
             if not self._exact:
                 self.ledger.warn("twin", INEXACT)
         self._safely("skipped_tensors", "recording a run", lambda: self._record(found, outputs))
