@@ -50,8 +50,15 @@ class Capabilities(NamedTuple):
 
     def refusal(self, feature: str) -> str:
         """The sentence for whoever asks for what there is not."""
-        what = f"no port {feature!r}" if feature in PORTS else f"no {FEATURES[feature]}"
-        return f"{self.title} has {what}: {self.lacks[feature]}"
+        what = f"has no port {feature!r}" if feature in PORTS else f"does not give {FEATURES[feature]}"
+        return f"{self.title} {what}: {self.lacks[feature]}"
+
+    def refusals(self) -> dict[str, list[str]]:
+        """What to do instead, and of which features that is said."""
+        grouped: dict[str, list[str]] = {}
+        for feature, instead in self.lacks.items():
+            grouped.setdefault(instead, []).append(f":{feature}" if feature in PORTS else FEATURES[feature])
+        return grouped
 
 
 def of(adapter: str) -> Capabilities:

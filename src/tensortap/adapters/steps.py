@@ -99,13 +99,16 @@ class LaneSteps(Generic[L]):
         if ident == self._home:
             lane.follow(self._home_lane)  # of another thread, when it is gone and its number used again
             self._home_lane = lane
-            if not self._clock.explicit:
-                self._next(lane)
+            self._begin_home(lane)
             return
         self._others_begin(lane)
         self._next(lane)
         if lane.step is None:
             lane.step = self.recorder.open()
+
+    def _begin_home(self, lane: L) -> None:
+        if not self._clock.explicit:
+            self._next(lane)
 
     def _others_begin(self, lane: L) -> None:
         """Steps of threads that are gone will see no more."""

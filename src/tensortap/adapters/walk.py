@@ -47,15 +47,26 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 
 def arguments_in(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> list[tuple[str, T]]:
     """The values of a kind that a function is called with, by the names of its parameters; one alone needs none."""
-    found = [pair for i, item in enumerate(args) for pair in values_in(item, kind, _name(function, i))]
+    return arguments_by(names_of(function), args, kwargs, kind)
+
+
+def arguments_by(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]
+) -> list[tuple[str, T]]:
+    """The same where the names are known."""
+    found = [pair for i, item in enumerate(args) for pair in values_in(item, kind, _slot(names, i))]
     found += [pair for key, item in kwargs.items() for pair in values_in(item, kind, f".{key}")]
     return [("", found[0][1])] if len(found) == 1 else found
 
 
-def _name(forward: Any, position: int) -> str:
-    function = inspect.unwrap(getattr(forward, "__func__", forward))
-    code = getattr(function, "__code__", None)
-    names = _positional(code, hasattr(forward, "__self__")) if code is not None else ()
+def names_of(function: Any) -> tuple[str, ...]:
+    """The names of what a function takes by position."""
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(plain, "__code__", None)
+    return _positional(code, hasattr(function, "__self__")) if code is not None else ()
+
+
+def _slot(names: tuple[str, ...], position: int) -> str:
     return f".{names[position]}" if position < len(names) else f"[{position}]"
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tensortap.adapters.arrays import NamedArrays, Taker, unseen
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.numpy import calls, mlp
+from tensortap.adapters.numpy import calls, mlp, ops
 from tensortap.adapters.numpy.hooks import LayerHook, RootHook
 from tensortap.adapters.numpy.layers import REPORTED, Found, Layers, definer_of, has_layers, layers_of, methods_of
 from tensortap.adapters.numpy.slots import Slot
@@ -37,6 +37,7 @@ class NumpyAdapter:
         self._ports: list[Port] = []
         self._undo: list[Callable[[], None]] = []
         self._arrays: list[tuple[Found, Port]] = []
+        self._ops: ops.OpTaps | None = None
 
     def candidates(self) -> list[Candidate]:
         """Every layer, function in a slot and array that can be tapped."""
@@ -76,6 +77,7 @@ class NumpyAdapter:
             self._attach_layer(layer)
         for function in found.functions:
             self._attach_function(function)
+        self._ops = self._attach_operations(found)
         ports = ((f, self._port(f.path, "param")) for f in found.arrays)
         self._arrays = [(f, port) for f, port in ports if port is not None]
 
@@ -114,7 +116,8 @@ class NumpyAdapter:
         """Layers and names that were wanted but never seen."""
         if self._steps.lost and any(port.seen for port in self._ports):
             self._recorder.ledger.warn("root", NOT_CALLED)
-        return unseen(self._ports, self._names)
+        operations = {} if self._ops is None else self._ops.unseen()
+        return unseen(self._ports, self._names) | operations
 
     def _model(self) -> Any:
         root = self._root()
@@ -144,6 +147,16 @@ class NumpyAdapter:
             self._watch(value, inside)
             inside.attach()
             self._undo.append(inside.detach)
+
+    def _attach_operations(self, found: Layers) -> ops.OpTaps | None:
+        """Where patterns ask for operations, every layer is given traced arrays."""
+        patterns = ops.op_patterns(self._wanted, [f.path for f in found.layers])
+        if not patterns:
+            return None
+        taps = ops.OpTaps(self._taker, self._steps, self._wanted, patterns)
+        for names in _by_object(found.layers):
+            self._watch(names[0].value, ops.OpHook(taps, names[0].path, names[0].value))
+        return taps
 
     def _watch(self, value: Any, hook: calls.Hook) -> None:
         methods = {name: definer_of(value, name) for name in methods_of(value)}

@@ -24,6 +24,9 @@ class Hook(Protocol):
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A call begins."""
 
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What is to be called in place of the layer's function: as a rule that itself."""
+
     def after(self, output: Any) -> None:
         """It has returned."""
 
@@ -140,6 +143,10 @@ class Frame:
         """A call begins."""
         self.hook.begin()
 
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function itself."""
+        return function
+
     def after(self, output: Any) -> None:
         """It has returned."""
 
@@ -157,7 +164,10 @@ def run_hooked(
         for hook in hooks:
             begun.append(hook)
             hook.before(function, args, kwargs)
-        output = function(*args, **kwargs)
+        called = function
+        for hook in hooks:
+            called = hook.around(called)
+        output = called(*args, **kwargs)
         for hook in hooks:
             hook.after(output)
         return output

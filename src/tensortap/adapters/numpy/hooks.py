@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
@@ -36,6 +36,10 @@ class LayerHook:
             self.taker.take_all(self.inputs, given, step, NO_ARRAY_IN)
         except Exception as error:
             self._failed("observing an input", error)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The layer's own function."""
+        return function
 
     def after(self, output: Any) -> None:
         """The call has returned."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tensortap.adapters.numpy.calls import THREAD, Hook
@@ -77,6 +77,10 @@ class Inside:
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """So it does."""
         self.begin()
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The model's own function."""
+        return function
 
     def after(self, output: Any) -> None:
         """Nothing to do."""
