@@ -51,7 +51,8 @@ class MaxPool:
     def __call__(self, x: Array) -> Array:
         """A quarter of the size."""
         n, c, h, w = x.shape
-        return x.reshape(n, c, h // 2, 2, w // 2, 2).max(axis=(3, 5))
+        largest: Array = x.reshape(n, c, h // 2, 2, w // 2, 2).max(axis=(3, 5))
+        return largest
 
 
 class Dense:
