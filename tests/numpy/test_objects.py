@@ -6,6 +6,7 @@ import copy
 import functools
 import pickle
 import threading
+import weakref
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -386,3 +387,45 @@ def test_verify_restores_caches_and_random_states():
     proof = tt.verify(model, X, repeats=1)
     assert proof and proof.deterministic
     assert model.cache is None and model.rng.bit_generator.state == state
+
+
+def test_data_is_not_taken_for_layers():
+    """Tables, sparse matrices, weak references, long lists and objects of other libraries are left alone."""
+    pandas, scipy = pytest.importorskip("pandas"), pytest.importorskip("scipy.sparse")
+    model = SimpleNamespace(
+        act=np.tanh,
+        table=pandas.DataFrame({"a": [1.0]}),
+        sparse=scipy.csr_matrix(np.eye(2)),
+        parent=weakref.ref(Scale),
+        data=[double] * 5000,
+    )
+    assert [site.path for site in tt.sites(model)] == ["act"]
+
+
+def test_a_class_that_takes_no_tap_leaves_none_behind():
+    """When a class refuses to be changed the error comes out, and what was tapped before it is as it was."""
+
+    class Closed(type):
+        def __setattr__(cls, name, value):
+            raise AttributeError("closed")
+
+    class Layer(metaclass=Closed):
+        def __call__(self, x):
+            return x
+
+    model = SimpleNamespace(act=np.tanh, first=Scale(), closed=Layer())
+    before = list(vars(Scale).items())
+    with pytest.raises(AttributeError, match="closed"):
+        tt.watch(model, to=tt.Memory())
+    assert list(vars(Scale).items()) == before and model.act is np.tanh
+
+
+def test_an_array_that_is_gone_when_the_step_closes(watch):
+    """It is counted, and the user's code goes on."""
+    model = SimpleNamespace(weight=np.ones(2), act=np.tanh)
+    seen = watch(model, "weight:param", "act", strict=False)
+    model.act(X)
+    del model.weight
+    with pytest.warns(tt.TensortapWarning, match="reading weight failed"):
+        seen.tap.step()
+    assert seen.places == ["act:output"] and seen.tap.counts == {"skipped_tensors": 1}

@@ -288,3 +288,16 @@ def test_constants_folded_at_load():
     nodes = [helper.make_node("Neg", ["c"], ["n"]), helper.make_node("Add", ["x", "n"], ["y"])]
     found = tt.sites(session(nodes, [value("x", [2])], [value("y", [2])], [constant]))
     assert [(site.path, site.ports) for site in found][1:] == [("y", ("output", "input")), ("n", ("param",))]
+
+
+def test_blocked_tensors_are_marked():
+    """Where convolutions run in blocks of channels, the tensors between them are of the class Blocked."""
+    package, file, *_ = REAL["ocr-cls"]
+    net = onnxruntime.InferenceSession(packaged(package, file), providers=CPU)
+    blocked = [site for site in tt.sites(net) if "Blocked" in site.types]
+    assert all(site.types[0] != "ReorderOutput" for site in blocked)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    plain = onnxruntime.InferenceSession(packaged(package, file), options, providers=CPU)
+    assert not any("Blocked" in site.types for site in tt.sites(plain))
+    assert bool(blocked) == any("reorder" in site.path for site in tt.sites(net))

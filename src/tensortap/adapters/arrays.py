@@ -76,6 +76,15 @@ class Taker:
             except Exception as error:
                 self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
 
+    def take_late(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
+        """Record what is read only when the step closes."""
+        try:
+            value = read()
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_tensors", f"reading {port.path}", error)
+        else:
+            self.take(port.point(""), value, step)
+
     def take_all(self, ports: Iterable[Port], found: Sequence[tuple[str, Array]], step: OpenStep, why: str) -> None:
         """Record what was found, under every name it has."""
         for port in ports:

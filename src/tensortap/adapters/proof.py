@@ -61,6 +61,7 @@ def prove(subject: Proving, model: Any, probes: Sequence[Any], repeats: int, wat
         records=records,
         unseen=unseen,
         differences=tuple(_describe(subject, name, bare, tapped) for name in wrong),
+        has_gradients=any(name.startswith(GRADIENT) for name in bare),
     )
 
 

@@ -39,6 +39,7 @@ class Verification:
     records: int
     unseen: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[str, ...] = field(default=())
+    has_gradients: bool = True
 
     def __bool__(self) -> bool:
         return self.same_outputs and self.same_gradients and not self.left_behind
@@ -49,7 +50,8 @@ class Verification:
     def _lines(self) -> Iterator[str]:
         if self.deterministic:
             yield f"outputs    {_verdict(self.same_outputs)}"
-            yield f"gradients  {_verdict(self.same_gradients)}"
+            if self.has_gradients:
+                yield f"gradients  {_verdict(self.same_gradients)}"
         else:
             yield "outputs    differ from run to run even without taps: this model is not deterministic"
         yield f"left over  {', '.join(self.left_behind) or 'nothing'}"

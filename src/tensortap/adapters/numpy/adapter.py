@@ -73,11 +73,11 @@ class NumpyAdapter:
         self._steps = CallSteps(recorder, clock)
         self._names = NamedArrays(self._taker, wanted)
         found = self._layers()
-        for layer in _by_object(found.layers):
-            self._attach_layer(layer)
-        for function in found.functions:
-            self._attach_function(function)
-        self._ops = self._attach_operations(found)
+        try:
+            self._attach_all(found)
+        except BaseException:  # a class that lets nobody set its attributes
+            self.detach()
+            raise
         ports = ((f, self._port(f.path, "param")) for f in found.arrays)
         self._arrays = [(f, port) for f, port in ports if port is not None]
 
@@ -101,7 +101,7 @@ class NumpyAdapter:
         """Take the arrays that layers hold."""
         for found, port in self._arrays:
             if step is self._recorder.current and step.armed & port.bits and found.holder is not None:
-                self._taker.take(port.point(""), found.holder.get(), step)
+                self._taker.take_late(port, found.holder.get, step)
         self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
@@ -127,6 +127,13 @@ class NumpyAdapter:
 
     def _layers(self) -> Layers:
         return layers_of(self._model())
+
+    def _attach_all(self, found: Layers) -> None:
+        for layer in _by_object(found.layers):
+            self._attach_layer(layer)
+        for function in found.functions:
+            self._attach_function(function)
+        self._ops = self._attach_operations(found)
 
     def _attach_layer(self, names: list[Found]) -> None:
         value = names[0].value

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,12 @@ REPORTED: Final = (
 FRAMES: Final = ("fit", "partial_fit", "fit_predict", "score")
 _DEPTH: Final = 12
 _IMMUTABLE, _HEAP = 1 << 8, 1 << 9  # flags of CPython's types
-_PLAIN: Final = (str, bytes, bytearray, int, float, complex, bool, type(None), type, ModuleType, np.generic, np.dtype)
+_MANY: Final = 4096  # entries: a longer list or dict holds data, not layers
+_PLAIN: Final = (
+    str, bytes, bytearray, int, float, complex, bool, type(None), type, ModuleType, np.generic, np.dtype, weakref.ref
+)  # fmt: skip
+# Whose objects are data, though some have methods that are called like a layer's (`DataFrame.transform`).
+_DATA: Final = frozenset(("pandas", "polars", "pyarrow", "scipy", "xarray", "h5py", "PIL", "matplotlib", "tensortap"))
 # Whose objects are models of their own, with or without an adapter.
 FOREIGN: Final = frozenset(
     ("torch", "keras", "tensorflow", "jax", "jaxlib", "flax", "equinox", "haiku", "onnxruntime", "mlx", "paddle")
@@ -112,13 +118,13 @@ def _look(found: Layers, path: str, value: Any, holder: Holder | None, above: tu
     """Note what a value is and what is in it; whether it is, or has in it, anything that can be called."""
     if isinstance(value, Slot):
         value = value.original
-    if id(value) in above or len(above) > _DEPTH or isinstance(value, _PLAIN):
+    if id(value) in above or len(above) > _DEPTH or isinstance(value, _PLAIN) or _comes_from(type(value), _DATA):
         return False
     if isinstance(value, np.ndarray):
         if path and value.dtype.kind in "fcV":
             found.arrays.append(Found(path, value, holder))
         return False
-    if _is_foreign(type(value)):
+    if _comes_from(type(value), FOREIGN):
         found.foreign.append(path)
         return False
     if path and is_function(value):
@@ -141,7 +147,9 @@ def _look_into(found: Layers, path: str, value: Any, holder: Holder | None, abov
 
 def _parts(value: Any, holder: Holder | None) -> Iterator[tuple[str, Any, Holder]]:
     """What lies directly in a value: name, value, and where it is held."""
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, list, tuple)) and len(value) > _MANY:
+        return
+    if isinstance(value, dict):
         for key in list(value):
             yield str(key), value[key], Item(value, key)
     elif isinstance(value, list):
@@ -187,8 +195,8 @@ def _slots(cls: type) -> list[str]:
     return [name for name in ([own] if isinstance(own, str) else own) if name not in ("__dict__", "__weakref__")]
 
 
-def _is_foreign(cls: type) -> bool:
-    return any(base.__module__.partition(".")[0] in FOREIGN for base in cls.__mro__)
+def _comes_from(cls: type, modules: frozenset[str]) -> bool:
+    return any(base.__module__.partition(".")[0] in modules for base in cls.__mro__)
 
 
 def _joined(path: str, name: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any, Final
 
 import onnxruntime
@@ -38,7 +39,7 @@ class OnnxAdapter:
     def candidates(self) -> list[Candidate]:
         """The session, every tensor that a node gives, and every initializer."""
         root = Candidate("", (type(self._model()).__name__,), PORTS, leaf=not self.graph.nodes)
-        tensors = [Candidate(name, (node.kind,), PORTS) for node in self.graph.nodes for name in node.gives]
+        tensors = [Candidate(name, node.types, PORTS) for node in self.graph.nodes for name in node.gives]
         return [root, *tensors, *(Candidate(name, ("Initializer",), ("param",)) for name in self.graph.constants)]
 
     def untappable(self) -> dict[str, str]:
@@ -52,7 +53,9 @@ class OnnxAdapter:
             "framework": "onnx",
             "class": type(session).__name__,
             "modules": [
-                {"path": n, "type": node.kind, "parameters": 0} for node in self.graph.nodes for n in node.gives
+                {"path": n, "type": node.types[0], "parameters": node.parameters}
+                for node in self.graph.nodes
+                for n in node.gives
             ],
             "providers": session.get_providers(),
             "fused_away": len(self.graph.missing),
@@ -97,7 +100,7 @@ class OnnxAdapter:
         """Take the initializers."""
         for port in self._constants:
             if step is self._recorder.current and step.armed & port.bits:
-                self._taker.take(port.point(""), self.graph.constant(port.path), step)
+                self._taker.take_late(port, partial(self.graph.constant, port.path), step)
         self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:

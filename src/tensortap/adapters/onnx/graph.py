@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import weakref
@@ -30,15 +31,21 @@ FUSED: Final = (
 INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it returns can be seen"
 _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
 _RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
+_BLOCKED: Final = "com.microsoft.nchwc"
 _WEIGHTS: Final = "weights.bin"
 
 
 class Node(NamedTuple):
-    """One node, as far as taps are concerned: its kind, what it is given (constants apart) and what it gives."""
+    """One node, as far as taps are concerned: what it is given (constants apart), what it gives, and its weights' size.
 
-    kind: str
+    `types` are its kind and, where its output lies in memory in blocks of channels, `Blocked`: the elements are there
+    but in another order.
+    """
+
+    types: tuple[str, ...]
     given: tuple[str, ...]
     gives: tuple[str, ...]
+    parameters: int
 
 
 class Graph:
@@ -58,13 +65,17 @@ class Graph:
     @cached_property
     def nodes(self) -> list[Node]:
         """Every node in order of execution."""
-        constants = set(self.constants)
-        return [
-            Node(
-                node.op_type, tuple(n for n in node.input if n and n not in constants), tuple(filter(None, node.output))
-            )
-            for node in self.model.graph.node
-        ]
+        return [self._node(node) for node in self.model.graph.node]
+
+    def _node(self, node: Any) -> Node:
+        blocked = node.domain == _BLOCKED and node.op_type != "ReorderOutput"
+        held = [self.constants[name] for name in node.input if name in self.constants]
+        return Node(
+            (node.op_type, *(["Blocked"] * blocked)),
+            tuple(name for name in node.input if name and name not in self.constants),
+            tuple(filter(None, node.output)),
+            sum(math.prod(constant.dims) for constant in held),
+        )
 
     @cached_property
     def constants(self) -> dict[str, Any]:
