@@ -201,10 +201,11 @@ def test_doctor():
     """Names the kernel, versions, frameworks and how to get what is missing."""
     result = call("doctor")
     assert result.exit_code == 0, result.output
-    for word in ("kernel", "active", "python", "numpy", "torch", "duckdb"):
+    for word in ("kernel", "active", "python", "numpy", "torch", "duckdb", "what can be seen", ":grad_output"):
         assert word in result.output
     found = json.loads(call("doctor", "--json").stdout)
-    assert set(found) == {"kernel", "versions", "frameworks", "extras", "advice"}
+    assert set(found) == {"kernel", "versions", "frameworks", "extras", "capabilities", "advice"}
+    assert found["capabilities"]["torch"]["output"] is True and "graph" in found["capabilities"]["numpy"]["grad_output"]
 
 
 def test_doctor_imports_no_framework():

@@ -19,7 +19,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 # Not pandas: pyarrow itself loads it where it is installed.
-FRAMEWORKS = ("torch", "tensorflow", "jax", "keras", "flax", "onnxruntime", "polars", "duckdb", "sklearn", "scipy")
+FRAMEWORKS = (
+    "torch",
+    "tensorflow",
+    "jax",
+    "keras",
+    "flax",
+    "onnx",
+    "onnxruntime",
+    "polars",
+    "duckdb",
+    "sklearn",
+    "scipy",
+)
 NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "runs")
 
 LOOK = """

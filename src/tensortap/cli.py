@@ -241,15 +241,17 @@ def compact(path: str, as_json: bool) -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(as_json: bool) -> None:
-    """Say what is installed, which kernel is active, what is missing and how to get it."""
+    """Say what is installed, which kernel is active, what each framework can show, and what is missing."""
     from tensortap import doctor as examine
-    from tensortap.view.checks import draw_checks
+    from tensortap.adapters import capabilities
+    from tensortap.view.checks import draw_capabilities, draw_checks
 
     found = examine.checks()
     if as_json:
         _print_json(examine.as_json(found))
     else:
         draw_checks(found)
+        draw_capabilities(capabilities.table())
 
 
 @cli.command(context_settings={"allow_interspersed_args": False})

@@ -1,4 +1,4 @@
-"""What is installed, what is active, what is missing and how to get it. No framework is imported to find out."""
+"""What is installed and active, what each framework can show, what is missing. No framework is imported for it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 from importlib import metadata
 from typing import Any, Final, NamedTuple
 
+from tensortap.adapters import capabilities
 from tensortap.reduce import kernels
 
 BASE: Final = ("numpy", "pyarrow", "ml_dtypes", "safetensors", "fsspec", "rich", "click")
@@ -23,6 +24,7 @@ FRAMEWORKS: Final = {
 # Package: what it is for, and how to get it.
 EXTRAS: Final = {
     "duckdb": ("run.sql(…)", "pip install 'tensortap[query]'"),
+    "onnx": ("watching ONNX Runtime sessions", "pip install 'tensortap[onnx]'"),
     "s3fs": ("runs at s3://…", "pip install s3fs"),
 }
 _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip install --force-reinstall --no-deps tensortap"
@@ -43,11 +45,12 @@ def checks() -> list[Check]:
 
 
 def as_json(found: list[Check]) -> dict[str, Any]:
-    """The same as plain values: name to what was found (null when missing), and what to do."""
+    """The same as plain values: name to what was found (null when missing), what frameworks show, what to do."""
     groups: dict[str, dict[str, str | None]] = {}
     for check in found:
         groups.setdefault(check.group, {})[check.name] = check.found or None
-    return {**groups, "advice": {check.name: check.advice for check in found if check.advice}}
+    given = {c.name: {f: c.lacks.get(f, True) for f in capabilities.FEATURES} for c in capabilities.table()}
+    return {**groups, "capabilities": given, "advice": {check.name: check.advice for check in found if check.advice}}
 
 
 def _kernel() -> list[Check]:

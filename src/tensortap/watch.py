@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from tensortap.adapters.base import Adapter, adapter_for, choose
+from tensortap.adapters.base import Adapter, adapter_for, offered
 from tensortap.budget import Budget
 from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
@@ -58,7 +58,7 @@ class Tap:
         self._points: dict[str, Point | None] = {}
         self._closed = False
         if adapter is not None:
-            adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), self)
+            adapter.attach(recorder, offered(adapter, recorder.probes), self)
         _ACTIVE.add(self)
 
     @property
@@ -172,11 +172,13 @@ class Tap:
                 self._close_step({}, step)
             if self.recorder.current.table.rows:
                 self._close_step({})
-        finally:  # a step that is not finite may raise; the taps come off all the same
-            self._report_unseen()
-            if self._adapter is not None:
-                self._adapter.detach()
-            self.writer.close()
+        finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
+            try:
+                self._report_unseen()
+            finally:
+                if self._adapter is not None:
+                    self._adapter.detach()
+                self.writer.close()
 
     def __enter__(self) -> Tap:
         return self
@@ -249,7 +251,7 @@ def watch(
     adapter = None if model is None else adapter_for(model, fast_path=fast_path, origins=on_nonfinite is not None)
     chosen = as_probes(probes) or (probe("**" if adapter is None else leaves),)
     if adapter is not None:
-        choose(chosen, adapter.candidates())  # a pattern that matches nothing raises before anything is made
+        offered(adapter, chosen)  # a pattern that matches nothing raises before anything is made
     own_rank = _rank() if rank is None else rank
     about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
     kind = "values" if model is None else type(model).__name__

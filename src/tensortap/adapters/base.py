@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol
 
+from tensortap.adapters import capabilities
+from tensortap.adapters.numpy import layers
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
-# Frameworks, by the first part of the module in which one of a model's classes is defined; each has a folder here.
-FRAMEWORKS: Final = ("torch",)
+# Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
+FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx"}
 
 
 class Clock(Protocol):
@@ -28,7 +30,15 @@ class Clock(Protocol):
         """Whether the user closes steps with `tap.step()`."""
 
 
-@runtime_checkable
+class OneStep:
+    """A clock for a single call, in which nothing closes a step."""
+
+    explicit = True
+
+    def advance(self, step: OpenStep | None = None) -> None:
+        """Nothing to do."""
+
+
 class Adapter(Protocol):
     """Puts taps on one model and takes them off again."""
 
@@ -125,6 +135,16 @@ class Wanted(NamedTuple):
         ]
         return Port(recorder, candidate.path, port, patterns) if patterns else None
 
+    def waiting(self, names: Iterable[str], ports: Sequence[str]) -> list[Pattern]:
+        """The patterns that could only mean values the user names, and that none of these names answers."""
+        seen = [Candidate(name, (), tuple(ports)) for name in names]
+        late = [pattern for probe in self.probes for pattern in probe.patterns if _only_late(pattern)]
+        return [p for p in late if not any(p.matches(candidate, port) for candidate in seen for port in ports)]
+
+
+def _only_late(pattern: Pattern) -> bool:
+    return pattern.is_op and pattern.kind == "path"
+
 
 def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
     """As `pattern.matches`; a user's function that expects a module says no to anything else."""
@@ -144,27 +164,61 @@ def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
     return Wanted(ports, tuple(probes))
 
 
+def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
+    """What the probes choose of an adapter's places. What its framework cannot give is refused, and why is said."""
+    framework = adapter.describe().get("framework")
+    if framework in capabilities.ADAPTERS:
+        for probe in probes:
+            for pattern in probe.patterns:
+                capabilities.refuse(capabilities.of(framework), pattern)
+    candidates = adapter.candidates()
+    _refuse_untappable(adapter, probes, candidates)
+    return choose(probes, candidates)
+
+
+def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], candidates: Sequence[Candidate]) -> None:
+    """A place that was named exactly and cannot be tapped: say why."""
+    paths = {candidate.path for candidate in candidates}
+    for pattern in (p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths):
+        if why := adapter.untappable().get(pattern.head):
+            raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
+
+
 def adapter_for(model: Any, **options: Any) -> Adapter:
     """The adapter that knows a model; an adapter stands for itself."""
-    if isinstance(model, Adapter):
-        return model
+    if _is_adapter(model):
+        return model  # type: ignore[no-any-return]
     found: Adapter | None = part_for(model, "adapter").adapt(model, **options)
     if found is None:
         raise UnsupportedError(_unknown(model))
     return found
 
 
+def _is_adapter(model: Any) -> bool:
+    # By hand: isinstance() with a protocol writes empty __annotations__ into the model's classes.
+    return all(hasattr(type(model), name) for name in vars(Adapter) if not name.startswith("_"))
+
+
 def part_for(model: Any, part: str) -> ModuleType:
-    """One module of the adapter for a model, found by the frameworks that the model's classes come from."""
-    for cls in type(model).__mro__:
-        framework = cls.__module__.partition(".")[0]
-        if framework in FRAMEWORKS:
-            return importlib.import_module(f"tensortap.adapters.{framework}.{part}")
-    raise UnsupportedError(_unknown(model))
+    """One module of the adapter for a model, found by the frameworks that the model's classes come from.
+
+    What no framework has made, but has layers that can be called, is NumPy-style.
+    """
+    adapter = next(filter(None, map(_framework, type(model).__mro__)), None)
+    if adapter is None and layers.has_layers(model):
+        adapter = "numpy"
+    if adapter is None:
+        raise UnsupportedError(_unknown(model))
+    return importlib.import_module(f"tensortap.adapters.{adapter}.{part}")
+
+
+def _framework(cls: type) -> str | None:
+    return FRAMEWORKS.get(cls.__module__.partition(".")[0])
 
 
 def _unknown(model: Any) -> str:
     return (
-        f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there is one for "
-        f"models of {', '.join(FRAMEWORKS)}). Name values instead: with tensortap.watch(): tensortap.tap(x, 'name')"
+        f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there are some for "
+        f"models of {', '.join(FRAMEWORKS)}, and for objects whose layers are callables). Name values instead: "
+        "with tensortap.watch(): tensortap.tap(x, 'name')"
     )

@@ -16,6 +16,12 @@ class Captured(dict[str, Any]):
 
     output: Any = None
 
+    def put(self, place: str, value: Any) -> None:
+        """One more, under its place; of a second call under `name#1`."""
+        name = place.removesuffix(":output")
+        again = sum(key == name or key.rpartition("#")[0] == name for key in self)
+        self[f"{name}#{again}" if again else name] = value
+
     def __str__(self) -> str:
         return "\n".join(f"{name}  {text.shape(value.shape)} {value.dtype}" for name, value in self.items())
 
@@ -33,6 +39,7 @@ class Verification:
     records: int
     unseen: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[str, ...] = field(default=())
+    has_gradients: bool = True
 
     def __bool__(self) -> bool:
         return self.same_outputs and self.same_gradients and not self.left_behind
@@ -43,7 +50,8 @@ class Verification:
     def _lines(self) -> Iterator[str]:
         if self.deterministic:
             yield f"outputs    {_verdict(self.same_outputs)}"
-            yield f"gradients  {_verdict(self.same_gradients)}"
+            if self.has_gradients:
+                yield f"gradients  {_verdict(self.same_gradients)}"
         else:
             yield "outputs    differ from run to run even without taps: this model is not deterministic"
         yield f"left over  {', '.join(self.left_behind) or 'nothing'}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensortap.adapters.base import choose
+from tensortap.adapters.base import OneStep, offered
 from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
@@ -21,26 +21,15 @@ class Catcher(Taker):
 
     __slots__ = ("found",)
 
-    def __init__(self, recorder: Recorder, found: dict[str, Any]) -> None:
+    def __init__(self, recorder: Recorder, found: Captured) -> None:
         super().__init__(recorder)
         self.found = found
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Copy a tensor under its site's name."""
         if not recomputed:
-            name = point.text.removesuffix(":output")
-            again = sum(key == name or key.rpartition("#")[0] == name for key in self.found)
-            self.found[f"{name}#{again}" if again else name] = tensor.detach().clone()
+            self.found.put(point.text, tensor.detach().clone())
         return -1
-
-
-class _OneStep:
-    """Nothing closes a step while capturing."""
-
-    explicit = True
-
-    def advance(self, step: OpenStep | None = None) -> None:
-        """Nothing to do."""
 
 
 def capture(model: nn.Module, inputs: Any, patterns: Sequence[Any]) -> Captured:
@@ -48,7 +37,7 @@ def capture(model: nn.Module, inputs: Any, patterns: Sequence[Any]) -> Captured:
     found = Captured()
     adapter = TorchAdapter(model, fast_path="leave")
     recorder = Recorder(as_probes(patterns))
-    adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), _OneStep(), Catcher(recorder, found))
+    adapter.attach(recorder, offered(adapter, recorder.probes), OneStep(), Catcher(recorder, found))
     try:
         found.output = call(model, inputs)
     finally:

@@ -52,9 +52,7 @@ class NamedValues:
     def unseen(self, compiled: bool) -> dict[str, str]:
         """Patterns that could only mean named values, and found none."""
         why = NO_VALUE + (UNLESS_COMPILED if compiled else "")
-        seen = [Candidate(name, (), PORTS) for name in self._known]
-        waiting = [p for probe in self._wanted.probes for p in probe.patterns if p.is_op and p.kind == "path"]
-        return {p.text: why for p in waiting if not any(p.matches(c, port) for c in seen for port in PORTS)}
+        return {pattern.text: why for pattern in self._wanted.waiting(self._known, PORTS)}
 
     def _decide(self, name: str) -> _Name:
         candidate = Candidate(name, (), PORTS)

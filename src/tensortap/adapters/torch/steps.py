@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
+from tensortap.adapters import steps
 from tensortap.adapters.base import Clock
 from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
 from tensortap.adapters.torch.walk import tensors_in
@@ -23,16 +23,12 @@ _MOST_MARKS: Final = 8
 _CALL: Final = nn.Module._call_impl.__code__
 
 
-class Lane:
-    """One thread's place in the steps. `step` is its own one; the home thread has none, it uses the tap's."""
+class Lane(steps.Lane):
+    """One thread's place in the steps, and what backward and the optimizer have told of the open one."""
 
     def __init__(self) -> None:
-        self.thread = threading.current_thread()
-        self.step: OpenStep | None = None
-        self.span = False  # the user has said where the step begins and ends
-        self.depth = 0
+        super().__init__()
         self.stepping = False  # inside an optimizer's step, which calls the root by a closure
-        self.used = False  # the open step has seen a call of the root
         self.backward = False
         self.stepped = False
         self.micro = 0
@@ -40,58 +36,32 @@ class Lane:
 
     def follow(self, other: Lane) -> None:
         """Go on where another left off."""
-        self.used, self.backward, self.stepped, self.micro = other.used, other.backward, other.stepped, other.micro
+        super().follow(other)
+        self.backward, self.stepped, self.micro = other.backward, other.stepped, other.micro
 
     def reset(self) -> None:
         """A step was closed."""
-        self.used = self.backward = self.stepped = False
+        super().reset()
+        self.backward = self.stepped = False
         self.micro = 0
         self.optimizers.clear()
 
 
-class StepFinder:
+class StepFinder(steps.LaneSteps[Lane]):
     """A new call of the root closes the step before it, unless that one is still collecting gradients.
 
-    The thread that calls the root first is at home: its steps are the tap's. Other threads (a server's workers) have
-    steps of their own, which end with the call unless a backward may follow.
+    Other threads' steps end with the call unless a backward may follow.
     """
 
     def __init__(self, recorder: Recorder, clock: Clock, collecting: Callable[[], bool] = lambda: True) -> None:
-        self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
-        self._called = False
+        super().__init__(recorder, clock, Lane)
         self._by_optimizer = False
-        self.recorder = recorder
-        self._clock = clock
         self._collecting = collecting
-        self._local = threading.local()
-        self._home: int | None = None  # the thread
-        self._home_lane = Lane()
-        self._others: dict[int, Lane] = {}
-        self._lock = threading.Lock()
 
     @property
     def lost(self) -> bool:
         """Whether nothing has shown where steps begin and end."""
-        return not (self._called or self._by_optimizer or self._clock.explicit)
-
-    def current(self) -> OpenStep:
-        """The step that what is seen now belongs to."""
-        lane: Lane | None = getattr(self._local, "lane", None) if self.spread else None
-        return self.recorder.current if lane is None or lane.step is None else lane.step
-
-    def enter(self, own: OpenStep | None) -> OpenStep | None:
-        """Give this thread a step of its own (or take it away); what it had before."""
-        self.spread = True
-        lane = self._lane()
-        if lane.step is not None and not lane.span:
-            self._end(lane)
-        before = lane.step
-        lane.step, lane.span = own, own is not None
-        return before
-
-    def left_open(self) -> list[OpenStep]:
-        """Steps of other threads that still wait for a backward."""
-        return [lane.step for lane in list(self._others.values()) if lane.step is not None and not lane.span]
+        return super().lost and not self._by_optimizer
 
     def root_called(self, root: nn.Module) -> None:
         """Before the root's forward. Calls within a call, and recomputation, belong to the step that is open."""
@@ -145,46 +115,8 @@ class StepFinder:
     def closed(self, step: OpenStep) -> None:
         """A step was closed, by whomever."""
         if step is self.recorder.current:
-            self._home_lane.reset()
             self._lane().optimizers.clear()
-            return
-        for lane in list(self._others.values()):
-            if lane.step is step and not lane.span:
-                lane.step = None
-                lane.reset()
-
-    def _lane(self) -> Lane:
-        lane: Lane | None = getattr(self._local, "lane", None)
-        if lane is None:
-            lane = self._local.lane = Lane()
-        return lane
-
-    def _begin(self, lane: Lane) -> None:
-        ident = threading.get_ident()
-        with self._lock:
-            if self._home is None:
-                self._home = ident
-        if ident == self._home:
-            lane.follow(self._home_lane)  # of another thread, when it is gone and its number used again
-            self._home_lane = lane
-            if not self._clock.explicit:
-                self._next(lane)
-            return
-        self._others_begin(lane)
-        self._next(lane)
-        if lane.step is None:
-            lane.step = self.recorder.open()
-
-    def _others_begin(self, lane: Lane) -> None:
-        """Steps of threads that are gone will see no more."""
-        self.spread = True
-        ident = threading.get_ident()
-        with self._lock:
-            gone = [i for i, other in self._others.items() if other is not lane and _is_gone(i, other, ident)]
-            ended = [self._others.pop(i) for i in gone]
-            self._others[ident] = lane
-        for other in ended:
-            self._end(other)
+        super().closed(step)
 
     def _next(self, lane: Lane) -> None:
         collecting = lane.backward and not lane.stepped and (lane.stepping or self._collecting())
@@ -201,22 +133,12 @@ class StepFinder:
                 )
         lane.used = True
 
-    def _end(self, lane: Lane) -> None:
-        step, lane.step = lane.step, None
-        lane.reset()
-        if step is not None:
-            self._clock.advance(step)
-
     def _mark(self, output: Any, lane: Lane) -> bool:
         """Ask to be told when backward reaches what the root returned; False when it never will."""
         nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
         for node in list(nodes)[:_MOST_MARKS]:
             node.register_prehook(_Mark(lane))
         return bool(nodes)
-
-
-def _is_gone(ident: int, lane: Lane, own: int) -> bool:
-    return ident == own or not lane.thread.is_alive()
 
 
 def _running_twice(root: nn.Module) -> bool:

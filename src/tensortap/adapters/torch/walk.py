@@ -2,65 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from types import CodeType
-from typing import Any, Final
+from typing import Any
 
 from torch import Tensor
 
-_DEPTH: Final = 8
+from tensortap.adapters.walk import arguments_in, values_in
 
 
-def tensors_in(value: Any, slot: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in tuples, lists, dicts, named tuples and dataclasses (HF's ModelOutput is a dict).
+def tensors_in(value: Any, slot: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in tuples, lists, dicts, named tuples and dataclasses.
 
     >>> import torch
     >>> [slot for slot, _ in tensors_in((torch.ones(1), {"hidden": [torch.ones(2)]}))]
     ['[0]', '[1].hidden[0]']
     """
-    if isinstance(value, Tensor):
-        yield slot, value
-    elif depth:
-        for name, item in _parts(value):
-            yield from tensors_in(item, slot + name, depth - 1)
-
-
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield (f".{key}" if isinstance(key, str) else f"[{key!r}]"), item
-    elif isinstance(value, (tuple, list)):
-        names = _field_names(type(value))
-        for i, item in enumerate(value):
-            yield (f".{names[i]}" if names else f"[{i}]"), item
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield f".{field.name}", getattr(value, field.name, None)
-
-
-def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The names of a named tuple's entries, `torch.return_types.max` and its like included."""
-    names = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and getattr(kind, "__match_args__", None))
-    return names or None
+    return values_in(value, Tensor, slot)
 
 
 def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """The tensors a module was called with, by the names of its parameters; a single one needs no name."""
-    found = [pair for i, item in enumerate(args) for pair in tensors_in(item, _name(forward, i))]
-    found += [pair for key, item in kwargs.items() for pair in tensors_in(item, f".{key}")]
-    return [("", found[0][1])] if len(found) == 1 else found
-
-
-def _name(forward: Any, position: int) -> str:
-    function = inspect.unwrap(getattr(forward, "__func__", forward))
-    code = getattr(function, "__code__", None)
-    names = _positional(code, hasattr(forward, "__self__")) if code is not None else ()
-    return f".{names[position]}" if position < len(names) else f"[{position}]"
-
-
-@lru_cache(maxsize=4096)
-def _positional(code: CodeType, bound: bool) -> tuple[str, ...]:
-    return code.co_varnames[int(bound) : code.co_argcount]
+    """The tensors a module was called with."""
+    return arguments_in(forward, args, kwargs, Tensor)

@@ -1,0 +1,187 @@
+"""For adapters whose values are NumPy arrays: recording them, copying them, and one call with taps on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.adapters.base import Adapter, Clock, OneStep, Port, Wanted, offered
+from tensortap.adapters.results import Captured
+from tensortap.adapters.walk import values_in
+from tensortap.probes import as_probes
+from tensortap.recorder import OpenStep, Point, Recorder
+from tensortap.reduce.buffers import buffer_of
+from tensortap.sites import Candidate
+
+Array = npt.NDArray[Any]
+NO_ARRAY_OUT: Final = "returned no array"
+NO_ARRAY_IN: Final = "was given no array"
+NEVER: Final = "never ran in a step that was observed"
+NO_VALUE: Final = "no value of this name was tapped"
+_NO_NUMBERS: Final = frozenset("OSUTMm")
+
+
+class _Kind(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        if isinstance(value, (np.ndarray, np.generic)):
+            return value.dtype.kind not in _NO_NUMBERS
+        return _is_sparse(value) or _is_frame(value)
+
+
+class Arrays(metaclass=_Kind):
+    """Whatever counts as an array: NumPy's, its scalars, SciPy's sparse matrices, tables of numbers."""
+
+
+def arrays_in(value: Any) -> list[tuple[str, Array]]:
+    """Every array in a nested value, with its slot. A sparse matrix is taken by its values.
+
+    >>> arrays_in({"a": (np.zeros(2), "text")})
+    [('.a[0]', array([0., 0.]))]
+    """
+    if type(value) is np.ndarray and value.dtype.kind not in _NO_NUMBERS:
+        return [("", value)]
+    return [(slot, as_array(found)) for slot, found in values_in(value, Arrays)]
+
+
+def as_array(value: Any) -> Array:
+    """One of `Arrays` as an array."""
+    if _is_sparse(value):
+        return value.data  # type: ignore[no-any-return]
+    return np.asarray(value)
+
+
+def _is_sparse(value: Any) -> bool:
+    return hasattr(value, "nnz") and isinstance(getattr(value, "data", None), np.ndarray)
+
+
+def _is_frame(value: Any) -> bool:
+    """A table or column of pandas, if all its numbers have one type."""
+    return hasattr(value, "to_numpy") and hasattr(value, "iloc") and np.asarray(value).dtype.kind not in _NO_NUMBERS
+
+
+class Taker:
+    """Records arrays. What goes wrong is counted and goes no further."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+
+    def take(self, point: Point, array: Array, step: OpenStep) -> None:
+        """Reduce an array into the step's table."""
+        if step.armed & point.probes:
+            try:
+                self.recorder.observe(point, buffer_of(array), array, step=step)
+            except Exception as error:
+                self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
+
+    def take_late(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
+        """Record what is read only when the step closes."""
+        try:
+            value = read()
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_tensors", f"reading {port.path}", error)
+        else:
+            self.take(port.point(""), value, step)
+
+    def take_all(self, ports: Iterable[Port], found: Sequence[tuple[str, Array]], step: OpenStep, why: str) -> None:
+        """Record what was found, under every name it has."""
+        for port in ports:
+            if not found:
+                port.note = port.note or why
+            for slot, array in found:
+                self.take(port.points.get(slot) or port.point(slot), array, step)
+
+
+class Catcher(Taker):
+    """Keeps copies instead of reducing."""
+
+    def __init__(self, recorder: Recorder, found: Captured) -> None:
+        super().__init__(recorder)
+        self.found = found
+
+    def take(self, point: Point, array: Array, step: OpenStep) -> None:
+        """Copy an array under its site's name."""
+        if point.probes:
+            self.found.put(point.text, np.array(array, copy=True))
+
+
+class ArrayAdapter(Adapter, Protocol):
+    """An adapter that can be given its taker."""
+
+    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+        """Put the taps on."""
+
+
+def capture(adapter: ArrayAdapter, call: Callable[[], Any], patterns: Sequence[Any]) -> Captured:
+    """Call once with taps on, and give copies of what was seen."""
+    found = Captured()
+    recorder = Recorder(as_probes(patterns))
+    adapter.attach(recorder, offered(adapter, recorder.probes), OneStep(), Catcher(recorder, found))
+    try:
+        found.output = call()
+    finally:
+        adapter.detach()
+    return found
+
+
+class NamedArrays:
+    """Values that the user names with `tensortap.tap(x, "my/value")` while a model is watched."""
+
+    def __init__(self, taker: Taker, wanted: Wanted) -> None:
+        self._taker = taker
+        self._wanted = wanted
+        self._known: dict[str, Port | None] = {}
+
+    def see(self, name: str, value: Any, step: OpenStep) -> bool:
+        """Record the arrays in a value. False when there is none."""
+        if name not in self._known:
+            candidate = Candidate(name, (), ("output",))
+            self._known[name] = self._wanted.of_late(self._taker.recorder, candidate, "output")
+        port, found = self._known[name], arrays_in(value)
+        if port is not None and step.armed & port.bits:
+            self._taker.take_all([port], found, step, NO_ARRAY_OUT)
+        return bool(found)
+
+    def unseen(self) -> Iterator[str]:
+        """Patterns that could only mean named values, and found none."""
+        return (pattern.text for pattern in self._wanted.waiting(self._known, ("output",)))
+
+
+def unseen(ports: Iterable[Port], names: NamedArrays) -> dict[str, str]:
+    """What was wanted and never seen, each with the reason."""
+    found = {f"{port.path}:{port.port}": port.note or NEVER for port in ports if not port.seen}
+    return found | dict.fromkeys(names.unseen(), NO_VALUE)
+
+
+def same(a: Array, b: Array) -> bool:
+    """Bit for bit."""
+    return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
+
+
+class ArrayProof:
+    """What `proof` needs of a framework, as far as arrays go."""
+
+    def __init__(self, step: Callable[[], Any]) -> None:
+        self._step = step
+
+    def observe(self) -> dict[str, Array]:
+        """What a run leaves: its outputs."""
+        self.prepare()
+        return {f"output{slot}": array.copy() for slot, array in arrays_in(self._step())}
+
+    def prepare(self) -> None:
+        """Nothing has changed that would have to be put back."""
+
+    def run(self) -> None:
+        """Run once."""
+        self._step()
+
+    def same(self, a: Array, b: Array) -> bool:
+        """Bit for bit."""
+        return same(a, b)
+
+    def apart(self, a: Array, b: Array) -> Any:
+        """The largest difference of two elements."""
+        return np.abs(a.astype(np.complex128) - b).max() if a.shape == b.shape else "?"

@@ -1,0 +1,81 @@
+"""What each framework can show: plain values, from which the table in the docs, `doctor` and refusals are made.
+
+Nothing here imports a framework, so the table can be printed where none is installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tensortap.errors import UnsupportedError
+from tensortap.sites import PORTS, Pattern
+
+# Adapters that are there, in the order of the table; each has a folder with a file `capabilities.py`.
+ADAPTERS: Final = ("torch", "numpy", "onnx")
+# What can be asked of an adapter, and how the table calls it. The ports come first, under their own names.
+FEATURES: Final[Mapping[str, str]] = {
+    **{port: f"`:{port}`" for port in PORTS},
+    "op": "single operations (`op:…`)",
+    "nested": "tensors inside nested values",
+    "reused": "each call of a layer that is used twice",
+    "shared": "a layer under every name it has",
+    "steps": "steps find themselves",
+    "threads": "steps of threads, `tap.span()`",
+    "functions": "functions as reducers",
+    "capture": "`tt.capture`",
+    "verify": "`tt.verify`",
+    "compare": "`tt.compare`",
+    "origin": "`tt.locate_nonfinite`",
+    "exact": "bit for bit the same outputs",
+}
+
+
+class Capabilities(NamedTuple):
+    """One adapter's row of the table: what it lacks, each with what to do instead, and conditions on the rest."""
+
+    name: str
+    title: str
+    lacks: Mapping[str, str]
+    notes: Mapping[str, str] = {}
+
+    def gives(self, feature: str) -> bool:
+        """Whether it can be asked for.
+
+        >>> of("torch").gives("grad_output")
+        True
+        """
+        return feature not in self.lacks
+
+    def refusal(self, feature: str) -> str:
+        """The sentence for whoever asks for what there is not."""
+        what = f"has no port {feature!r}" if feature in PORTS else f"does not give {FEATURES[feature]}"
+        return f"{self.title} {what}: {self.lacks[feature]}"
+
+    def refusals(self) -> dict[str, list[str]]:
+        """What to do instead, and of which features that is said."""
+        grouped: dict[str, list[str]] = {}
+        for feature, instead in self.lacks.items():
+            grouped.setdefault(instead, []).append(f":{feature}" if feature in PORTS else FEATURES[feature])
+        return grouped
+
+
+def of(adapter: str) -> Capabilities:
+    """The capabilities of an adapter, by the name of its folder."""
+    found: Capabilities = importlib.import_module(f"tensortap.adapters.{adapter}.capabilities").CAPABILITIES
+    return found
+
+
+def table() -> list[Capabilities]:
+    """All of them."""
+    return [of(adapter) for adapter in ADAPTERS]
+
+
+def refuse(capabilities: Capabilities, pattern: Pattern) -> None:
+    """Raise if a pattern can only mean what the framework does not give."""
+    missing = [port for port in PORTS if port in pattern.ports and not capabilities.gives(port)]
+    if missing and len(missing) == len(pattern.ports):
+        raise UnsupportedError(f"{pattern.text!r}: {capabilities.refusal(missing[0])}")
+    if pattern.kind == "op" and not capabilities.gives("op"):
+        raise UnsupportedError(f"{pattern.text!r}: {capabilities.refusal('op')}")

@@ -1,0 +1,1 @@
+"""NumPy-style models: objects whose layers are callables, and scikit-learn."""

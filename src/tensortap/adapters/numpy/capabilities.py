@@ -1,0 +1,23 @@
+"""What NumPy-style models and scikit-learn can show."""
+
+from typing import Final
+
+from tensortap.adapters.capabilities import Capabilities
+
+_NO_GRAPH: Final = "NumPy keeps no graph; name the value where you compute it: tensortap.tap(dx, 'fc/dx')"
+CAPABILITIES: Final = Capabilities(
+    "numpy",
+    "NumPy-style, scikit-learn",
+    lacks={
+        "grad_output": _NO_GRAPH,
+        "grad_input": _NO_GRAPH,
+        "grad": "a gradient that a layer holds in an attribute is an array like any other: write 'fc.dW:param'",
+        "update": "no optimizer is known; watch the array itself, 'fc.W:param', and take differences between steps",
+    },
+    notes={
+        "param": "every array of floats that a layer holds when the taps go on",
+        "op": "opt-in: only inside layers, lost where `np.asarray` makes a plain array",
+        "reused": "a layer that calls itself counts as one call",
+        "output": "not in other processes (`n_jobs`)",
+    },
+)

@@ -1,0 +1,95 @@
+"""What sees a layer's calls for one tap: inputs before, outputs after, and the step around the root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
+from tensortap.adapters.base import Port
+from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.walk import arguments_in
+from tensortap.errors import NonFiniteError
+
+
+class LayerHook:
+    """Sees one layer, under every name it has."""
+
+    def __init__(self, taker: Taker, steps: CallSteps, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
+        self.taker = taker
+        self.steps = steps
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        self.input_bits = _bits(inputs)
+        self.output_bits = _bits(outputs)
+
+    def begin(self) -> None:
+        """Nothing: the step is the root's affair."""
+
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Before an in-place layer can change what it is given."""
+        step = self.steps.current()
+        if not step.armed & self.input_bits:
+            return
+        try:
+            given = [(slot, as_array(found)) for slot, found in arguments_in(function, args, kwargs, Arrays)]
+            self.taker.take_all(self.inputs, given, step, NO_ARRAY_IN)
+        except Exception as error:
+            self._failed("observing an input", error)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The layer's own function."""
+        return function
+
+    def after(self, output: Any) -> None:
+        """The call has returned."""
+        step = self.steps.current()
+        if not step.armed & self.output_bits:
+            return
+        try:
+            self.taker.take_all(self.outputs, arrays_in(output), step, NO_ARRAY_OUT)
+        except Exception as error:
+            self._failed("observing an output", error)
+
+    def ended(self) -> None:
+        """Nothing to do."""
+
+    def _failed(self, what: str, error: Exception) -> None:
+        ledger = self.taker.recorder.ledger
+        if ledger.strict:  # it was counted where it happened
+            raise error
+        ledger.failed("skipped_tensors", what, error)
+
+
+class RootHook(LayerHook):
+    """Sees the watched object itself: its calls are the steps."""
+
+    def begin(self) -> None:
+        """A call begins, and with it a step."""
+        try:
+            self.steps.begin()
+        except NonFiniteError:  # the user asked for it
+            raise
+        except Exception as error:
+            self.taker.recorder.ledger.failed("step_errors", "beginning a step", error)
+
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A call begins."""
+        self.begin()
+        super().before(function, args, kwargs)
+
+    def ended(self) -> None:
+        """The call is over."""
+        try:
+            self.steps.end()
+        except NonFiniteError:
+            raise
+        except Exception as error:
+            self.taker.recorder.ledger.failed("step_errors", "ending a step", error)
+
+
+def _bits(ports: Sequence[Port]) -> int:
+    bits = 0
+    for port in ports:
+        bits |= port.bits
+    return bits

@@ -1,0 +1,203 @@
+"""The layers of an object: callables in attributes, lists, dicts and tuples, each under every name it has."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tensortap.adapters.numpy.holders import Attribute, Holder, Item, TupleItem
+from tensortap.adapters.numpy.slots import Slot
+
+# What a layer's call is. Of calls within calls on one object (`__call__` → `forward`) the outermost is seen.
+REPORTED: Final = (
+    "__call__", "forward", "predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples",
+    "transform", "fit_transform", "inverse_transform",
+)  # fmt: skip
+# What may call layers and is a step when the root does it, but gives no array of its own.
+FRAMES: Final = ("fit", "partial_fit", "fit_predict", "score")
+_DEPTH: Final = 12
+_IMMUTABLE, _HEAP = 1 << 8, 1 << 9  # flags of CPython's types
+_MANY: Final = 4096  # entries: a longer list or dict holds data, not layers
+_PLAIN: Final = (
+    str, bytes, bytearray, int, float, complex, bool, type(None), type, ModuleType, np.generic, np.dtype, weakref.ref
+)  # fmt: skip
+# Whose objects are data, though some have methods that are called like a layer's (`DataFrame.transform`).
+_DATA: Final = frozenset(("pandas", "polars", "pyarrow", "scipy", "xarray", "h5py", "PIL", "matplotlib", "tensortap"))
+# Whose objects are models of their own, with or without an adapter.
+FOREIGN: Final = frozenset(
+    ("torch", "keras", "tensorflow", "jax", "jaxlib", "flax", "equinox", "haiku", "onnxruntime", "mlx", "paddle")
+)
+
+
+class Found(NamedTuple):
+    """One thing under one name: a layer, a function in a slot, or an array."""
+
+    path: str
+    value: Any
+    holder: Holder | None = None
+    leaf: bool = True
+
+
+class Layers(NamedTuple):
+    """What an object is made of, in order of definition."""
+
+    layers: list[Found]
+    functions: list[Found]
+    arrays: list[Found]
+    foreign: list[str]
+
+
+def layers_of(root: Any) -> Layers:
+    """Look through an object.
+
+    >>> class Net:
+    ...     def __init__(self):
+    ...         self.steps = [np.tanh, self.scale]
+    ...     def scale(self, x):
+    ...         return 2 * x
+    ...     def __call__(self, x):
+    ...         return self.steps[1](self.steps[0](x))
+    >>> [found.path for found in layers_of(Net()).functions]
+    ['steps.0', 'steps.1']
+    """
+    found = Layers([], [], [], [])
+    _look(found, "", root, None, ())
+    return found
+
+
+def has_layers(value: Any) -> bool:
+    """Whether an object can be watched at all. A function or a class alone cannot."""
+    if isinstance(value, (*_PLAIN, np.ndarray)) or is_function(value):
+        return False
+    found = layers_of(value)
+    return bool(found.layers or found.functions)
+
+
+def methods_of(value: Any) -> list[str]:
+    """The methods by which a layer is called."""
+    return [name for name in (*REPORTED, *FRAMES) if _definer(type(value), name) is not None]
+
+
+def is_layer(value: Any) -> bool:
+    """Whether an object has a call of its own that can be seen by its class."""
+    cls = type(value)
+    return takes_taps(cls) and any(_definer(cls, name) is not None for name in REPORTED)
+
+
+def is_function(value: Any) -> bool:
+    """Whether it is called without being a layer: a function, a ufunc, a partial, a bound method."""
+    return callable(value) and not isinstance(value, type) and not takes_taps(type(value))
+
+
+def takes_taps(cls: type) -> bool:
+    """Whether attributes of a class can be set: not those of classes made in C."""
+    return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
+
+
+def _definer(cls: type, name: str) -> type | None:
+    """The class that defines a method, if it can be replaced there."""
+    for base in cls.__mro__:
+        if name in vars(base):
+            return base if takes_taps(base) and vars(base)[name] is not None else None
+    return None
+
+
+def definer_of(value: Any, name: str) -> type:
+    """The class that defines a layer's method."""
+    found = _definer(type(value), name)
+    assert found is not None
+    return found
+
+
+def _look(found: Layers, path: str, value: Any, holder: Holder | None, above: tuple[int, ...]) -> bool:
+    """Note what a value is and what is in it; whether it is, or has in it, anything that can be called."""
+    if isinstance(value, Slot):
+        value = value.original
+    if id(value) in above or len(above) > _DEPTH or isinstance(value, _PLAIN) or _comes_from(type(value), _DATA):
+        return False
+    if isinstance(value, np.ndarray):
+        if path and value.dtype.kind in "fcV":
+            found.arrays.append(Found(path, value, holder))
+        return False
+    if _comes_from(type(value), FOREIGN):
+        found.foreign.append(path)
+        return False
+    if path and is_function(value):
+        found.functions.append(Found(path, value, holder))
+        return True
+    return _look_into(found, path, value, holder, above)
+
+
+def _look_into(found: Layers, path: str, value: Any, holder: Holder | None, above: tuple[int, ...]) -> bool:
+    layer = is_layer(value)
+    at = len(found.layers)
+    inside = [
+        _look(found, _joined(path, name), item, place, (*above, id(value)))
+        for name, item, place in _parts(value, holder)
+    ]
+    if layer:  # a parent comes before its parts
+        found.layers.insert(at, Found(path, value, holder, leaf=not any(inside)))
+    return layer or any(inside)
+
+
+def _parts(value: Any, holder: Holder | None) -> Iterator[tuple[str, Any, Holder]]:
+    """What lies directly in a value: name, value, and where it is held."""
+    if isinstance(value, (dict, list, tuple)) and len(value) > _MANY:
+        return
+    if isinstance(value, dict):
+        for key in list(value):
+            yield str(key), value[key], Item(value, key)
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield str(i), item, Item(value, i)
+    elif isinstance(value, tuple) and holder is not None:
+        for i, item in enumerate(value):
+            yield getattr(value, "_fields", range(len(value)))[i], item, TupleItem(holder, i)  # type: ignore[misc]
+    if _has_own_attributes(type(value)):
+        for name in _attributes(value):
+            place = Attribute(value, name)
+            yield from _named(name, place.get(), place)
+
+
+def _named(name: str, value: Any, place: Attribute) -> Iterator[tuple[str, Any, Holder]]:
+    """An attribute; the (name, layer) pairs of scikit-learn's pipelines and unions go by their own names."""
+    if isinstance(value, list) and value and all(_is_pair(item) for item in value):
+        for i, item in enumerate(value):
+            yield item[0], item[1], TupleItem(Item(value, i), 1)
+    else:
+        yield name, value, place
+
+
+def _is_pair(item: Any) -> bool:
+    named = isinstance(item, tuple) and len(item) >= 2 and isinstance(item[0], str)
+    return named and (item[1] in ("drop", "passthrough") if isinstance(item[1], str) else is_layer(item[1]))
+
+
+def _has_own_attributes(cls: type) -> bool:
+    """Objects of the standard library and of NumPy are looked at from outside only."""
+    module = cls.__module__.partition(".")[0]
+    ours = module == "__main__" or cls is SimpleNamespace
+    return ours or (module not in sys.stdlib_module_names and module != "numpy")
+
+
+def _attributes(value: Any) -> list[str]:
+    names = [name for cls in reversed(type(value).__mro__) for name in _slots(cls) if hasattr(value, name)]
+    return [*names, *getattr(value, "__dict__", {})]
+
+
+def _slots(cls: type) -> list[str]:
+    own = vars(cls).get("__slots__", ())
+    return [name for name in ([own] if isinstance(own, str) else own) if name not in ("__dict__", "__weakref__")]
+
+
+def _comes_from(cls: type, modules: frozenset[str]) -> bool:
+    return any(base.__module__.partition(".")[0] in modules for base in cls.__mro__)
+
+
+def _joined(path: str, name: Any) -> str:
+    return f"{path}.{name}" if path else str(name)

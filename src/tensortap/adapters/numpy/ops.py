@@ -1,0 +1,189 @@
+"""Single operations inside layers, where patterns ask for them: `op:matmul`, `fc/einsum`, `op:@matmul`.
+
+Opt-in, because the layers are then given traced arrays (see traced.py) in place of plain ones; what they return, and
+what they have put into attributes, is plain again when the outermost call ends.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
+from tensortap.adapters.base import Port, Wanted
+from tensortap.adapters.numpy.traced import SCOPES, strip, wrap
+from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.walk import values_in
+from tensortap.sites import Pattern
+from tensortap.types import Place
+
+MISSED: Final = (
+    "no such operation was seen; those among arrays that passed np.asarray, or that do not come from what the layer "
+    "was given, are missed"
+)
+PORTS: Final = ("output", "input")
+GROUPS: Final[Mapping[str, frozenset[str]]] = {
+    "matmul": frozenset(
+        ("matmul", "dot", "vdot", "inner", "outer", "einsum", "tensordot", "matvec", "vecmat", "vecdot")
+    )
+}
+_KNOWN: Final = frozenset((*GROUPS["matmul"], "convolve", "correlate", "exp", "log", "maximum", "sum", "mean", "tanh"))
+
+
+class OpPort(Port):
+    """A port of one operation."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, taker: Taker, path: str, port: str, patterns: list[tuple[Pattern, int]], op: str) -> None:
+        super().__init__(taker.recorder, path, port, patterns)
+        self.op = op
+
+    def point(self, slot: str) -> Any:
+        """The point of a slot, with the operation's name."""
+        known = self.points.get(slot)
+        if known is None:
+            bits = 0
+            for pattern, bit in self.patterns:
+                bits |= bit if pattern.matches_slot(slot) else 0
+            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot, self.op), bits)
+        return known
+
+
+class OpTaps:
+    """All operations of one tap. Ports are decided when an operation is first met."""
+
+    def __init__(self, taker: Taker, steps: CallSteps, wanted: Wanted, patterns: list[Pattern]) -> None:
+        self.taker = taker
+        self.steps = steps
+        self._wanted = wanted
+        self._patterns = patterns
+        self._ports: dict[tuple[str, str, int, str], OpPort | None] = {}
+        self.bits = 0
+        for i, probe in enumerate(wanted.probes):
+            self.bits |= any(pattern in patterns for pattern in probe.patterns) << i
+
+    def see(self, path: str, number: int, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
+        """Run an operation, and record what it is given and what it gives."""
+        given, gives = (self._port(path, name, number, port) for port in ("input", "output"))
+        step = self.steps.current()
+        if given is not None and step.armed & given.bits:
+            self._take(given, _given(args, kwargs), NO_ARRAY_IN)
+        output = run()
+        if gives is not None and step.armed & gives.bits:
+            self._take(gives, arrays_in(output), NO_ARRAY_OUT)
+        return output
+
+    def unseen(self) -> dict[str, str]:
+        """Patterns for operations that met none."""
+        met = {
+            pattern for port in self._ports.values() if port is not None and port.seen for pattern, _ in port.patterns
+        }
+        return {pattern.text: MISSED for pattern in self._patterns if pattern not in met}
+
+    def _take(self, port: OpPort, found: list[tuple[str, Any]], why: str) -> None:
+        try:
+            self.taker.take_all([port], found, self.steps.current(), why)
+        except Exception as error:
+            self.taker.recorder.ledger.failed("skipped_tensors", f"observing {port.path}", error)
+
+    def _port(self, path: str, op: str, number: int, port: str) -> OpPort | None:
+        key = (path, op, number, port)
+        if key not in self._ports:
+            chosen = [
+                (pattern, 1 << i)
+                for i, probe in enumerate(self._wanted.probes)
+                for pattern in probe.patterns
+                if pattern in self._patterns and pattern.matches_op(path, op, number, port, GROUPS)
+            ]
+            self._ports[key] = OpPort(self.taker, f"{path}/{op}#{number}", port, chosen, op) if chosen else None
+        return self._ports[key]
+
+
+class OpHook:
+    """Gives a layer traced arrays. The innermost layer that runs is the one an operation belongs to."""
+
+    def __init__(self, taps: OpTaps, path: str, owner: Any) -> None:
+        self.taps = taps
+        self.path = path
+        self._owner = weakref.ref(owner) if hasattr(owner, "__weakref__") else lambda: owner
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The layer's function, called with traced arrays while a probe may want the step."""
+        return partial(self._run, function) if self.taps.steps.current().armed & self.taps.bits else function
+
+    def _run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        stacks, key = SCOPES.stacks, id(self.taps)
+        outermost = not stacks
+        stacks.setdefault(key, []).append(_Call(self.taps, self.path))
+        try:
+            output = function(*wrap(args), **wrap(kwargs))
+            return strip(output) if outermost else output
+        finally:
+            stacks[key].pop()
+            if not stacks[key]:
+                del stacks[key]
+            clean(self._owner())
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Nothing to do."""
+
+    def after(self, output: Any) -> None:
+        """Nothing to do."""
+
+    def ended(self) -> None:
+        """Nothing to do."""
+
+
+class _Call:
+    """One call of a layer: numbers its operations, each kind by itself."""
+
+    def __init__(self, taps: OpTaps, path: str) -> None:
+        self._taps = taps
+        self._path = path
+        self._count: Counter[str] = Counter()
+
+    def observe(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+        """Run an operation and look at it."""
+        number = self._count[name]
+        self._count[name] += 1
+        return self._taps.see(self._path, number, name, args, kwargs, run)
+
+
+def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:
+    """The patterns that mean operations: `op:…`, and `layer/name` where the layer or the name is known."""
+    known = set(paths)
+    return [p for probe in wanted.probes for p in probe.patterns if p.kind == "op" or (p.is_op and _means_op(p, known))]
+
+
+def _means_op(pattern: Pattern, paths: set[str]) -> bool:
+    operation = pattern.operation
+    named = operation is not None and (operation.groups or any(operation.names.fullmatch(name) for name in _KNOWN))
+    return bool(named) and any(pattern.matches_op(path, name, 0, "output", GROUPS) for path in paths for name in _KNOWN)
+
+
+def clean(owner: Any) -> None:
+    """What a layer has kept of traced arrays is plain again; lists and dicts stay the ones they are."""
+    own = getattr(owner, "__dict__", {})
+    for name, value in list(own.items()):
+        plain = strip(value)
+        if plain is value:
+            continue
+        if isinstance(value, list):
+            value[:] = plain
+        elif isinstance(value, dict):
+            value.update(plain)
+        else:
+            own[name] = plain
+
+
+def _given(args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    found = [(slot, as_array(value)) for slot, value in values_in(args, Arrays)]
+    found += [(slot, as_array(v)) for slot, v in values_in({k: v for k, v in kwargs.items() if k != "out"}, Arrays)]
+    return [("", found[0][1])] if len(found) == 1 else found

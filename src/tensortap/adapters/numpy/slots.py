@@ -1,0 +1,45 @@
+"""Plain functions, ufuncs and partials in slots: what is held is replaced by a stand-in, and put back at the end."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from tensortap.adapters.numpy.calls import Hook, run_hooked
+
+
+class Slot:
+    """Stands in for a function. It is called, copied and pickled as the function it stands for."""
+
+    def __init__(self, original: Callable[..., Any]) -> None:
+        self.original = original
+        self.hooks: tuple[Hook, ...] = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function, seen by the hooks."""
+        return run_hooked(self.original, self.hooks, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # asked for before it is set: by a copy in the making
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self.original == (other.original if isinstance(other, Slot) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.original)
+
+    def __repr__(self) -> str:
+        return repr(self.original)
+
+    def __copy__(self) -> Any:
+        return copy.copy(self.original)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self.original, memo)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function of the standard library that gives it back: the pickle opens where tensortap is not installed.
+        return (copy.copy, (self.original,))

@@ -1,0 +1,53 @@
+"""Everything a call of an object can change, kept and put back."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from tensortap.adapters.numpy.layers import layers_of
+
+
+@contextmanager
+def preserved(model: Any) -> Iterator[Callable[[], None]]:
+    """Gives a function that puts attributes, arrays and random states back; calls it at the end."""
+    owners = [found.value for found in layers_of(model).layers if hasattr(found.value, "__dict__")]
+    attributes = [(owner.__dict__, dict(owner.__dict__)) for owner in owners]
+    lists = [(v, list(v)) for _, kept in attributes for v in kept.values() if isinstance(v, list)]
+    arrays = [(found.value, found.value.copy()) for found in layers_of(model).arrays]
+    generators = [
+        (v.bit_generator, copy.deepcopy(v.bit_generator.state))
+        for _, kept in attributes
+        for v in kept.values()
+        if isinstance(v, np.random.Generator)
+    ]
+    seeds = random.getstate(), np.random.get_state()
+
+    def restore() -> None:
+        for now, kept in attributes:
+            _put_back(now, kept)
+        for values, items in lists:
+            values[:] = items
+        for array, was in arrays:
+            if array.flags.writeable:
+                array[...] = was
+        for generator, state in generators:
+            generator.state = copy.deepcopy(state)
+        random.setstate(seeds[0])
+        np.random.set_state(seeds[1])
+
+    try:
+        yield restore
+    finally:
+        restore()
+
+
+def _put_back(now: dict[str, Any], kept: dict[str, Any]) -> None:
+    for name in now.keys() - kept.keys():
+        del now[name]
+    now.update(kept)

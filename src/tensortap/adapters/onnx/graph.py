@@ -1,0 +1,180 @@
+"""The graph that a session really runs: dumped after optimisation, and held against the one it was loaded from."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import onnxruntime
+
+from tensortap.errors import MissingExtraError, UnsupportedError
+
+try:
+    import onnx
+except ImportError as error:
+    raise MissingExtraError(
+        "watching an ONNX Runtime session needs the package onnx, to name the tensors inside: "
+        "pip install 'tensortap[onnx]'"
+    ) from error
+
+FUSED: Final = (
+    "was fused or folded away when the session optimised its graph; a session with graph_optimization_level = "
+    "ORT_DISABLE_ALL has it, with other rounding"
+)
+INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it returns can be seen"
+_SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
+_RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
+_BLOCKED: Final = "com.microsoft.nchwc"
+_WEIGHTS: Final = "weights.bin"
+
+
+class Node(NamedTuple):
+    """One node, as far as taps are concerned: what it is given (constants apart), what it gives, and its weights' size.
+
+    `types` are its kind and, where its output lies in memory in blocks of channels, `Blocked`: the elements are there
+    but in another order.
+    """
+
+    types: tuple[str, ...]
+    given: tuple[str, ...]
+    gives: tuple[str, ...]
+    parameters: int
+
+
+class Graph:
+    """A session's optimised graph, in a folder that goes when this does."""
+
+    def __init__(self, session: Any) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="tensortap-onnx-"))
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self._source = session._model_path or session._model_bytes
+        self._options = session._sess.session_options  # a copy
+        self._initial = session._sess_options_initial
+        given = session.get_provider_options()
+        self._providers = [(name, given.get(name, {})) for name in session.get_providers()]
+        self._dump()
+        self.model = onnx.load(self.folder / "graph.onnx", load_external_data=False)
+
+    @cached_property
+    def nodes(self) -> list[Node]:
+        """Every node in order of execution."""
+        return [self._node(node) for node in self.model.graph.node]
+
+    def _node(self, node: Any) -> Node:
+        blocked = node.domain == _BLOCKED and node.op_type != "ReorderOutput"
+        held = [self.constants[name] for name in node.input if name in self.constants]
+        return Node(
+            (node.op_type, *(["Blocked"] * blocked)),
+            tuple(name for name in node.input if name and name not in self.constants),
+            tuple(filter(None, node.output)),
+            sum(math.prod(constant.dims) for constant in held),
+        )
+
+    @cached_property
+    def constants(self) -> dict[str, Any]:
+        """The initializers: name to what holds them."""
+        return {constant.name: constant for constant in self.model.graph.initializer}
+
+    def constant(self, name: str) -> Any:
+        """The numbers of one initializer."""
+        return onnx.numpy_helper.to_array(self.constants[name], str(self.folder))
+
+    @cached_property
+    def missing(self) -> dict[str, str]:
+        """The tensors of the graph as it was loaded that are not there any more, and those out of reach; with why."""
+        try:
+            loaded = _load(self._source)
+        except Exception:  # an .ort file, or one that is gone
+            return {}
+        there = {name for node in self.nodes for name in node.gives} | set(self.constants)
+        inside = {name: why for graph in (loaded.graph, self.model.graph) for name, why in _inside(graph)}
+        gone = {name: FUSED for node in loaded.graph.node for name in node.output if name and name not in there}
+        return gone | {name: why for name, why in inside.items() if name not in there}
+
+    @cached_property
+    def random(self) -> bool:
+        """Whether any node draws numbers, so that one run more or less changes those that follow."""
+        return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
+
+    def twin(self, names: list[str]) -> Any:
+        """A session that runs the same nodes and gives more of their tensors."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        known = {output.name for output in model.graph.output}
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        path = self.folder / f"twin-{len(list(self.folder.iterdir()))}.onnx"
+        path.write_bytes(model.SerializeToString())
+        level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        return self._session(str(path), graph_optimization_level=level)
+
+    @property
+    def nbytes(self) -> int:
+        """How much the weights of a twin take, roughly."""
+        return sum(file.stat().st_size for file in self.folder.iterdir() if not file.name.startswith("twin"))
+
+    def _dump(self) -> None:
+        path = str(self.folder / "graph.onnx")
+        self._session(self._source, optimized_model_filepath=path)
+
+    def _session(self, source: str | bytes, **options: Any) -> Any:
+        """A session like the user's; with the options they gave where the copy lacks something (custom operators)."""
+        for given in (self._options, self._initial):
+            try:
+                with _changed(given, **options):
+                    return onnxruntime.InferenceSession(source, given, providers=self._providers)
+            except Exception as error:
+                if given is self._initial or self._initial is None:
+                    raise UnsupportedError(
+                        f"this session cannot be watched: it cannot be built again ({error}). Sessions with providers "
+                        "that compile the graph themselves show no tensors; use the CPU or CUDA provider"
+                    ) from error
+        raise AssertionError  # pragma: no cover
+
+
+@contextmanager
+def _changed(options: Any, **values: Any) -> Iterator[None]:
+    """Session options with other values for a while."""
+    values |= {"log_severity_level": _SILENT, "enable_profiling": False}
+    before = {name: getattr(options, name) for name in values}
+    entries = ("session.optimized_model_external_initializers_file_name", _WEIGHTS)
+    if "optimized_model_filepath" in values:
+        options.add_session_config_entry(*entries)
+    try:
+        for name, value in values.items():
+            setattr(options, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(options, name, value)
+
+
+def _load(source: str | bytes) -> Any:
+    if isinstance(source, bytes):
+        return onnx.load_model_from_string(source)
+    return onnx.load(source, load_external_data=False)
+
+
+def _inside(graph: Any) -> Iterator[tuple[str, str]]:
+    """The tensors in the branches and bodies of nodes that have any."""
+    for node in graph.node:
+        why = INSIDE.format(kind=node.op_type, name=node.name or node.output[0])
+        yield from ((name, why) for body in _bodies(node) for inner in _nodes(body) for name in inner.output if name)
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Every node, those in bodies of others too."""
+    for node in graph.node:
+        yield node
+        for body in _bodies(node):
+            yield from _nodes(body)
+
+
+def _bodies(node: Any) -> list[Any]:
+    return [body for a in node.attribute for body in (*([a.g] if a.HasField("g") else []), *a.graphs)]

@@ -1,0 +1,134 @@
+"""What sees a session's runs for one tap: a twin session that gives the wanted tensors besides the user's outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, Taker, arrays_in, same
+from tensortap.adapters.base import Port
+from tensortap.adapters.onnx.graph import Graph
+from tensortap.adapters.steps import CallSteps
+from tensortap.errors import NonFiniteError
+
+INEXACT: Final = (
+    "this session and its twin with more outputs need not give equal bits (an operation draws random numbers, or an "
+    "optimisation was not repeated): an observed step runs both; you get the session's outputs, the records are of the "
+    "twin"
+)
+_READABLE: Final = frozenset(
+    f"tensor({kind})"
+    for kind in ("float", "double", "float16", "bool", *(f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)))
+)
+
+
+class Site(NamedTuple):
+    """One tensor of the graph: the ports that want what its node is given and what it gives."""
+
+    given: tuple[str, ...]
+    gives: str
+    inputs: list[Port]
+    outputs: list[Port]
+
+
+class Found(NamedTuple):
+    """What a run of the twin gave: the user's outputs and all tensors by name; or how it failed."""
+
+    outputs: list[Any]
+    tensors: dict[str, Any]
+    error: Exception | None = None
+
+
+class Twin:
+    """Runs in place of the session at observed steps. It is built when the first one comes."""
+
+    def __init__(self, graph: Graph, taker: Taker, steps: CallSteps, sites: Sequence[Site], root: Site) -> None:
+        self.ledger = taker.recorder.ledger
+        self._graph = graph
+        self._taker = taker
+        self._steps = steps
+        self._sites = sites
+        self._root = root
+        self._bits = 0
+        for site in (*sites, root):
+            for port in (*site.inputs, *site.outputs):
+                self._bits |= port.bits
+        self._session: Any = None
+        self._names: list[str] = []
+        self._exact: bool | None = None  # not known before the first run
+
+    def begin(self) -> None:
+        """A run begins, and with it a step."""
+        self._safely("step_errors", "beginning a step", self._steps.begin)
+
+    def end(self) -> None:
+        """The run is over."""
+        self._safely("step_errors", "ending a step", self._steps.end)
+
+    def observe(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> Found | None:
+        """Run the twin, if a probe may want the step."""
+        if not self._steps.current().armed & self._bits:
+            return None
+        try:
+            session = self._session or self._build()
+            wanted = [*names, *(name for name in self._names if name not in names)]
+            values = session.run(wanted, dict(feed), options)
+        except Exception as error:
+            return Found([], {}, error)  # the user's own, when the session fails too
+        return Found(values[: len(names)], {**feed, **dict(zip(wanted, values, strict=True))})
+
+    def trusted(self, found: Found) -> list[Any] | None:
+        """The twin's outputs, once they were seen to be the session's."""
+        return found.outputs if self._exact and found.error is None else None
+
+    def record(self, found: Found, outputs: Sequence[Any]) -> None:
+        """Judge the twin the first time, and take the tensors."""
+        if found.error is not None:  # the twin failed and the session did not
+            self.ledger.failed("skipped_tensors", "running the session with more outputs", found.error)
+            return
+        if self._exact is None:
+            self._exact = not self._graph.random and all(map(_same, found.outputs, outputs))
+            if not self._exact:
+                self.ledger.warn("twin", INEXACT)
+        self._safely("skipped_tensors", "recording a run", lambda: self._record(found, outputs))
+
+    def _record(self, found: Found, outputs: Sequence[Any]) -> None:
+        step, tensors = self._steps.current(), found.tensors
+        self._taker.take_all(self._root.inputs, _named(self._root.given, tensors), step, NO_ARRAY_IN)
+        for site in self._sites:
+            self._taker.take_all(site.inputs, _named(site.given, tensors), step, NO_ARRAY_IN)
+            self._taker.take_all(site.outputs, arrays_in(tensors.get(site.gives)), step, NO_ARRAY_OUT)
+        names = [name for name in self._root.gives.split("\n") if name in tensors]
+        self._taker.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
+
+    def _build(self) -> Any:
+        wanted = {name for site in self._sites for name in (*(site.given if site.inputs else ()), site.gives)}
+        made = [name for node in self._graph.nodes for name in node.gives if name in wanted]
+        session = self._graph.twin(made)
+        kinds = {output.name: output.type for output in session.get_outputs()}
+        self._names = [name for name in made if kinds[name] in _READABLE or not kinds[name].startswith("tensor(")]
+        for site in self._sites:
+            if site.gives in kinds and site.gives not in self._names:
+                for port in site.outputs:
+                    port.note = f"is a {kinds[site.gives]}, which cannot be read from Python"
+        self._session = session
+        return session
+
+    def _safely(self, name: str, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except NonFiniteError:  # the user asked for it
+            raise
+        except Exception as error:
+            self.ledger.failed(name, what, error)
+
+
+def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> list[tuple[str, Array]]:
+    """Several tensors are told apart by name; one needs none."""
+    found = [(f".{name}{slot}", array) for name in names for slot, array in arrays_in(tensors.get(name))]
+    return [("", found[0][1])] if len(found) == 1 else found
+
+
+def _same(a: Any, b: Any) -> bool:
+    one, other = arrays_in(a), arrays_in(b)
+    return len(one) == len(other) and all(same(x, y) for (_, x), (_, y) in zip(one, other, strict=True))

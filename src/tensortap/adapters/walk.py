@@ -1,0 +1,75 @@
+"""The tensors of one framework inside whatever a layer takes or returns, each with a readable slot."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from types import CodeType
+from typing import Any, Final, TypeVar
+
+_DEPTH: Final = 8
+T = TypeVar("T")
+
+
+def values_in(value: Any, kind: type[T], slot: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, T]]:
+    """Every value of a kind in tuples, lists, dicts, named tuples and dataclasses (HF's ModelOutput is a dict).
+
+    >>> [slot for slot, _ in values_in((1.0, {"hidden": [2.0]}), float)]
+    ['[0]', '[1].hidden[0]']
+    """
+    if isinstance(value, kind):
+        yield slot, value
+    elif depth:
+        for name, item in _parts(value):
+            yield from values_in(item, kind, slot + name, depth - 1)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield (f".{key}" if isinstance(key, str) else f"[{key!r}]"), item
+    elif isinstance(value, (tuple, list)):
+        names = _field_names(type(value))
+        for i, item in enumerate(value):
+            yield (f".{names[i]}" if names else f"[{i}]"), item
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield f".{field.name}", getattr(value, field.name, None)
+
+
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """The names of a named tuple's entries, `torch.return_types.max` and its like included."""
+    names = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and getattr(kind, "__match_args__", None))
+    return names or None
+
+
+def arguments_in(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> list[tuple[str, T]]:
+    """The values of a kind that a function is called with, by the names of its parameters; one alone needs none."""
+    return arguments_by(names_of(function), args, kwargs, kind)
+
+
+def arguments_by(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]
+) -> list[tuple[str, T]]:
+    """The same where the names are known."""
+    found = [pair for i, item in enumerate(args) for pair in values_in(item, kind, _slot(names, i))]
+    found += [pair for key, item in kwargs.items() for pair in values_in(item, kind, f".{key}")]
+    return [("", found[0][1])] if len(found) == 1 else found
+
+
+def names_of(function: Any) -> tuple[str, ...]:
+    """The names of what a function takes by position."""
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(plain, "__code__", None)
+    return _positional(code, hasattr(function, "__self__")) if code is not None else ()
+
+
+def _slot(names: tuple[str, ...], position: int) -> str:
+    return f".{names[position]}" if position < len(names) else f"[{position}]"
+
+
+@lru_cache(maxsize=4096)
+def _positional(code: CodeType, bound: bool) -> tuple[str, ...]:
+    return code.co_varnames[int(bound) : code.co_argcount]

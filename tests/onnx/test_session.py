@@ -1,0 +1,303 @@
+"""ONNX Runtime sessions: after optimisation, bit for bit, with everything a session may be given."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from importlib import metadata
+
+import numpy as np
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+import onnx
+import onnxruntime
+import reference
+from onnx import TensorProto, helper, numpy_helper
+from subject_onnx import Subject, model
+
+import tensortap as tt
+
+CPU = ["CPUExecutionProvider"]
+X = reference.batch()
+
+
+def value(name, shape, kind=TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def session(nodes, given, gives, constants=(), **options):
+    graph = helper.make_graph(nodes, "g", given, gives, list(constants))
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    chosen = onnxruntime.SessionOptions()
+    for name, setting in options.items():
+        setattr(chosen, name, setting)
+    return onnxruntime.InferenceSession(made.SerializeToString(), chosen, providers=CPU)
+
+
+def records(memory):
+    return {str(record.place): record for record in memory.records}
+
+
+def watched(subject, *probes, **options):
+    memory = tt.Memory()
+    return memory, tt.watch(subject, *probes, to=memory, strict=True, **options)
+
+
+def test_fused_tensors_are_named_as_such():
+    """Where ONNX Runtime fuses an activation into a layer, the tensor between them is listed with the reason."""
+    net = Subject("ORT_ENABLE_ALL").model
+    assert "fused" in tt.sites(net).untappable["fc1"]
+    assert "act" in {site.path for site in tt.sites(net)}
+    with pytest.raises(tt.TensortapError, match="'fc1' cannot be tapped: it was fused"):
+        tt.watch(net, "fc1", to=tt.Memory())
+    with pytest.raises(tt.TensortapError, match="fused"):
+        tt.capture(net, X, "fc1")
+
+
+def test_after_optimisation_outputs_are_the_same_bits():
+    """With every tensor tapped the fused session gives what it gave."""
+    net = Subject("ORT_ENABLE_ALL").model
+    bare = net.run(None, {"x": X})[0]
+    memory, tap = watched(net, "**:{input,output}")
+    with tap:
+        outputs = [net.run(None, {"x": X})[0] for _ in range(3)]
+    assert all(output.tobytes() == bare.tobytes() for output in outputs)
+    assert len({record.step for record in memory.records}) == 3
+
+
+def test_only_the_outputs_asked_for_are_returned():
+    """All of them for None or an empty list, else those that are named, in that order."""
+    gives = [value("a", [2]), value("b", [2])]
+    nodes = [helper.make_node(*node) for node in (("Neg", ["x"], ["a"]), ("Abs", ["a"], ["m"]), ("Exp", ["m"], ["b"]))]
+    net = session(nodes, [value("x", [2])], gives)
+    feed = {"x": np.array([1, -2], np.float32)}
+    bare = [net.run(names, feed) for names in (None, [], ["b"], ["b", "a"])]
+    memory, tap = watched(net, "m", ":output")
+    with tap:
+        seen = [net.run(names, feed) for names in (None, [], ["b"], ["b", "a"])]
+    assert [[x.tolist() for x in run] for run in seen] == [[x.tolist() for x in run] for run in bare]
+    assert [len([r for r in memory.records if r.step == step]) for step in range(4)] == [3, 3, 2, 3]
+
+
+def test_inputs_and_outputs_of_the_session_go_by_name():
+    """Several have slots; those of a node as well."""
+    net = session([helper.make_node("Add", ["p", "q"], ["s"])], [value("p", [2]), value("q", [2])], [value("s", [2])])
+    memory, tap = watched(net, "**:{input,output}")
+    with tap:
+        net.run(None, {"p": np.ones(2, np.float32), "q": np.zeros(2, np.float32)})
+    assert list(records(memory)) == [":input.p", ":input.q", "s:input.p", "s:input.q", "s:output", ":output"]
+
+
+def test_run_options_are_honoured():
+    """They go to whichever session runs; a run that is told to stop, stops."""
+    net = Subject().model
+    options = onnxruntime.RunOptions()
+    memory, tap = watched(net, "fc1")
+    with tap:
+        net.run(None, {"x": X}, options)
+        options.terminate = True
+        with pytest.raises(Exception, match="terminate"):
+            net.run(None, {"x": X}, options)
+    assert len(memory.records) == 1
+
+
+def test_other_ways_to_run_are_counted_and_go_on():
+    """IO binding and OrtValues are not seen; the user is told once, and gets what they would have got."""
+    net = Subject().model
+    bare = net.run(None, {"x": X})[0]
+    tap = tt.watch(net, "fc1", to=tt.Memory())
+    binding = net.io_binding()
+    binding.bind_cpu_input("x", X)
+    binding.bind_output("head")
+    with tap, pytest.warns(tt.TensortapWarning, match="not seen") as said:
+        for _ in range(2):
+            net.run_with_iobinding(binding)
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(X)
+        other = net.run_with_ort_values(None, {"x": value})[0].numpy()
+    assert binding.copy_outputs_to_cpu()[0].tobytes() == other.tobytes() == bare.tobytes()
+    assert tap.counts["unseen_runs"] == 3 and len(said) == 2
+
+
+def test_external_data(tmp_path):
+    """A model whose weights lie in a file beside it is watched like any other."""
+    path = tmp_path / "net.onnx"
+    onnx.save(model(), path, save_as_external_data=True, location="weights", size_threshold=0)
+    net = onnxruntime.InferenceSession(path, providers=CPU)
+    bare = net.run(None, {"x": X})[0]
+    found = tt.capture(net, X, "head")
+    assert found["head"].tobytes() == found.output[0].tobytes() == bare.tobytes()
+    memory, tap = watched(net, "**:param")
+    with tap:
+        net.run(None, {"x": X})
+        tap.step()
+    expected = tt.summarize(reference.weights()["head"][0])
+    assert records(memory)["head.weight:param"]["l2"] == expected.l2
+
+
+def test_a_random_graph_gives_the_numbers_of_the_session():
+    """Where the twin draws other numbers both run, the user gets the session's, and is told."""
+    nodes = [helper.make_node("RandomNormal", [], ["r"], shape=[4]), helper.make_node("Neg", ["r"], ["y"])]
+    feed = {"x": np.zeros(1, np.float32)}
+    made = []
+    for _ in range(2):
+        onnxruntime.set_seed(3)
+        made.append(session(nodes, [value("x", [1])], [value("y", [4])]))
+    bare = [made[0].run(None, feed)[0].tolist() for _ in range(3)]
+    memory = tt.Memory()
+    with tt.watch(made[1], "r", to=memory), pytest.warns(tt.TensortapWarning, match="need not give equal bits"):
+        seen = [made[1].run(None, feed)[0].tolist() for _ in range(3)]
+    assert seen == bare
+    assert len(memory.records) == 3
+
+
+def test_what_python_cannot_read_is_said():
+    """A bfloat16 tensor inside is reported as unseen, and the rest is seen."""
+    net = session(
+        [helper.make_node("Cast", ["x"], ["half"], to=TensorProto.BFLOAT16),
+         helper.make_node("Cast", ["half"], ["y"], to=TensorProto.FLOAT)],
+        [value("x", [2])], [value("y", [2])],
+        graph_optimization_level=onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+    )  # fmt: skip
+    memory, tap = watched(net)
+    net.run(None, {"x": np.ones(2, np.float32)})
+    assert "bfloat16" in tap._adapter.unseen()["half:output"]
+    tap.close()
+    assert list(records(memory)) == ["y:output"]
+
+
+def test_branches_and_loops_are_listed_as_out_of_reach():
+    """What lies inside an If is named, with the node that holds it."""
+
+    def branch(op):
+        return helper.make_graph([helper.make_node(op, ["x"], [f"in_{op}"])], op, [], [value(f"in_{op}", [2])])
+
+    net = session(
+        [helper.make_node("If", ["c"], ["y"], "choose", then_branch=branch("Neg"), else_branch=branch("Abs"))],
+        [value("x", [2]), value("c", [], TensorProto.BOOL)], [value("y", [2])],
+    )  # fmt: skip
+    assert "inside the If node 'choose'" in tt.sites(net).untappable["in_Neg"]
+    found = tt.capture(net, {"x": np.ones(2, np.float32), "c": np.array(True)}, "y")
+    assert found["y"].tolist() == [-1, -1]
+
+
+def test_a_misspelt_tensor_with_a_slash():
+    """It may be a value to be named later, so it is no error, but the nearest tensors are told."""
+    name = "/fc/Neg_output_0"
+    nodes = [helper.make_node("Neg", ["x"], [name]), helper.make_node("Abs", [name], ["y"])]
+    net = session(nodes, [value("x", [2])], [value("y", [2])])
+    with (
+        pytest.warns(tt.TensortapWarning, match="Did you mean '/fc/Neg_output_0'"),
+        tt.watch(net, "/fc/Neg_output_1", to=tt.Memory()),
+    ):
+        pass
+
+
+def test_threads_have_steps_of_their_own():
+    """Two threads that run one session, as a server does, do not mix their steps."""
+    net = Subject().model
+    memory, tap = watched(net, "fc1", "head")
+    both = threading.Barrier(2)
+
+    def serve():
+        for _ in range(10):
+            both.wait()
+            net.run(None, {"x": X})
+
+    threads = [threading.Thread(target=serve) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    tap.close()
+    steps = [record.step for record in memory.records]
+    assert len(steps) == 40 and {steps.count(step) for step in steps} == {2}
+
+
+def test_somebody_elses_wrapper_stays():
+    """A `run` that the user has put on the session meanwhile is theirs, and works."""
+    net = Subject().model
+    _, tap = watched(net, "fc1")
+    inner = net.run
+    net.run = lambda *args: inner(*args)
+    tap.close()
+    assert net.run(None, {"x": X})[0].shape == (reference.BATCH, reference.OUT)
+    assert not isinstance(vars(net)["run"], type(inner))
+
+
+def test_without_onnx(monkeypatch):
+    """Where the package is missing the error says what to install."""
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    for name in [name for name in sys.modules if name.startswith("tensortap.adapters.onnx.")]:
+        monkeypatch.delitem(sys.modules, name)
+    with pytest.raises(tt.TensortapError, match=r"tensortap\[onnx\]"):
+        tt.sites(Subject().model)
+
+
+def packaged(package, file):
+    """A model that a package from the index carries; the package itself is not imported."""
+    try:
+        found = [path for path in metadata.files(package) or () if path.name == file]
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    return str(found[0].locate())
+
+
+RNG = np.random.default_rng(0)
+REAL = {
+    "silero": ("silero-vad", "silero_vad_16k_op15.onnx", 30, {
+        "input": RNG.normal(size=(1, 576)).astype(np.float32), "state": np.zeros((2, 1, 128), np.float32),
+        "sr": np.array(16000),
+    }),
+    "magika": ("magika", "model.onnx", 90, {"bytes": RNG.integers(0, 256, size=(1, 2048)).astype(np.int32)}),
+    "ocr-cls": ("rapidocr-onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx", 200, {
+        "x": RNG.normal(size=(1, 3, 48, 192)).astype(np.float32),
+    }),
+    "ocr-det": ("rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer.onnx", 350, {
+        "x": RNG.normal(size=(1, 3, 64, 64)).astype(np.float32),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_models_from_the_wild(name):
+    """Speech, file types and text in pictures: every tensor of the optimised graph, and the same bits."""
+    package, file, least, feed = REAL[name]
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    net = onnxruntime.InferenceSession(packaged(package, file), options, providers=CPU)
+    bare = net.run(None, feed)
+    memory, tap = watched(net)
+    with tap:
+        outputs = [net.run(None, feed) for _ in range(2)]
+    for run in outputs:
+        assert [x.tobytes() for x in run] == [x.tobytes() for x in bare]
+    assert len({record.place for record in memory.records}) >= least
+    assert tap.counts == {} or set(tap.counts) == {"unseen"}
+    produced = records(memory)
+    for output, array in zip(net.get_outputs(), bare, strict=True):
+        assert produced[f"{output.name}:output"]["l2"] == tt.summarize(array).l2
+
+
+def test_constants_folded_at_load():
+    """A tensor that only depends on constants is computed when the session loads, and is a parameter from then on."""
+    constant = numpy_helper.from_array(np.ones(2, np.float32), "c")
+    nodes = [helper.make_node("Neg", ["c"], ["n"]), helper.make_node("Add", ["x", "n"], ["y"])]
+    found = tt.sites(session(nodes, [value("x", [2])], [value("y", [2])], [constant]))
+    assert [(site.path, site.ports) for site in found][1:] == [("y", ("output", "input")), ("n", ("param",))]
+
+
+def test_blocked_tensors_are_marked():
+    """Where convolutions run in blocks of channels, the tensors between them are of the class Blocked."""
+    package, file, *_ = REAL["ocr-cls"]
+    net = onnxruntime.InferenceSession(packaged(package, file), providers=CPU)
+    blocked = [site for site in tt.sites(net) if "Blocked" in site.types]
+    assert all(site.types[0] != "ReorderOutput" for site in blocked)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    plain = onnxruntime.InferenceSession(packaged(package, file), options, providers=CPU)
+    assert not any("Blocked" in site.types for site in tt.sites(plain))
+    assert bool(blocked) == any("reorder" in site.path for site in tt.sites(net))
