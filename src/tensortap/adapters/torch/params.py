@@ -148,8 +148,12 @@ class ParameterTaps:
             old = before.pop(port.path, None)
             if old is None:
                 continue
-            row = self._taker.take(port.point(""), parameter.detach() - old, step)
-            if row >= 0:
+            change = parameter.detach() - old
+            row = self._taker.take(port.point(""), change, step)
+            if row >= 0 and self._taker.devices.wants(old):
+                sizes = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (change, old)]
+                self._taker.devices.number(step, row, "ratio", sizes[0] / sizes[1], port.bits)
+            elif row >= 0:
                 size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(old))
                 step.table.values.append(Value(row, "ratio", size / norm if norm else float("inf"), port.bits))
 

@@ -1,0 +1,107 @@
+"""What reducers keep of a tensor on a device: picked there, copied to the host without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.device_ops import floats_on
+from tensortap.adapters.torch.device_streams import HostStream
+from tensortap.adapters.torch.values import buffer_of_plain, readable, values_of
+from tensortap.late import Landing
+from tensortap.reduce.buffers import array_of
+from tensortap.reduce.reducers import Full, Keeper, Rows, Sample, Units, sample_indices
+
+Array = npt.NDArray[Any]
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def land(tensor: Tensor, stream: HostStream) -> Array:
+    """The array that a plain tensor will be on the host, once what is queued has been done."""
+    dense = tensor.contiguous()
+    host = stream.landing(dense)
+    host.copy_(dense, non_blocking=True)
+    return array_of(buffer_of_plain(host))
+
+
+def landing(result: Any, stream: HostStream) -> Any:
+    """What a user's function gave: tensors in it on their way to the host, everything else as it is."""
+    if isinstance(result, Mapping):
+        return {key: landing(value, stream) for key, value in result.items()}
+    plain = values_of(result) if isinstance(result, Tensor) else None
+    return result if plain is None else Landing(land(plain, stream))
+
+
+def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Array | None:
+    """What `keeper.pick` would give of the tensor on the host; the elements come later."""
+    match keeper:
+        case Full():
+            found: Tensor | None = tensor
+        case Sample():
+            found = _same_bits(tensor, torch.take(_bits(tensor), _positions(keeper, place, tensor, stream)))
+        case Rows():
+            found = _rows(keeper, tensor)
+        case Units():
+            found = _units(tensor)
+        case _:  # one that nobody has taught to pick on a device: the tensor is waited for
+            buffer = readable(tensor)
+            return None if buffer is None else keeper.pick(array_of(buffer), place)
+    return None if found is None else land(found, stream)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Small floats can be picked as integers on every device."""
+    bits = _BITS.get(tensor.element_size())
+    return tensor if bits is None else tensor.view(bits)
+
+
+def _same_bits(tensor: Tensor, picked: Tensor) -> Tensor:
+    return picked.view(tensor.dtype)
+
+
+def _positions(keeper: Sample, place: str, tensor: Tensor, stream: HostStream) -> Tensor:
+    return _on_device(keeper.n, keeper.seed, place, tuple(tensor.shape), tensor.device, _Unkeyed(stream))
+
+
+class _Unkeyed:
+    """Carries a stream past a cache, which must not tell calls apart by it."""
+
+    def __init__(self, stream: HostStream) -> None:
+        self.stream = stream
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Unkeyed)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@lru_cache(maxsize=1024)
+def _on_device(
+    n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device, stream: _Unkeyed
+) -> Tensor:
+    indices = torch.from_numpy(np.array(sample_indices(n, seed, place, shape)))
+    return stream.stream.landing(indices).copy_(indices).to(device, non_blocking=True)
+
+
+def _rows(keeper: Rows, tensor: Tensor) -> Tensor | None:
+    there = keeper.there(tensor.shape)
+    # A list as an index would become a tensor on the host, whose copy to the device is waited for.
+    return _same_bits(tensor, torch.stack([_bits(tensor)[i] for i in there])) if there else None
+
+
+def _units(tensor: Tensor) -> Tensor | None:
+    if not tensor.ndim or not tensor.numel():
+        return None
+    axis = 1 if tensor.ndim in (4, 5) else tensor.ndim - 1
+    if tensor.element_size() < 4 or not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.to(torch.float32)
+    by_unit = tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+    size = by_unit.abs().sum(0, dtype=floats_on(tensor.device)) / len(by_unit)
+    return torch.stack([(by_unit != 0).sum(0) / len(by_unit), size]).to(torch.float32)
