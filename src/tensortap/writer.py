@@ -96,8 +96,9 @@ class Writer:
         late = bool(step.table.late)  # then journals have to wait for its values, and that is for the thread
         later: list[Sink] = [sink for sink in self._journals if late or self._append(sink, step)]
         later += self._others if step.table.rows or step.metrics else []
-        if not self._running():
-            self._start()
+        with self._changed:  # threads that hand over their first steps at once start one writer, not two
+            if not self._running():
+                self._start()
         if later:
             self._enqueue(step, later)
         else:

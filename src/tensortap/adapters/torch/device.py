@@ -15,17 +15,19 @@ from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tensortap.adapters.torch import device_ops
 from tensortap.adapters.torch.device_batch import FIRST_WORDS, Batch
 from tensortap.adapters.torch.device_keep import land, landing, pick
-from tensortap.adapters.torch.device_streams import HostStream, stream_of
+from tensortap.adapters.torch.device_streams import HostStream, quietly, stream_of
 from tensortap.adapters.torch.values import CODES
 from tensortap.late import Landing
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.reduce import fallback
+from tensortap.reduce.reducers import Keeper
 from tensortap.table import StepTable, Value
 
 Reduce = Callable[[Tensor, Tensor, bool], None]
@@ -68,7 +70,7 @@ class Devices:
     def number(self, step: OpenStep, row: int, name: str, number: Tensor, probes: int) -> None:
         """Add a number that a device computes to a row."""
         stream = self._streams(number.device)
-        with stream.here():
+        with quietly(stream):
             step.table.values.append(Value(row, name, Landing(land(number, stream)), probes))
 
     def _batch(self, table: StepTable, stream: HostStream, device: torch.device) -> Batch:
@@ -86,18 +88,19 @@ class Devices:
         place = (point.key, armed, recomputed, CODES[plain.dtype], tuple(plain.shape))
         if not numel:
             return table.insert(*place, _EMPTY, 0, np.zeros(0, np.uint32) if histogram else None)
-        row = table.insert(*place, (numel, *_ABSENT))
-        if row < 0:
-            self._recorder.ledger.add("late_records")
-            return row
-        words = batch.reserve(row, numel, histogram and numel < _MOST_COUNTED)
-        self._words[batch.stream.key] = max(self._words.get(batch.stream.key, FIRST_WORDS), batch.words)
-        try:
-            with torch.no_grad(), batch.stream.here():
-                self._reduce(_flat(plain), words)
-        except Exception:
-            batch.forget_last()
-            raise
+        with quietly(batch.stream):
+            flat = _flat(plain)
+            row = table.insert(*place, (numel, *_ABSENT))
+            if row < 0:
+                self._recorder.ledger.add("late_records")
+                return row
+            words = batch.reserve(row, numel, histogram and numel < _MOST_COUNTED)
+            self._words[batch.stream.key] = max(self._words.get(batch.stream.key, FIRST_WORDS), batch.words)
+            try:
+                self._reduce(flat, words)
+            except Exception:
+                batch.forget_last()
+                raise
         return row
 
     def _reduce(self, flat: Tensor, words: Tensor) -> None:
@@ -126,19 +129,26 @@ class Devices:
     ) -> None:
         if not armed & point.keeping:
             return
-        with stream.here():
-            self._recorder.keep_by(
-                table, row, point, armed,
-                lambda keeper: pick(keeper, plain, point.text, stream),
-                lambda function: landing(function(tensor.detach()), stream),
-            )  # fmt: skip
+
+        def picked(keeper: Keeper) -> npt.NDArray[Any] | None:
+            with quietly(stream):
+                return pick(keeper, plain, point.text, stream)
+
+        def asked(function: Callable[[Any], Any]) -> Any:
+            result = function(tensor.detach())
+            with quietly(stream):
+                return landing(result, stream)
+
+        self._recorder.keep_by(table, row, point, armed, picked, asked)
 
 
 def _flat(plain: Tensor) -> Tensor:
     """The elements as one dense run: as they lie in memory where they leave no gaps, otherwise a copy."""
+    size = plain.element_size()
+    if not plain.untyped_storage().nbytes():  # a kernel that reads it would take the whole process with it
+        raise ValueError("its memory was freed, as sharding does between uses")
     if plain.is_contiguous():
         return plain.view(-1)
-    size = plain.element_size()
     strides = tuple(stride * size for stride in plain.stride())
     _, runs = fallback.plan(0, CODES[plain.dtype], tuple(plain.shape), strides)
     if runs == [(plain.numel(), size)]:

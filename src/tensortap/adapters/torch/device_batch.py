@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.device_ops import COUNT_WORDS, COUNTS, POWER, WORDS, floats_on
-from tensortap.adapters.torch.device_streams import HostStream
+from tensortap.adapters.torch.device_streams import HostStream, quietly
 from tensortap.late import Arrived
 from tensortap.reduce import fallback, kernels
 from tensortap.reduce.buckets import BUCKETS
@@ -80,7 +80,7 @@ class Batch:
             if self.sent:
                 return
             self.sent = True
-            with torch.no_grad(), self.stream.here():
+            with quietly(self.stream):
                 for buffer, used in zip(self._buffers, self._used, strict=True):
                     host = self.stream.landing(buffer[:used])
                     host.copy_(buffer[:used], non_blocking=True)

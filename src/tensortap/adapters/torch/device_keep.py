@@ -13,9 +13,9 @@ from torch import Tensor
 
 from tensortap.adapters.torch.device_ops import floats_on
 from tensortap.adapters.torch.device_streams import HostStream
-from tensortap.adapters.torch.values import buffer_of_plain, readable, values_of
+from tensortap.adapters.torch.values import CODES, readable, values_of
 from tensortap.late import Landing
-from tensortap.reduce.buffers import array_of
+from tensortap.reduce.buffers import NUMPY_DTYPES, array_of
 from tensortap.reduce.reducers import Full, Keeper, Rows, Sample, Units, sample_indices
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ def land(tensor: Tensor, stream: HostStream) -> Array:
     dense = tensor.contiguous()
     host = stream.landing(dense)
     host.copy_(dense, non_blocking=True)
-    return array_of(buffer_of_plain(host))
+    return _bits(host).numpy().view(NUMPY_DTYPES[CODES[host.dtype]])
 
 
 def landing(result: Any, stream: HostStream) -> Any:

@@ -7,7 +7,7 @@ itself, and the event that tells when it has.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -64,6 +64,13 @@ class DeviceStream(HostStream):
 def stream_of(device: torch.device) -> HostStream:
     """Where work on a device is queued now."""
     return HostStream() if device.type == "cpu" else DeviceStream(device)
+
+
+@contextlib.contextmanager
+def quietly(stream: HostStream) -> Iterator[None]:
+    """Work of ours goes to the stream, and no mode of the user's reaches into it."""
+    with torch.inference_mode(False), torch.no_grad(), stream.here():
+        yield
 
 
 def _nothing() -> None:
