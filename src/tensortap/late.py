@@ -43,3 +43,6 @@ class Landing(NamedTuple):
     """Host memory that a device's numbers are on their way to. Worth reading once the rows have arrived."""
 
     array: Array
+
+    def __float__(self) -> float:
+        return float(self.array)

@@ -360,7 +360,7 @@ class _Late(Seen):
     table: StepTable
 
     @property
-    def nonfinite(self) -> int:  # type: ignore[override]
+    def nonfinite(self) -> int:
         """How many tensors were non-finite."""
         self.table.settle()
         return self.table.nonfinite

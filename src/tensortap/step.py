@@ -97,7 +97,7 @@ class Step:
     def _numbers(self) -> dict[int, dict[str, float]]:
         by_row: dict[int, dict[str, float]] = {}
         for value in self.table.values:
-            by_row.setdefault(value.row, {})[value.name] = value.number
+            by_row.setdefault(value.row, {})[value.name] = float(value.number)
         return by_row
 
     def _record(self, row: int, numbers: Mapping[str, float]) -> Record:

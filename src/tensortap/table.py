@@ -178,8 +178,7 @@ class StepTable:
         for rows in late:
             self._fill(rows.arrive())
         if late:
-            landed = (v._replace(number=float(v.number.array)) if isinstance(v.number, Landing) else v for v in self.values)
-            self.values = list(landed)
+            self.values = [value._replace(number=float(value.number)) for value in self.values]
         finishing, self.upon_arrival = self.upon_arrival, []
         for finish in finishing:
             finish()
@@ -320,7 +319,8 @@ class StepTable:
 
 def _bit(rows: Array) -> Array:
     """Each row's bit in its byte of a bitmap."""
-    return np.left_shift(1, rows & 7).astype(np.uint8)
+    bits: Array = np.left_shift(1, rows & 7).astype(np.uint8)
+    return bits
 
 
 def _runs(ends: Array, rows: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Array]:

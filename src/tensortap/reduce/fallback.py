@@ -41,6 +41,8 @@ _WAYS: Final = {np.dtype(np.float32): _Way(32, 8), np.dtype(np.float64): _Way(16
 
 @dataclass(slots=True)
 class Moments:
+    """Counts and moments of some elements: `n` of them finite."""
+
     n: int = 0
     nan: int = 0
     posinf: int = 0
@@ -321,6 +323,7 @@ def _buckets(x: Array) -> Array:
 
 
 def trimmed(counts: Array) -> tuple[int, Array]:
+    """The run of buckets in use, by its offset, of the counts of all."""
     used = np.flatnonzero(counts)
     if not used.size:
         return 0, counts[:0].astype(np.uint32)

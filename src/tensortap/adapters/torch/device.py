@@ -8,7 +8,6 @@ the step closes. The Triton kernel does it on CUDA and ROCm, PyTorch's own opera
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import time
 from collections.abc import Callable, Hashable
@@ -81,9 +80,7 @@ class Devices:
         table.late.append(batch)
         return batch
 
-    def _queue(
-        self, batch: Batch, point: Point, plain: Tensor, step: OpenStep, armed: int, recomputed: bool
-    ) -> int:
+    def _queue(self, batch: Batch, point: Point, plain: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         table, numel, histogram = step.table, plain.numel(), bool(armed & step.hist)
         place = (point.key, armed, recomputed, CODES[plain.dtype], tuple(plain.shape))
         if not numel:
@@ -117,10 +114,12 @@ class Devices:
             device_ops.reduce(flat, words.zero_(), histogram)
 
     def _choose(self, kind: str) -> Reduce:
-        able = kind == "cuda" and importlib.util.find_spec("triton") is not None
-        name = self.forced or ("triton" if able else "torch")
-        module: Any = importlib.import_module(f"{__name__}_triton") if name == "triton" else device_ops
-        reduce: Reduce = module.reduce
+        reduce: Reduce = device_ops.reduce
+        if (self.forced or {"cuda": "triton"}.get(kind)) == "triton":
+            try:
+                reduce = importlib.import_module(f"{__name__}_triton").reduce
+            except ImportError:  # absent, or not for this platform: the same row, by more launches
+                self._recorder.ledger.add("without_triton")
         self._reducers[kind] = reduce
         return reduce
 

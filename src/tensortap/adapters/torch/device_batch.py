@@ -103,7 +103,9 @@ class Batch:
             words = hosts[slot.buffer][slot.begin :]
             values[i] = self._row(words, slot.numel)
             if slot.histogram:
-                histograms[int(rows[i])] = fallback.trimmed(words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS])
+                histograms[int(rows[i])] = fallback.trimmed(
+                    words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS]
+                )
         return Arrived(rows, values, histograms)
 
     def _row(self, words: Array, numel: int) -> tuple[float, ...]:

@@ -83,9 +83,7 @@ class _Unkeyed:
 
 
 @lru_cache(maxsize=1024)
-def _on_device(
-    n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device, stream: _Unkeyed
-) -> Tensor:
+def _on_device(n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device, stream: _Unkeyed) -> Tensor:
     indices = torch.from_numpy(np.array(sample_indices(n, seed, place, shape)))
     return stream.stream.landing(indices).copy_(indices).to(device, non_blocking=True)
 

@@ -37,14 +37,14 @@ def reduce(flat: Tensor, words: Tensor, histogram: bool) -> None:
     floats = floats_on(flat.device)
     flat = as_real(flat)
     power, scale = scale_of(flat) if flat.dtype is torch.float64 else (None, None)
-    pieces = [_piece(part, floats, scale) for part in flat.split(_PIECE)]
+    pieces = [_piece(part, floats, scale) for part in torch.split(flat, _PIECE)]
     numbers, moments = _merged(*(torch.stack(kind) for kind in zip(*pieces, strict=True)))
     words[:4].copy_(numbers)
     held = words[4:POWER].view(floats)
     (held if floats is torch.float64 else held[::2]).copy_(moments)
     write_power(words, power)
     if histogram:
-        for part in flat.split(_PIECE):
+        for part in torch.split(flat, _PIECE):
             _count(part, words[COUNTS : COUNTS + COUNT_WORDS].view(torch.int32))
 
 
@@ -100,11 +100,13 @@ def _piece(part: Tensor, floats: torch.dtype, scale: Tensor | None) -> tuple[Ten
 
 def _merged(counts: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
     """All pieces together."""
-    n = counts[:, 4].to(moments.dtype)
+    n = counts.unbind(1)[4].to(moments.dtype)
     low, high, mean, m2, l1 = moments.unbind(1)
     whole = (mean * (n / n.sum().clamp(min=1.0))).sum()
     apart = mean - whole
-    return counts[:, :4].sum(0), torch.stack([low.amin(), high.amax(), whole, (m2 + n * apart * apart).sum(), l1.sum()])
+    return counts.narrow(1, 0, 4).sum(0), torch.stack(
+        [low.amin(), high.amax(), whole, (m2 + n * apart * apart).sum(), l1.sum()]
+    )
 
 
 def _count(part: Tensor, counts: Tensor) -> None:
@@ -126,4 +128,5 @@ def _cut(v: Tensor) -> Tensor:
     small = (mantissa >> (29 + 897 - exponent).clamp(0, 63)).clamp(min=1)
     cut = torch.where(exponent >= 897, (size >> 29) - (896 << 23), small)
     cut = torch.where(exponent >= 1023 + 128, 0x7F7F_FFFF, cut)
-    return cut | (((bits >> 63) & 1) << 31)
+    signed: Tensor = cut | (((bits >> 63) & 1) << 31)
+    return signed

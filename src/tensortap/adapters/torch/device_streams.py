@@ -47,7 +47,7 @@ class DeviceStream(HostStream):
 
     def here(self) -> AbstractContextManager[Any]:
         """Its device and stream are the current ones."""
-        return contextlib.nullcontext() if self._stream is None else self._module.stream(self._stream)  # type: ignore[no-any-return]
+        return contextlib.nullcontext() if self._stream is None else self._module.stream(self._stream)
 
     def landing(self, like: Tensor) -> Tensor:
         """Pinned memory, from PyTorch's cache of it: it is not used again before a copy that is under way has ended."""

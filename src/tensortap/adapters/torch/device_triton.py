@@ -25,6 +25,7 @@ from tensortap.types import DTYPES
 _GROUPS: Final = 512  # rows of eight elements in a block
 _MOST_PROGRAMS: Final = 1024
 _PARTS: Final = 10
+OPTIONS: Final = {"num_warps": 8, "enable_fp_fusion": False}  # rounded as written, on every device
 
 # How a type is read: the integers that hold its bits where Triton has no such type on every device.
 _FLOAT, _BF16, _TABLE, _BOOL, _U16, _U32, _U64, _INT = range(8)
@@ -116,7 +117,7 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
     nan, posinf, neginf, zeros, mean, m2, l1 = n, n, n, n, n, n, n
     low_all = tl.full((), float("inf"), tl.float64)
     high_all = -low_all
-    for block in range(0, blocks):
+    for block in range(blocks):
         at = (program * blocks + block) * (GROUPS * 8) + lanes
         inside = at < numel
         v = _load(x, table, at, inside, KIND, WIDE)
@@ -136,10 +137,7 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
         high_all = tl.maximum(high_all, high.to(tl.float64))
         if HISTOGRAM:
             known = tl.where(finite, v, 0.0)
-            if WIDE:
-                bits = _cut(known)
-            else:
-                bits = known.to(tl.int32, bitcast=True)
+            bits = _cut(known) if WIDE else known.to(tl.int32, bitcast=True)
             bucket = ((bits >> 19) & 0xFFE) | ((bits >> 31) & 1)
             tl.atomic_add(counts + bucket, 1, mask=finite & (v != 0), sem="relaxed")
         back = tl.full((), 1.0, tl.float64)
@@ -221,7 +219,7 @@ def reduce(flat: Tensor, words: Tensor, histogram: bool) -> None:
     counts = words[COUNTS:].view(torch.int32)
     _reduce_blocks[(programs,)](
         raw, table, scale, parts, counts, flat.numel(), each,
-        KIND=kind, WIDE=wide, SCALED=scaled, HISTOGRAM=histogram, GROUPS=_GROUPS, PARTS=_PARTS, num_warps=8,
+        KIND=kind, WIDE=wide, SCALED=scaled, HISTOGRAM=histogram, GROUPS=_GROUPS, PARTS=_PARTS, **OPTIONS,
     )  # fmt: skip
-    _merge_parts[(1,)](parts, words, programs, PROGRAMS=triton.next_power_of_2(programs), PARTS=_PARTS)
+    _merge_parts[(1,)](parts, words, programs, PROGRAMS=triton.next_power_of_2(programs), PARTS=_PARTS, **OPTIONS)
     write_power(words, power)
