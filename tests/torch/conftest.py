@@ -12,7 +12,7 @@ import torch
 
 import tensortap as tt
 
-_DEVICE_PATH = bool(os.environ.get("TENSORTAP_DEVICE_PATH"))  # all of these tests hold on the way of a device too
+_DEVICE_PATH = bool(os.environ.get("TENSORTAP_DEVICE_PATH"))  # most of these tests hold on the way of a device too
 
 
 class Seen:
