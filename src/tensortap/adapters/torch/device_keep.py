@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.device_ops import floats_on
-from tensortap.adapters.torch.device_streams import HostStream
+from tensortap.adapters.torch.device_streams import HostStream, stream_of
 from tensortap.adapters.torch.values import CODES, readable, values_of
 from tensortap.late import Landing
 from tensortap.reduce.buffers import NUMPY_DTYPES, array_of
@@ -44,7 +44,8 @@ def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Arra
         case Full():
             found: Tensor | None = tensor
         case Sample():
-            found = _same_bits(tensor, torch.take(_bits(tensor), _positions(keeper, place, tensor, stream)))
+            at = _positions(keeper.n, keeper.seed, place, tuple(tensor.shape), tensor.device)
+            found = torch.take(_bits(tensor), at).view(tensor.dtype)
         case Rows():
             found = _rows(keeper, tensor)
         case Units():
@@ -61,37 +62,17 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor if bits is None else tensor.view(bits)
 
 
-def _same_bits(tensor: Tensor, picked: Tensor) -> Tensor:
-    return picked.view(tensor.dtype)
-
-
-def _positions(keeper: Sample, place: str, tensor: Tensor, stream: HostStream) -> Tensor:
-    return _on_device(keeper.n, keeper.seed, place, tuple(tensor.shape), tensor.device, _Unkeyed(stream))
-
-
-class _Unkeyed:
-    """Carries a stream past a cache, which must not tell calls apart by it."""
-
-    def __init__(self, stream: HostStream) -> None:
-        self.stream = stream
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Unkeyed)
-
-    def __hash__(self) -> int:
-        return 0
-
-
 @lru_cache(maxsize=1024)
-def _on_device(n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device, stream: _Unkeyed) -> Tensor:
+def _positions(n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where `sample` takes its elements; on the device once, then for every step."""
     indices = torch.from_numpy(np.array(sample_indices(n, seed, place, shape)))
-    return stream.stream.landing(indices).copy_(indices).to(device, non_blocking=True)
+    return stream_of(device).landing(indices).copy_(indices).to(device, non_blocking=True)
 
 
 def _rows(keeper: Rows, tensor: Tensor) -> Tensor | None:
     there = keeper.there(tensor.shape)
     # A list as an index would become a tensor on the host, whose copy to the device is waited for.
-    return _same_bits(tensor, torch.stack([_bits(tensor)[i] for i in there])) if there else None
+    return torch.stack([_bits(tensor)[i] for i in there]).view(tensor.dtype) if there else None
 
 
 def _units(tensor: Tensor) -> Tensor | None:

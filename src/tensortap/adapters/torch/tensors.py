@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.device import VARIABLE, Devices
-from tensortap.adapters.torch.values import CODES, buffer_of_plain, values_of
+from tensortap.adapters.torch.values import CODES, values_of
 from tensortap.recorder import OpenStep, Point, Recorder
+from tensortap.reduce.buffers import buffer_of_plain
 
 _NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
 _CAPTURED: Final = (
