@@ -92,6 +92,7 @@ class TorchAdapter:
         armed = -1 if self._finder.spread else self._recorder.current.armed
         for hooks in self._sets:
             hooks.adjust(armed)
+        self._parameters.arm(armed)
 
     def detach(self) -> None:
         """Take every hook off."""

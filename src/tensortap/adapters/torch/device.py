@@ -67,7 +67,10 @@ class Devices:
                     return row
 
     def number(self, step: OpenStep, row: int, name: str, number: Tensor, probes: int) -> None:
-        """Add a number that a device computes to a row."""
+        """Add a number to a row; one that a device computes comes later, as the row does."""
+        if not self.wants(number):
+            step.table.values.append(Value(row, name, float(number), probes))
+            return
         stream = self._streams(number.device)
         with quietly(stream):
             step.table.values.append(Value(row, name, Landing(land(number, stream)), probes))
