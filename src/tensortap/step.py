@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tensortap.late import LateNumbers
 from tensortap.reduce.summary import Summary, describe
 from tensortap.table import Kept, Names, StepTable
 from tensortap.types import COLUMNS, COUNTS, DTYPES, STATISTICS, Place
@@ -74,6 +75,17 @@ class Step:
     names: Names
     tensors_only: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def late(self) -> bool:
+        """Whether values of it are still on their way from a device."""
+        return bool(self.table.late) or (isinstance(self.metrics, LateNumbers) and self.metrics.waiting)
+
+    def settle(self) -> None:
+        """Wait for them."""
+        self.table.settle()
+        for name in self.metrics:
+            self.metrics[name]
 
     @property
     def nbytes(self) -> int:

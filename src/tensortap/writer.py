@@ -93,7 +93,7 @@ class Writer:
             self._refuse(step)
             return
         self._raise_trouble()
-        late = bool(step.table.late)  # then journals have to wait for its values, and that is for the thread
+        late = step.late  # then journals have to wait for its values, and that is for the thread
         later: list[Sink] = [sink for sink in self._journals if late or self._append(sink, step)]
         later += self._others if step.table.rows or step.metrics else []
         with self._changed:  # threads that hand over their first steps at once start one writer, not two
@@ -159,9 +159,9 @@ class Writer:
 
     def _drop(self, step: Step, sinks: list[Sink]) -> None:
         """Journals have the rows already, unless they are late, and lose only the tensors left to the thread."""
-        if step.table.late or any(sink in self._others for sink in sinks):
+        if step.late or any(sink in self._others for sink in sinks):
             self.ledger.add("dropped_steps")
-        if step.table.late:
+        if step.late:
             self.ledger.add("dropped_records", step.table.rows)
         if any(sink in self._journals for sink in sinks):
             self.ledger.add("dropped_tensors", len(step.table.tensors))
@@ -216,9 +216,9 @@ class Writer:
 
     def _settled(self, step: Step, sinks: list[Sink]) -> list[Sink]:
         """Who is to write a step; late rows are waited for, and appended to journals, first."""
-        if not step.table.late:
+        if not step.late:
             return sinks
-        if not self._guard("waiting for a device", step.table.settle, "device_errors"):
+        if not self._guard("waiting for a device", step.settle, "device_errors"):
             self._lose(step)
             return []
         return [sink for sink in sinks if not isinstance(sink, Journal) or self._append_late(sink, step)]

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensortap as tt
-from tensortap.adapters.torch import device_ops
+from tensortap.adapters.torch import device_ops, metrics
 from tensortap.adapters.torch.device import Devices
 from tensortap.adapters.torch.device_streams import HostStream
-from tensortap.errors import NonFiniteError
+from tensortap.errors import NonFiniteError, ProbeError
 from tensortap.probes import as_probes
 from tensortap.recorder import Recorder
 from tensortap.types import Place
@@ -300,6 +300,41 @@ def test_a_trigger_on_a_metric_does_not_wait(watch, device_path):
     for record in seen.of("2:output"):
         assert record["max"] == float(outputs[record.step].max())
     assert [kept.array.shape for kept in seen.memory.tensors] == [(5, 8)] * 2
+
+
+def test_a_metric_on_the_device_is_not_waited_for(watch, device_path, monkeypatch):
+    """`tap.step(loss=loss)` gives the tensor on its way: it is written when it has arrived, and a trigger may wait."""
+    stream = Held()
+    monkeypatch.setattr(metrics, "stream_of", lambda device: stream)
+    model = net()
+    seen = watch(model, tt.probe("0", when=tt.every(10)))
+    model(torch.randn(5, 3))
+    seen.tap.step(loss=torch.tensor(0.5), lr=0.1)
+    assert seen.memory.metrics == {} and not stream.waiting
+    stream.finished.set()
+    seen.tap.flush()
+    assert seen.memory.metrics == {0: {"loss": 0.5, "lr": 0.1}} and set(stream.waiting) == {"tensortap-writer"}
+
+
+def test_a_trigger_that_reads_a_metric_on_the_device_waits_for_it(watch, device_path, monkeypatch):
+    """The decision needs the number, so closing the step waits; on another metric it does not."""
+    stream = Held()
+    stream.finished.set()
+    monkeypatch.setattr(metrics, "stream_of", lambda device: stream)
+    model = net()
+    seen = watch(model, tt.probe("0", when=tt.metric("loss") > 1))
+    for loss in (0.5, 2.0):
+        model(torch.randn(5, 3))
+        seen.tap.step(loss=torch.tensor(loss), other=torch.tensor(1.0))
+    assert seen.steps == [1]
+    assert stream.waiting.count(threading.current_thread().name) == 2
+
+
+def test_a_metric_that_is_no_number_is_named(watch, device_path):
+    """A tensor of several elements is an error that says what to write, on a device as on the host."""
+    seen = watch(net())
+    with pytest.raises(ProbeError, match=r"it has 2 elements.*step\(loss=float"):
+        seen.tap.step(loss=torch.ones(2))
 
 
 def test_on_nonfinite_names_the_first_record(watch, device_path):

@@ -80,7 +80,8 @@ class ParameterTaps:
 
     def arm(self, armed: int) -> None:
         """A step has opened: clipping is of interest while a probe may want its gradients."""
-        CLIPPING.listen(self, any(armed & port.bits for port in self._ports.get("grad", ())))
+        if self._ports.get("grad"):
+            CLIPPING.listen(self, any(armed & port.bits for port in self._ports["grad"]))
 
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
         """Gradients as they are before `clip_grad_norm_` scales them, and by how much it will."""
