@@ -23,6 +23,7 @@ from tensortap.adapters.torch.device_streams import HostStream
 from tensortap.errors import NonFiniteError, ProbeError
 from tensortap.probes import as_probes
 from tensortap.recorder import Recorder
+from tensortap.reduce.buffers import buffer_of
 from tensortap.types import Place
 
 SUMS = ("mean", "std", "l1", "l2")
@@ -366,6 +367,22 @@ def test_a_step_is_one_copy_from_the_second_on(watch, device_path):
         copies.append(stream.copies)
     assert copies == [3, 1, 1]
     assert len(seen.records) == 450 and all(0 < r["l2"] < 2 for r in seen.records)
+
+
+def test_a_number_from_a_device_for_a_row_that_is_not_late_is_waited_for():
+    """The factor of clipping may be on a device while a gradient is on the host: the row waits for it all the same."""
+    recorder = Recorder(as_probes(["x"]))
+    stream = Held()
+    stream.finished.set()
+    devices = Devices(recorder, lambda device: stream)
+    row = recorder.observe(recorder.point(Place("x"), 1), buffer_of(np.ones(3)))
+    devices.forced = "torch"
+    devices.number(recorder.current, row, "clip", torch.tensor(0.25), 1)
+    (step,) = recorder.close()
+    assert step.late and not stream.waiting
+    step.settle()
+    assert stream.waiting and not step.late
+    assert step.record(row).numbers == {"clip": 0.25} and step.record(row)["mean"] == 1.0
 
 
 def test_threads_share_a_step(watch, device_path, same):

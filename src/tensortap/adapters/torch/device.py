@@ -72,6 +72,7 @@ class Devices:
             step.table.values.append(Value(row, name, float(number), probes))
             return
         stream = self._streams(number.device)
+        self._batch(step.table, stream, number.device)  # even where it has no rows, its event tells when this arrived
         with quietly(stream):
             step.table.values.append(Value(row, name, Landing(land(number, stream)), probes))
 

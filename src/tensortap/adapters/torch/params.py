@@ -24,6 +24,7 @@ from tensortap.adapters.base import Port
 from tensortap.adapters.torch.clipping import CLIPPING
 from tensortap.adapters.torch.gradients import Steps
 from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.values import values_of
 from tensortap.recorder import OpenStep
 from tensortap.table import Value
 
@@ -202,8 +203,7 @@ class ParameterTaps:
             change = parameter.detach() - old
             row = self._taker.take(port.point(""), change, step)
             if row >= 0 and self._taker.devices.wants(old):
-                sizes = [torch.linalg.vector_norm(x, dtype=torch.float32) for x in (change, old)]
-                self._taker.devices.number(step, row, "ratio", sizes[0] / sizes[1], port.bits)
+                self._taker.devices.number(step, row, "ratio", ratio(change, old), port.bits)
             elif row >= 0:
                 size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(old))
                 step.table.values.append(Value(row, "ratio", size / norm if norm else float("inf"), port.bits))
@@ -218,6 +218,14 @@ class ParameterTaps:
 
     def _failed(self, error: Exception) -> None:
         self._taker.recorder.ledger.failed("skipped_tensors", "observing an optimizer's step", error)
+
+
+def ratio(change: Tensor, old: Tensor) -> Tensor:
+    """‖change‖ / ‖old‖ of this process's part, on its device; halves would overflow and are widened."""
+    parts = [part for part in (values_of(change), values_of(old)) if part is not None]
+    wide = [part.float() if part.element_size() < 4 else part for part in parts]
+    size, norm = (torch.linalg.vector_norm(part) for part in wide)
+    return torch.where(norm > 0, size / norm, float("inf"))
 
 
 def clip_factor(most: float, norm: Any) -> Tensor:
