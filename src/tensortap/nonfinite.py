@@ -28,7 +28,10 @@ class Watchman:
 
     def look(self, step: OpenStep, names: Names) -> Origin | None:
         """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know."""
-        if self.wish is None or not step.table.nonfinite:
+        if self.wish is None:
+            return None
+        step.table.settle()  # the values of late rows are wanted now
+        if not step.table.nonfinite:
             return None
         found: Origin = step.origin or first_in(step, names)
         return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -18,10 +19,12 @@ import numpy.typing as npt
 from tensortap.budget import Budget
 from tensortap.cost import Account
 from tensortap.errors import TensortapError
+from tensortap.late import Landing
 from tensortap.ledger import Ledger
 from tensortap.lookback import LookBack, split
 from tensortap.probes import Probe
 from tensortap.reduce.buffers import array_of, buffer_of
+from tensortap.reduce.reducers import Keeper
 from tensortap.step import Step, summary_of
 from tensortap.table import Kept, Names, StepTable, Value
 from tensortap.triggers import Answer
@@ -175,6 +178,22 @@ class Recorder:
 
     def keep(self, table: StepTable, row: int, point: Point, armed: int, buffer: Buffer, value: Any) -> None:
         """Copy out of a recorded tensor what the armed probes' reducers want of its elements."""
+        self.keep_by(
+            table, row, point, armed,
+            lambda keeper: keeper.pick(array_of(buffer), point.text),
+            lambda function: function(array_of(buffer) if value is None else value),
+        )  # fmt: skip
+
+    def keep_by(
+        self,
+        table: StepTable,
+        row: int,
+        point: Point,
+        armed: int,
+        pick: Callable[[Keeper], npt.NDArray[Any] | None],
+        ask: Callable[[Callable[[Any], Any]], Any],
+    ) -> None:
+        """As `keep`, where the adapter picks elements and calls the user's functions itself."""
         if row < 0:
             return
         tensors, values = table.tensors, table.values  # of this step, even if the table is used again meanwhile
@@ -183,7 +202,7 @@ class Recorder:
                 continue
             for keeper in keepers:
                 try:
-                    picked = keeper.pick(array_of(buffer), point.text)
+                    picked = pick(keeper)
                 except Exception as error:
                     self.ledger.failed("reducer_errors", f"{keeper} at {point.text}", error)
                     continue
@@ -193,7 +212,7 @@ class Recorder:
                     tensors.append(Kept(row, keeper.kind, picked, bit))
             for custom in customs:
                 try:
-                    kept = _result(custom.name, custom.function(array_of(buffer) if value is None else value))
+                    kept = _result(custom.name, ask(custom.function))
                 except Exception as error:
                     self.ledger.failed("reducer_errors", f"{custom.name}() at {point.text}", error)
                     continue
@@ -226,7 +245,8 @@ class Recorder:
             closing.armed, closing.closed = 0, True
             closing.table.close()
             self.account.take(closing.table)
-            seen = Seen(metrics or {}, closing.table.nonfinite)
+            closing.table.send()
+            seen = _seen(metrics or {}, closing.table)
             steps = self._decide(closing, seen, phase or closing.phase)
             if closing is self.current:
                 self.current = self.open()
@@ -275,7 +295,10 @@ class Recorder:
         table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so the numbers go with it that only a later trigger may want.
         table.values = [value for value in table.values if value.probe & (fired | waiting)]
-        self._add_quantiles(table, fired)
+        if table.late:
+            table.upon_arrival.append(functools.partial(self._add_quantiles, table, fired))
+        else:
+            self._add_quantiles(table, fired)
 
     def _reasons(self, probes: npt.NDArray[Any], reasons: Mapping[int, str], prefix: str) -> npt.NDArray[Any] | int:
         """The number of each row's reason, or the one that they share."""
@@ -331,21 +354,45 @@ class Recorder:
             )
 
 
-def _result(name: str, result: Any) -> dict[str, float] | npt.NDArray[Any]:
+class _Late(Seen):
+    """What is known of a step with late rows: a trigger that asks for values waits for them, and no other."""
+
+    table: StepTable
+
+    @property
+    def nonfinite(self) -> int:
+        """How many tensors were non-finite."""
+        self.table.settle()
+        return self.table.nonfinite
+
+
+def _seen(metrics: Mapping[str, float], table: StepTable) -> Seen:
+    if not table.late:
+        return Seen(metrics, table.nonfinite)
+    seen = _Late(metrics)
+    seen.table = table
+    return seen
+
+
+def _result(name: str, result: Any) -> dict[str, float | Landing] | npt.NDArray[Any]:
     """What a user's function gave, as named numbers or as a small array of its own."""
     if result is None:
         return {}
     if isinstance(result, Mapping):
-        return {f"{name}.{key}": float(number) for key, number in result.items()}
-    array = array_of(buffer_of(result))
+        return {f"{name}.{key}": _number(number) for key, number in result.items()}
+    array = result.array if isinstance(result, Landing) else array_of(buffer_of(result))
     if array.ndim == 0:
-        return {name: float(array)}
+        return {name: _number(result if isinstance(result, Landing) else array)}
     if array.size <= _SMALL_ARRAY:
-        return np.array(array, copy=True)
+        return array if isinstance(result, Landing) else np.array(array, copy=True)
     raise TensortapError(
         f"it returned {array.size} elements; a function keeps a number, a dict of numbers or an array of at "
         f"most {_SMALL_ARRAY}; to keep tensors use full(), rows() or sample()"
     )
+
+
+def _number(number: Any) -> float | Landing:
+    return number if isinstance(number, Landing) else float(number)
 
 
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()

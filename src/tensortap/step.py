@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
+from tensortap.late import LateNumbers
 from tensortap.reduce.summary import Summary, describe
 from tensortap.table import Kept, Names, StepTable
 from tensortap.types import COLUMNS, COUNTS, DTYPES, STATISTICS, Place
@@ -53,6 +54,11 @@ class Record(Mapping[str, Any]):
         return f"{self.place}{call} {describe(self.summary)}"
 
 
+class _Known(NamedTuple):
+    reasons: tuple[str, ...]
+    numbers: Mapping[int, Mapping[str, float]]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
     """A closed step: its number, the user's metrics and labels, and the rows that were kept.
@@ -71,6 +77,17 @@ class Step:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def late(self) -> bool:
+        """Whether values of it are still on their way from a device."""
+        return bool(self.table.late) or (isinstance(self.metrics, LateNumbers) and self.metrics.waiting)
+
+    def settle(self) -> None:
+        """Wait for them."""
+        self.table.settle()
+        for name in self.metrics:
+            self.metrics[name]
+
+    @property
     def nbytes(self) -> int:
         """Bytes it holds in memory."""
         return self.table.nbytes
@@ -81,28 +98,28 @@ class Step:
 
     def tensors(self) -> Iterator[tuple[Record, Kept]]:
         """What was kept of tensors, each with its record."""
-        numbers = self._numbers()
+        known = self._known()
         for kept in self.table.tensors:
-            yield self._record(kept.row, numbers.get(kept.row, {})), kept
+            yield self._record(kept.row, known), kept
 
     def records(self) -> Iterator[Record]:
         """The rows, one by one."""
-        numbers = self._numbers()
-        return (self._record(row, numbers.get(row, {})) for row in range(self.table.rows))
+        known = self._known()
+        return (self._record(row, known) for row in range(self.table.rows))
 
     def record(self, row: int) -> Record:
         """One row as a value of its own."""
-        return self._record(row, self._numbers().get(row, {}))
+        return self._record(row, self._known())
 
-    def _numbers(self) -> dict[int, dict[str, float]]:
+    def _known(self) -> _Known:
+        """What rows share, looked up once for all of them."""
         by_row: dict[int, dict[str, float]] = {}
         for value in self.table.values:
-            by_row.setdefault(value.row, {})[value.name] = value.number
-        return by_row
+            by_row.setdefault(value.row, {})[value.name] = float(value.number)
+        return _Known(tuple(self.names.words["reason"]), by_row)
 
-    def _record(self, row: int, numbers: Mapping[str, float]) -> Record:
+    def _record(self, row: int, known: _Known) -> Record:
         table = self.table
-        reasons = tuple(self.names.words["reason"])
         return Record(
             step=self.number,
             phase=self.phase,
@@ -110,11 +127,11 @@ class Step:
             place=self.place(row),
             call=int(table.columns["call"][row]),
             seq=int(table.columns["seq"][row]),
-            reason=reasons[int(table.columns["reason"][row])],
+            reason=known.reasons[int(table.columns["reason"][row])],
             recomputed=bool(table.columns["recomputed"][row >> 3] >> (row & 7) & 1),
             time=int(table.columns["time"][row]),
             summary=summary_of(table, row),
-            numbers=numbers,
+            numbers=known.numbers.get(row, {}),
         )
 
 

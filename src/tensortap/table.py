@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.late import Arrived, Landing, Late
 from tensortap.reduce import kernels
 from tensortap.reduce.buckets import BUCKETS
 from tensortap.types import PHASES, Place
@@ -53,7 +54,7 @@ class Value(NamedTuple):
 
     row: int
     name: str
-    number: float
+    number: float | Landing  # the latter while the row is late
     probe: int
 
 
@@ -76,6 +77,8 @@ class StepTable:
         self.columns: dict[str, Array] = {}
         self.tensors: list[Kept] = []
         self.values: list[Value] = []
+        self.late: list[Late] = []
+        self.upon_arrival: list[Callable[[], None]] = []
         self.generation = 0
         self.epoch = 0
         self._closed = False
@@ -96,8 +99,8 @@ class StepTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes in memory, used or not, and those of kept tensors."""
-        return self._allocated + self.tensor_bytes
+        """Bytes it takes in memory, used or not, and those of kept tensors and late rows."""
+        return self._allocated + self.tensor_bytes + sum(late.nbytes for late in self.late)
 
     @property
     def tensor_bytes(self) -> int:
@@ -162,6 +165,51 @@ class StepTable:
             self._grow(key, len(shape), 0 if hist_counts is None else len(hist_counts))
             return kernels.commit(self, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
 
+    def send(self) -> None:
+        """Start late rows on their way."""
+        for late in self.late:
+            late.send()
+
+    def settle(self) -> None:
+        """Wait for the values of late rows, where there are any, and put them into their places."""
+        late, self.late = self.late, []
+        for rows in late:
+            rows.send()
+        for rows in late:
+            self._fill(rows.arrive())
+        if late:
+            self.values = [value._replace(number=float(value.number)) for value in self.values]
+        finishing, self.upon_arrival = self.upon_arrival, []
+        for finish in finishing:
+            finish()
+
+    def _fill(self, arrived: Arrived) -> None:
+        """Write the values of rows that have places already."""
+        rows, values = arrived.rows, arrived.values
+        bad = values["nan"] + values["posinf"] + values["neginf"]
+        with self._alone():
+            for name in kernels.ROW.names or ():
+                self.columns[name][rows] = values[name]
+            np.bitwise_or.at(self.columns["defined"], rows >> 3, _bit(rows) * (values["numel"] > bad))
+            self.header[_NONFINITE] += np.count_nonzero(bad)
+            if arrived.histograms:
+                self._put_histograms(arrived.histograms)
+
+    def _put_histograms(self, histograms: Mapping[int, tuple[int, Array]]) -> None:
+        """Lists lie in the order of the rows, so those behind a late one move."""
+        ends, old = self.columns["hist_ends"].copy(), self.columns["hist_counts"].copy()
+        chosen = np.fromiter(histograms, np.intp)
+        self._grow(0, 0, sum(len(counts) for _, counts in histograms.values()))
+        lists = [
+            histograms[row][1] if row in histograms else old[ends[row] : ends[row + 1]] for row in range(self.rows)
+        ]
+        columns, lengths = self.columns, [len(counts) for counts in lists]
+        columns["hist_ends"][1 : len(lists) + 1] = np.cumsum(lengths)
+        columns["hist_counts"][: sum(lengths)] = np.concatenate(lists)
+        columns["hist_offset"][chosen] = [offset for offset, _ in histograms.values()]
+        np.bitwise_or.at(columns["hist_valid"], chosen >> 3, _bit(chosen))
+        self.header[_HIST] = sum(lengths)
+
     def close(self) -> None:
         """Take no more rows: a thread that is still reducing a tensor comes too late."""
         with self._alone():
@@ -176,6 +224,7 @@ class StepTable:
             self.header[_TIME] = time
             self.columns["calls"][:] = 0
             self.tensors, self.values = [], []
+            self.late, self.upon_arrival = [], []
 
     def shape(self, row: int) -> tuple[int, ...]:
         """The shape of a row's tensor."""
@@ -213,6 +262,7 @@ class StepTable:
         place = {int(old): new for new, old in enumerate(rows)}
         other.tensors = [kept._replace(row=place[kept.row]) for kept in self.tensors if kept.row in place]
         other.values = [value._replace(row=place[value.row]) for value in self.values if value.row in place]
+        other.late = [late.part(place) for late in self.late]
         return other
 
     @contextlib.contextmanager
@@ -265,6 +315,12 @@ class StepTable:
                 return append(*args)
 
         return one_at_a_time
+
+
+def _bit(rows: Array) -> Array:
+    """Each row's bit in its byte of a bitmap."""
+    bits: Array = np.left_shift(1, rows & 7).astype(np.uint8)
+    return bits
 
 
 def _runs(ends: Array, rows: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Array]:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from tensortap.adapters.base import Adapter, adapter_for, offered
+from tensortap.adapters.base import Adapter, adapter_for, offered, part_for
 from tensortap.budget import Budget
 from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
+from tensortap.late import LateNumber, LateNumbers
 from tensortap.ledger import Ledger
 from tensortap.nonfinite import OnNonFinite, Watchman
 from tensortap.probes import Probe, as_probes, probe
@@ -98,7 +99,8 @@ class Tap:
         From the first call on only this closes steps; before it they find themselves.
         """
         self.explicit = True
-        self._close_step({name: _number(name, value) for name, value in metrics.items()})
+        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        self._close_step(LateNumbers(numbers) if any(isinstance(n, LateNumber) for n in numbers.values()) else numbers)
 
     def advance(self, step: OpenStep | None = None) -> None:
         """Close the open step, or a thread's own: what adapters call when they find that one is over."""
@@ -317,10 +319,13 @@ def _next_step(folder: RunFolder | None) -> int:
     return open_run(str(folder)).last_step + 1 if folder is not None else 0
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> Any:
+    """The number in a metric; one on a device is not waited for."""
     try:
-        return float(value.detach() if hasattr(value, "detach") else value)
-    except (TypeError, ValueError) as error:
+        if hasattr(value, "is_cpu"):
+            return part_for(value, "metrics").number(value)
+        return float(value)
+    except (TypeError, ValueError, UnsupportedError) as error:
         raise ProbeError(f"the metric {name}={value!r} is no number ({error}); write step({name}=float(...))") from None
 
 

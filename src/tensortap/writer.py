@@ -93,10 +93,12 @@ class Writer:
             self._refuse(step)
             return
         self._raise_trouble()
-        later: list[Sink] = [sink for sink in self._journals if self._append(sink, step)]
+        late = step.late  # then journals have to wait for its values, and that is for the thread
+        later: list[Sink] = [sink for sink in self._journals if late or self._append(sink, step)]
         later += self._others if step.table.rows or step.metrics else []
-        if not self._running():
-            self._start()
+        with self._changed:  # threads that hand over their first steps at once start one writer, not two
+            if not self._running():
+                self._start()
         if later:
             self._enqueue(step, later)
         else:
@@ -114,7 +116,7 @@ class Writer:
             return
         self._stop(timeout)
         for sink in (*self._others, *self._journals):
-            self._guard(sink, sink.close)
+            self._guard(_name(sink), sink.close)
         self._alive = False
         _LIVE.discard(self)
         if not _LIVE:
@@ -123,8 +125,7 @@ class Writer:
 
     def _refuse(self, step: Step) -> None:
         if not self._forked:
-            self.ledger.add("dropped_steps")
-            self.ledger.add("dropped_records", step.table.rows)
+            self._lose(step)
             self.ledger.warn("closed", f"step {step.number} ended after everything was closed, and is not written")
         self._release(step)
 
@@ -137,8 +138,7 @@ class Writer:
         try:
             return sink.append(step)
         except Exception as error:
-            self.ledger.add("dropped_steps")
-            self.ledger.add("dropped_records", step.table.rows)
+            self._lose(step)
             self.ledger.failed("sink_errors", _name(sink), error)
             return False
 
@@ -158,9 +158,11 @@ class Writer:
             self._changed.notify_all()
 
     def _drop(self, step: Step, sinks: list[Sink]) -> None:
-        """Journals have the rows already, and lose only the tensors that were left to the thread."""
-        if any(sink in self._others for sink in sinks):
+        """Journals have the rows already, unless they are late, and lose only the tensors left to the thread."""
+        if step.late or any(sink in self._others for sink in sinks):
             self.ledger.add("dropped_steps")
+        if step.late:
+            self.ledger.add("dropped_records", step.table.rows)
         if any(sink in self._journals for sink in sinks):
             self.ledger.add("dropped_tensors", len(step.table.tensors))
         self._release(step)
@@ -197,32 +199,53 @@ class Writer:
                 self._write_next()
             if time.monotonic() >= due:
                 for journal in self._journals:
-                    self._guard(journal, journal.tick)
+                    self._guard(_name(journal), journal.tick)
                 due = time.monotonic() + _TICK_SECONDS
 
     def _write_next(self) -> None:
         with self._changed:
             step, sinks, size = self._queue.popleft()
             self._busy = True
-        for sink in sinks:
-            self._guard(sink, lambda sink=sink: sink.write(step))  # type: ignore[misc]
+        for sink in self._settled(step, sinks):
+            self._guard(_name(sink), lambda sink=sink: sink.write(step))  # type: ignore[misc]
         self._release(step)
         with self._changed:
             self._queued_bytes -= size
             self._busy = False
             self._changed.notify_all()
 
-    def _guard(self, sink: Sink, call: Callable[[], None]) -> None:
+    def _settled(self, step: Step, sinks: list[Sink]) -> list[Sink]:
+        """Who is to write a step; late rows are waited for, and appended to journals, first."""
+        if not step.late:
+            return sinks
+        if not self._guard("waiting for a device", step.settle, "device_errors"):
+            self._lose(step)
+            return []
+        return [sink for sink in sinks if not isinstance(sink, Journal) or self._append_late(sink, step)]
+
+    def _append_late(self, sink: Journal, step: Step) -> bool:
+        more: list[bool] = []
+        if not self._guard(_name(sink), lambda: more.append(sink.append(step))):
+            self._lose(step)
+        return any(more)
+
+    def _lose(self, step: Step) -> None:
+        self.ledger.add("dropped_steps")
+        self.ledger.add("dropped_records", step.table.rows)
+
+    def _guard(self, what: str, call: Callable[[], None], count: str = "sink_errors") -> bool:
         """Call a sink. Its error is counted; with `strict` it comes out of the next `put`, `flush` or `close`."""
         try:
             call()
+            return True
         except BaseException as error:  # even SystemExit must not end the thread
             if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
                 raise
             with contextlib.suppress(Warning):  # under `python -W error` the warning is one more exception
-                self.ledger.note("sink_errors", _name(sink), error)
+                self.ledger.note(count, what, error)
             if self.ledger.strict and self._trouble is None:
                 self._trouble = error
+            return False
 
     def _forget(self) -> None:
         """In a forked child: the thread did not come along, and the files are the parent's."""

@@ -125,16 +125,19 @@ def test_torch_memory_is_not_copied(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_torch_tensors_that_are_not_plain() -> None:
-    """Lazily conjugated, negated, expanded and sparse tensors are read by their values."""
+    """Lazily conjugated, negated and expanded tensors are read by value, sparse and nested ones by what they store."""
     z = torch.tensor([1 + 2j, 3 - 4j])
     dense = torch.tensor([[0.0, 2.0], [0.0, 0.0]])
     for tensor, expected in [
         (z.conj(), z.numpy().conj()),
         (z.conj().imag, -z.imag.numpy()),
         (torch.tensor([[1.0], [2.0]]).expand(2, 3), np.array([[1.0] * 3, [2.0] * 3])),
-        (dense.to_sparse(), dense.numpy()),
-        (dense.to_sparse_csr(), dense.numpy()),
+        (dense.to_sparse(), np.array([2.0])),
+        (dense.to_sparse_csr(), np.array([2.0])),
+        (torch.nested.nested_tensor([torch.ones(2), torch.zeros(1)]), np.array([1.0, 1.0, 0.0])),
+        (torch.nested.nested_tensor([torch.ones(2), torch.zeros(1)], layout=torch.jagged), np.array([1.0, 1.0, 0.0])),
         (torch.ones(3, requires_grad=True) * 2, np.full(3, 2.0)),
         (torch.nn.Parameter(torch.ones(2)), np.ones(2)),
     ]:
@@ -172,7 +175,13 @@ def test_a_meta_tensor_is_named() -> None:
 def test_a_torch_type_without_a_path_is_named() -> None:
     """A tensor type that cannot be read is an error that shows what to write."""
     with pytest.raises(UnsupportedError, match=r"x\.float\(\)"):
-        buffer_of(torch.zeros(2, dtype=torch.float8_e8m0fnu))
+        buffer_of(torch.empty(2, dtype=torch.bits8))
+
+
+def test_a_small_torch_float_without_a_path_of_its_own_is_widened() -> None:
+    """It is read exactly, as float32, as its NumPy twin is."""
+    tensor = torch.tensor([1.0, 2.0, 4.0]).to(torch.float8_e8m0fnu)
+    assert array_of(buffer_of(tensor)).tolist() == [1.0, 2.0, 4.0]
 
 
 def test_no_framework_is_imported() -> None:

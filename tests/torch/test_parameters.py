@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad, clip_grad_norm_
 
 import tensortap as tt
 
@@ -47,16 +48,124 @@ def test_gradients_are_summed_over_micro_batches(watch, same):
     assert same(seen.one("0.weight:grad"), model[0].weight.grad)
 
 
-def test_clipped_gradients_are_recorded_clipped(watch):
-    """Clipping between backward and step is in the record, which is the gradient as used."""
+def test_gradients_are_recorded_before_clipping_with_the_factor(watch, same):
+    """`clip_grad_norm_` between backward and step: one row, before it, that says by how much it is clipped."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     seen = watch(model, "**:grad")
     (100 * model(x()).sum()).backward()
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    before = {name: p.grad.clone() for name, p in model.named_parameters()}
+    clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     seen.tap.close()
-    assert sum(r["l2"] ** 2 for r in seen.records) ** 0.5 == pytest.approx(1.0, rel=1e-4)
+    for name, parameter in model.named_parameters():
+        record = seen.one(f"{name}:grad")
+        assert same(record, before[name])
+        assert record["l2"] * record.numbers["clip"] == pytest.approx(float(parameter.grad.norm()), rel=1e-5)
+
+
+def test_a_gradient_small_enough_is_clipped_by_one(watch):
+    """Where the norm is below the limit, the factor is one: clipping was seen and changed nothing."""
+    model = net()
+    seen = watch(model, "0.weight:grad")
+    model(x()).sum().backward()
+    clip_grad_norm_(model.parameters(), 1e6)
+    seen.tap.close()
+    assert seen.one("0.weight:grad").numbers == {"clip": 1.0}
+
+
+def test_unscaled_and_clipped(watch):
+    """With a GradScaler the row is the unscaled gradient, before clipping."""
+    model, batch = net(), x()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    seen = watch(model, "2.bias:grad")
+    scaler.scale(model(batch).sum()).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 0.5)
+    scaler.step(optimizer)
+    seen.tap.close()
+    record = seen.one("2.bias:grad")
+    assert record["mean"] == 5.0 and 0 < record.numbers["clip"] < 1
+
+
+def test_what_changes_a_gradient_after_clipping_is_recorded_too(watch):
+    """A gradient that goes on to grow after clipping has a second row, as the optimizer uses it."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = watch(model, "2.bias:grad")
+    model(x()).sum().backward()
+    clip_grad_norm_(model.parameters(), 0.5)
+    model(x()).sum().backward()
+    optimizer.step()
+    seen.tap.close()
+    first, second = seen.of("2.bias:grad")
+    assert list(first.numbers) == ["clip"] and second.numbers == {}
+    assert (first.call, second.call) == (0, 1) and second["mean"] == pytest.approx(float(model[2].bias.grad.mean()))
+
+
+def test_two_optimizer_steps_in_one_step_are_two_rows_before_clipping(watch):
+    """Each time the optimizer steps, the gradient it was given is recorded as it was before clipping."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = watch(model, "2.bias:grad")
+    for size in (1, 2):
+        optimizer.zero_grad()
+        (size * model(x()).sum()).backward()
+        clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        seen.tap.explicit = True  # one step, as the user means it
+    seen.tap.step()
+    assert [r["mean"] for r in seen.of("2.bias:grad")] == [5.0, 10.0]
+    assert all(list(r.numbers) == ["clip"] for r in seen.records)
+
+
+def test_clipping_by_value_is_recorded_clipped(watch):
+    """`clip_grad_value_` cannot be seen: the row is the gradient as used."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = watch(model, "2.bias:grad")
+    model(x()).sum().backward()
+    nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    optimizer.step()
+    seen.tap.close()
+    assert seen.one("2.bias:grad")["max"] == 0.5 and seen.one("2.bias:grad").numbers == {}
+
+
+def test_clipping_is_as_it_was_where_nobody_asks(watch):
+    """PyTorch's own function is in its place on steps that want no gradient, and after the last tap is closed."""
+    original = clip_grad._clip_grads_with_norm_
+    model = net()
+    first = watch(model, tt.probe("0.weight:grad", when=tt.every(2)))
+    second = watch(model, "0.weight:grad")
+    assert clip_grad._clip_grads_with_norm_ != original
+    second.tap.close()
+    assert clip_grad._clip_grads_with_norm_ != original
+    first.tap.step()
+    assert clip_grad._clip_grads_with_norm_ is original
+    first.tap.step()
+    assert clip_grad._clip_grads_with_norm_ != original
+    first.tap.close()
+    assert clip_grad._clip_grads_with_norm_ is original
+
+
+def test_clipping_with_taps_changes_no_bit():
+    """Clipped training gives the same parameters, and the same norms, with taps as without."""
+    runs = []
+    for watched in (False, True):
+        torch.manual_seed(3)
+        model, norms = net(), []
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        tap = tt.watch(model, "**:grad", to=tt.Memory()) if watched else None
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x()).square().sum().backward()
+            norms.append(clip_grad_norm_(model.parameters(), 0.1))
+            optimizer.step()
+        if tap is not None:
+            tap.close()
+        runs.append([*norms, *(p.detach() for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -91,8 +91,11 @@ class Origin:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        what = self.operation or f"{self.module}'s {self.direction}"
-        yield f"{what} in {self.site or '(root)'} ({self.module or 'no module'}), {self.direction}"
+        if self.operation or self.module:
+            what = self.operation or f"{self.module}'s {self.direction}"
+            yield f"{what} in {self.site or '(root)'} ({self.module or 'no module'}), {self.direction}"
+        else:  # nobody could run anything again: the first record that shows it
+            yield f"first seen in {self.site or '(root)'}, {self.direction}"
         if self.why:
             yield f"  why     {self.why}"
         if self.source:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import UnsupportedError
+from tensortap.reduce.plain import dtype_name, plain_of
 from tensortap.types import DTYPE_CODE, DTYPES, Buffer
 
 NUMPY_DTYPES: tuple[np.dtype[Any], ...] = tuple(
@@ -111,30 +112,19 @@ def _convert(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _of_torch(tensor: Any) -> Buffer:
-    tensor = _plain(tensor.detach())
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name == "complex32":
-        tensor, name = tensor.cfloat(), "complex64"
-    code = DTYPE_CODE.get(name)
-    if code is None:
-        raise UnsupportedError(
-            f"cannot summarise a tensor of dtype {tensor.dtype}; convert it: x.float(), or to one of "
-            + ", ".join(d.name for d in DTYPES)
-        )
-    strides = None if tensor.is_contiguous() else tuple(s * tensor.element_size() for s in tensor.stride())
-    return Buffer(tensor.data_ptr(), code, tuple(tensor.shape), strides, tensor)
-
-
-def _plain(tensor: Any) -> Any:
-    """A dense CPU tensor holding the values of a quantised, sparse, lazily conjugated or device tensor."""
     if tensor.device.type == "meta":
         raise UnsupportedError("a meta tensor has a shape but no values; summarise it once it is on a device")
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if str(tensor.layout) != "torch.strided":
-        tensor = tensor.to_dense()
-    if tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.resolve_conj().resolve_neg()
-    if hasattr(tensor, "to_local"):
-        tensor = tensor.to_local()
-    return tensor.cpu() if tensor.device.type != "cpu" else tensor
+    try:
+        tensor = plain_of(tensor.detach())
+    except (NotImplementedError, RuntimeError, TypeError) as error:
+        raise UnsupportedError(
+            f"cannot summarise a tensor of dtype {tensor.dtype} ({error}); convert it: x.float(), or to one of "
+            + ", ".join(d.name for d in DTYPES)
+        ) from error
+    return buffer_of_plain(tensor if tensor.device.type == "cpu" else tensor.cpu())
+
+
+def buffer_of_plain(tensor: Any) -> Buffer:
+    """The memory of a strided tensor on the host, of a type that the kernels read."""
+    strides = None if tensor.is_contiguous() else tuple(s * tensor.element_size() for s in tensor.stride())
+    return Buffer(tensor.data_ptr(), DTYPE_CODE[dtype_name(tensor)], tuple(tensor.shape), strides, tensor)

@@ -40,7 +40,9 @@ _WAYS: Final = {np.dtype(np.float32): _Way(32, 8), np.dtype(np.float64): _Way(16
 
 
 @dataclass(slots=True)
-class _Moments:
+class Moments:
+    """Counts and moments of some elements: `n` of them finite."""
+
     n: int = 0
     nan: int = 0
     posinf: int = 0
@@ -52,7 +54,7 @@ class _Moments:
     m2: float = 0.0
     l1: float = 0.0
 
-    def add(self, other: _Moments) -> None:
+    def add(self, other: Moments) -> None:
         """Chan's formula, in the same order of operations as `merge` in C."""
         self.nan += other.nan
         self.posinf += other.posinf
@@ -87,7 +89,7 @@ def _fp8(mantissa_bits: int, bias: int, nan: tuple[int, ...], inf: int = -1) -> 
     return value
 
 
-_FP8: Final = {
+FP8: Final = {
     DTYPE_CODE["float8_e4m3fn"]: _fp8(3, 7, (0x7F, 0xFF)),
     DTYPE_CODE["float8_e5m2"]: _fp8(2, 15, (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF), inf=0x7C),
     DTYPE_CODE["float8_e4m3fnuz"]: _fp8(3, 8, (0x80,)),
@@ -100,7 +102,7 @@ _RAW: Final = tuple(
 _WIDE_RANGE: Final = (DTYPE_CODE["float64"], DTYPE_CODE["complex128"])
 
 
-def _plan(
+def plan(
     address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> tuple[int, list[tuple[int, int]]]:
     """The first address and the (length, stride) runs, largest stride outermost, merged where they can be."""
@@ -153,8 +155,8 @@ def _values(raw: Array, dtype: int) -> Array:
         return raw
     if name == "bfloat16":
         return np.asarray(raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    if dtype in _FP8:
-        return np.asarray(_FP8[dtype][raw])
+    if dtype in FP8:
+        return np.asarray(FP8[dtype][raw])
     if name == "bool":
         return np.asarray(raw != 0, np.float32)
     if name == "complex64":
@@ -229,7 +231,7 @@ def _round(x: Array, shift: Array) -> tuple[Array, Array, Array, Array]:
     return shift.astype(np.float64) + offset, q - bias, a, bias > 0.5 * q
 
 
-def _finite_blocks(x: Array) -> list[_Moments]:
+def _finite_blocks(x: Array) -> list[Moments]:
     """Blocks (the rows of x) whose elements are all finite."""
     n = x.shape[1]
     low, high = x.min(axis=1), x.max(axis=1)
@@ -245,19 +247,19 @@ def _finite_blocks(x: Array) -> list[_Moments]:
                 block, _sums(block), low[chosen].astype(ends), high[chosen].astype(ends)
             )
     rows = zip(zeros, low, high, mean, m2, l1, strict=True)
-    return [_Moments(n, 0, 0, 0, int(z), *map(float, rest)) for z, *rest in rows]
+    return [Moments(n, 0, 0, 0, int(z), *map(float, rest)) for z, *rest in rows]
 
 
-def _any_block(x: Array) -> _Moments:
+def _any_block(x: Array) -> Moments:
     finite = x[np.isfinite(x)]
-    moments = _finite_blocks(finite[None])[0] if finite.size else _Moments()
+    moments = _finite_blocks(finite[None])[0] if finite.size else Moments()
     moments.nan = int(np.count_nonzero(np.isnan(x)))
     moments.posinf = int(np.count_nonzero(x == np.inf))
     moments.neginf = int(np.count_nonzero(x == -np.inf))
     return moments
 
 
-def _blocks(x: Array) -> Iterator[_Moments]:
+def _blocks(x: Array) -> Iterator[Moments]:
     full = x[: x.size // BLOCK * BLOCK].reshape(-1, BLOCK)
     clean: Array = np.asarray(np.isfinite(full).all(axis=1))
     done = iter(_finite_blocks(full[clean]) if clean.any() else ())
@@ -267,10 +269,10 @@ def _blocks(x: Array) -> Iterator[_Moments]:
         yield _any_block(x[full.size :])
 
 
-def _moments(address: int, dtype: int, runs: list[tuple[int, int]], power: int, tables: Array | None) -> _Moments:
-    total = _Moments()
+def _moments(address: int, dtype: int, runs: list[tuple[int, int]], power: int, tables: Array | None) -> Moments:
+    total = Moments()
     for chunk in _chunks(address, dtype, runs):
-        part = _Moments()
+        part = Moments()
         for block in _blocks(np.ldexp(chunk, power) if power else chunk):
             part.add(block)
         total.add(part)
@@ -279,14 +281,14 @@ def _moments(address: int, dtype: int, runs: list[tuple[int, int]], power: int, 
     return total
 
 
-def _scale(dtype: int, m: _Moments) -> int:
+def _scale(dtype: int, m: Moments) -> int:
     if dtype not in _WIDE_RANGE or m.n == 0:
         return 0
     most = max(abs(m.min), abs(m.max))
     return -600 if most > 2.0**480 else 600 if 0 < most < 2.0**-400 else 0
 
 
-def _finished(m: _Moments, scaled: _Moments, power: int) -> tuple[float, ...]:
+def finished(m: Moments, scaled: Moments, power: int) -> tuple[float, ...]:
     """The six statistics: ends from the elements as they are, moments from the scaled ones."""
     if m.n == 0:
         return math.nan, math.nan, math.nan, math.nan, 0.0, 0.0
@@ -320,7 +322,8 @@ def _buckets(x: Array) -> Array:
     return np.bincount(index, minlength=BUCKETS + 16)[:BUCKETS]
 
 
-def _trimmed(counts: Array) -> tuple[int, Array]:
+def trimmed(counts: Array) -> tuple[int, Array]:
+    """The run of buckets in use, by its offset, of the counts of all."""
     used = np.flatnonzero(counts)
     if not used.size:
         return 0, counts[:0].astype(np.uint32)
@@ -354,16 +357,16 @@ def _row(
     _check(address, dtype, shape, strides)
     numel = math.prod(shape)
     tables = np.zeros(BUCKETS, np.int64) if histogram and numel < 1 << 32 else None
-    m = scaled = _Moments()
+    m = scaled = Moments()
     power = 0
     if numel:
-        base, runs = _plan(address, dtype, shape, strides)
+        base, runs = plan(address, dtype, shape, strides)
         with np.errstate(all="ignore"):
             m = _moments(base, dtype, runs, 0, tables)
             power = _scale(dtype, m)
             scaled = _moments(base, dtype, runs, power, None) if power else m
-    offset, counts = _trimmed(tables) if tables is not None else (0, None)
-    return (numel, m.nan, m.posinf, m.neginf, m.zeros, *_finished(m, scaled, power)), offset, counts
+    offset, counts = trimmed(tables) if tables is not None else (0, None)
+    return (numel, m.nan, m.posinf, m.neginf, m.zeros, *finished(m, scaled, power)), offset, counts
 
 
 def reduce(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -72,10 +72,12 @@ class Rows:
         return "rows"
 
     def pick(self, array: Array, place: str) -> Array | None:  # noqa: D102
-        if not array.ndim:
-            return None
-        there = [i for i in self.indices if -array.shape[0] <= i < array.shape[0]]
+        there = self.there(array.shape)
         return array[there] if there else None
+
+    def there(self, shape: Sequence[int]) -> list[int]:
+        """Those of the positions that a tensor of this shape has."""
+        return [i for i in self.indices if shape and -shape[0] <= i < shape[0]]
 
 
 @dataclass(frozen=True, slots=True)

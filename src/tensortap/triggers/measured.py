@@ -135,7 +135,8 @@ def spike(name: str, window: int = 100, factor: float = 2.0) -> Trigger:
 
 class _NonFinite(Trigger):
     def after(self, step: int, seen: Seen) -> str | None:
-        return str(self) if seen.nonfinite or not all(map(math.isfinite, seen.metrics.values())) else None
+        # Metrics first: to ask for the tensors' values may mean to wait for a device.
+        return str(self) if not all(map(math.isfinite, seen.metrics.values())) or seen.nonfinite else None
 
     def __repr__(self) -> str:
         return "nonfinite()"

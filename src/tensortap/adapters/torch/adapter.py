@@ -21,7 +21,7 @@ from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import Taker, taker_for
 from tensortap.adapters.torch.threads import Lending
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
@@ -71,7 +71,7 @@ class TorchAdapter:
         """Put hooks on what the probes want, and two on the root to find steps."""
         root = self._model()
         self._recorder, self._wanted = recorder, wanted
-        self._taker = taker or Taker(recorder)
+        self._taker = taker or taker_for(recorder)
         self._finder = StepFinder(recorder, clock, self._collecting)
         self._names = NamedValues(self._taker, self._finder, wanted)
         self._handles = _put_on_root(root, RootBefore(self._finder, self.arm), RootAfter(self._finder))
@@ -96,6 +96,7 @@ class TorchAdapter:
             self._lending.adjust()
         for hooks in self._sets:
             hooks.adjust(armed)
+        self._parameters.arm(armed)
 
     def detach(self) -> None:
         """Take every hook off."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tensortap.adapters.torch.device_ops import floats_on
 from tensortap.adapters.torch.hooks import Hook
 
 
@@ -30,13 +31,13 @@ class Losses:
         """A loss module gave this."""
         self._measured += _scalars(output)
 
-    def take(self) -> dict[str, float]:
-        """The step's loss, if it had one, and a fresh start."""
-        summed, averaged = [float(x) for x in self._backward], [float(x) for x in self._measured]
+    def take(self) -> dict[str, Tensor]:
+        """The step's loss, if it had one, where it was computed; and a fresh start."""
+        summed, averaged = self._backward, self._measured
         self._backward, self._measured = [], []
         if summed:
-            return {"loss": sum(summed)}
-        return {"loss": sum(averaged) / len(averaged)} if averaged else {}
+            return {"loss": _sum(summed)}
+        return {"loss": _sum(averaged) / len(averaged)} if averaged else {}
 
 
 class Measured(Hook):
@@ -51,6 +52,13 @@ class Measured(Hook):
         """After the module's forward."""
         if isinstance(output, Tensor) and not output.requires_grad:
             self.losses.measured(output)
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    """Added on the device of the first, in the widest floats that it has."""
+    device = tensors[0].device
+    wide = [t.to(device, floats_on(device), non_blocking=device.type != "cpu").reshape(()) for t in tensors]
+    return torch.stack(wide).sum()
 
 
 def _scalars(tensors: Any) -> list[Tensor]:

@@ -1,9 +1,12 @@
 """Parameters, their gradients and their updates, taken when the optimizer steps.
 
 The optimizers' global hooks need no reference to the user's optimizer. What they show is what the optimizer uses:
-gradients summed over the micro-batches, unscaled where a GradScaler is in use, and clipped where the user clips
-between backward and `optimizer.step()` (by an optimizer's own pre-step hook: before it). With a closure it is the
-gradient of its last evaluation. Where nothing steps, it is what `.grad` holds when the step closes.
+gradients summed over the micro-batches and unscaled where a GradScaler is in use. With a closure it is the gradient
+of its last evaluation. Where nothing steps, it is what `.grad` holds when the step closes.
+
+Gradients that `clip_grad_norm_` clips are taken just before, and their row says so: its number `clip` is the factor
+that the optimizer's gradient has over the row. Other clipping cannot be told apart from the gradient itself; a row
+without that number is the gradient as used.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tensortap.adapters.base import Port
+from tensortap.adapters.torch.clipping import CLIPPING
 from tensortap.adapters.torch.gradients import Steps
 from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.values import values_of
 from tensortap.recorder import OpenStep
 from tensortap.table import Value
 
@@ -61,6 +66,7 @@ class ParameterTaps:
         self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._before: dict[str, Tensor] = {}
         self._taken: set[str] = set()
+        self._clipped: dict[str, tuple[int, int]] = {}  # gradients that were taken before clipping, as they then became
         self._handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -70,13 +76,40 @@ class ParameterTaps:
         """Take the hooks off."""
         for handle in self._handles:
             handle.remove()
+        CLIPPING.listen(self, False)
         self._before.clear()
+
+    def arm(self, armed: int) -> None:
+        """A step has opened: clipping is of interest while a probe may want its gradients."""
+        if self._ports.get("grad"):
+            CLIPPING.listen(self, any(armed & port.bits for port in self._ports["grad"]))
+
+    def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
+        """Gradients as they are before `clip_grad_norm_` scales them, and by how much it will."""
+        try:
+            step, ids = self._steps.current(), {id(parameter) for parameter in parameters}
+            taken = self._take("grad", step, ids, skip=self._clipped)
+            factor = clip_factor(most, norm)
+            for port, row in taken:
+                self._taker.devices.number(step, row, "clip", factor, port.bits)
+                self._clipped[f"{port.path}:grad"] = (0, 0)
+        except Exception as error:
+            self._failed(error)
+
+    def after_clipping(self, parameters: list[Any]) -> None:
+        """Remember what they became, to know them again when the optimizer steps."""
+        try:
+            for name in self._clipped:
+                self._clipped[name] = self._mark(name)
+        except Exception as error:
+            self._failed(error)
 
     def take_rest(self, step: OpenStep) -> None:
         """The step ends: parameters and gradients that no optimizer has shown, as they are now."""
         self._take("param", step, skip=self._taken)
         self._take("grad", step, skip=self._taken)
         self._taken.clear()
+        self._clipped.clear()
 
     def any_gradient(self) -> bool:
         """Whether there are gradients that a further backward would add to."""
@@ -97,7 +130,8 @@ class ParameterTaps:
             if self._owns(optimizer):
                 step = self._steps.current()
                 if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
-                    self._take("grad", step, _ids(optimizer))
+                    self._take("grad", step, _ids(optimizer), skip=self._as_clipped())
+                self._forget_clipped(_ids(optimizer))
                 if self._before:
                     self._take_updates(step)
                 self._tell.stepped(optimizer)
@@ -118,7 +152,7 @@ class ParameterTaps:
         ids = _ids(optimizer)
         self._take("param", step, ids)
         if gradients:
-            self._take("grad", step, ids, scale=getattr(optimizer, "grad_scale", None))
+            self._take("grad", step, ids, getattr(optimizer, "grad_scale", None), self._as_clipped())
         for port, parameter in self._wanted("update", step, ids):
             self._before[port.path] = parameter.detach().clone()
 
@@ -129,7 +163,9 @@ class ParameterTaps:
         ids: set[int] | None = None,
         scale: Tensor | None = None,
         skip: Iterable[str] = (),
-    ) -> None:
+    ) -> list[tuple[Port, int]]:
+        """Record what armed ports want; the ports, with their rows."""
+        rows = []
         for port, parameter in self._wanted(kind, step, ids):
             tensor = parameter.grad if kind == "grad" else parameter
             name = f"{port.path}:{kind}"
@@ -137,9 +173,25 @@ class ParameterTaps:
                 port.note = NO_GRADIENT if parameter.requires_grad else FROZEN
             elif name not in skip:
                 # Fused optimizers divide by the scale themselves, inside the step.
-                self._taker.take(port.point(""), tensor if scale is None else tensor.detach() / scale, step)
+                tensor = tensor if scale is None else tensor.detach() / scale
+                rows.append((port, self._taker.take(port.point(""), tensor, step)))
                 if ids is not None:
                     self._taken.add(name)
+        return [(port, row) for port, row in rows if row >= 0]
+
+    def _as_clipped(self) -> set[str]:
+        """The gradients that are still what clipping made of them: their rows are there already."""
+        return {name for name, mark in self._clipped.items() if self._mark(name) == mark}
+
+    def _forget_clipped(self, ids: set[int]) -> None:
+        """An optimizer has used these gradients: what is clipped from now on is another step of it."""
+        parameters = {name: self._owners[name.removesuffix(":grad")].parameter() for name in self._clipped}
+        self._clipped = {name: mark for name, mark in self._clipped.items() if id(parameters[name]) not in ids}
+
+    def _mark(self, name: str) -> tuple[int, int]:
+        parameter = self._owners[name.removesuffix(":grad")].parameter()
+        gradient = None if parameter is None else parameter.grad
+        return (0, -1) if gradient is None else (id(gradient), gradient._version)
 
     def _take_updates(self, step: OpenStep) -> None:
         """The change of each parameter, with its size relative to the parameter as `ratio`."""
@@ -148,8 +200,11 @@ class ParameterTaps:
             old = before.pop(port.path, None)
             if old is None:
                 continue
-            row = self._taker.take(port.point(""), parameter.detach() - old, step)
-            if row >= 0:
+            change = parameter.detach() - old
+            row = self._taker.take(port.point(""), change, step)
+            if row >= 0 and self._taker.devices.wants(old):
+                self._taker.devices.number(step, row, "ratio", ratio(change, old), port.bits)
+            elif row >= 0:
                 size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(old))
                 step.table.values.append(Value(row, "ratio", size / norm if norm else float("inf"), port.bits))
 
@@ -163,6 +218,21 @@ class ParameterTaps:
 
     def _failed(self, error: Exception) -> None:
         self._taker.recorder.ledger.failed("skipped_tensors", "observing an optimizer's step", error)
+
+
+def ratio(change: Tensor, old: Tensor) -> Tensor:
+    """‖change‖ / ‖old‖ of this process's part, on its device; halves would overflow and are widened."""
+    parts = [part for part in (values_of(change), values_of(old)) if part is not None]
+    wide = [part.float() if part.element_size() < 4 else part for part in parts]
+    size, norm = (torch.linalg.vector_norm(part) for part in wide)
+    return torch.where(norm > 0, size / norm, float("inf"))
+
+
+def clip_factor(most: float, norm: Any) -> Tensor:
+    """What `clip_grad_norm_` multiplies gradients by; NaN where to know it would need other processes."""
+    if hasattr(norm, "to_local"):
+        return torch.tensor(float("nan"))
+    return torch.clamp(most / (torch.as_tensor(norm).detach() + 1e-6), max=1.0)
 
 
 def _ids(optimizer: Any) -> set[int]:

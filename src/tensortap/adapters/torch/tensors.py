@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from tensortap.adapters.torch.device import VARIABLE, Devices
+from tensortap.adapters.torch.values import CODES, values_of
 from tensortap.recorder import OpenStep, Point, Recorder
-from tensortap.types import DTYPES, Buffer
+from tensortap.reduce.buffers import buffer_of_plain
 
-CODES: Final = {getattr(torch, d.name): d.code for d in DTYPES if hasattr(torch, d.name)}
 _NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
+_CAPTURED: Final = (
+    "a CUDA graph is being captured: what a replay computes cannot be seen, and tensors in it are recorded without "
+    "values (counted as tensors_in_cuda_graphs)"
+)
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
-_FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 
 
 class Taker:
     """Records tensors. `take` is what every hook ends in."""
 
-    __slots__ = ("leaves", "recorder")
+    __slots__ = ("devices", "leaves", "recorder")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self.devices = Devices(recorder)
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
@@ -46,9 +52,12 @@ class Taker:
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:
-            buffer = readable(tensor)
-            if buffer is None:
+            plain = values_of(tensor)
+            if plain is None:
                 return self._without_values(point, tensor, step, armed, recomputed)
+            if self.devices.wants(plain):
+                return self._take_on_device(point, plain, tensor, step, armed, recomputed)
+            buffer = buffer_of_plain(plain)
             row = step.table.record(
                 point.key, armed, armed & step.hist != 0, recomputed,
                 buffer.dtype, buffer.address, buffer.shape, buffer.strides,
@@ -60,6 +69,16 @@ class Taker:
             self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
             return -1
 
+    def _take_on_device(
+        self, point: Point, plain: Tensor, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool
+    ) -> int:
+        row = self.devices.take(point, plain, tensor, step, armed, recomputed)
+        if row != -2:
+            return row
+        self.recorder.ledger.add("tensors_in_cuda_graphs")
+        self.recorder.ledger.warn("cuda_graphs", _CAPTURED)
+        return self._without_values(point, tensor, step, armed, recomputed)
+
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         """A tensor that has a shape but no values here: its metadata only."""
         self.recorder.ledger.add("tensors_without_values")
@@ -67,38 +86,17 @@ class Taker:
         return step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), row)
 
 
-def readable(tensor: Tensor) -> Buffer | None:
-    """The memory of any tensor that has some: local shards, quantised, sparse and nested values, other devices."""
-    if tensor.is_meta or type(tensor).__name__ in _FAKE:
-        return None
-    inside = _unwrapped(tensor.detach())
-    with torch.no_grad(), torch._C._DisableFuncTorch():
-        plain = _plain(inside)
-    strides = None if plain.is_contiguous() else tuple(stride * plain.element_size() for stride in plain.stride())
-    return Buffer(plain.data_ptr(), CODES[plain.dtype], tuple(plain.shape), strides, plain)
+class DeviceTaker(Taker):
+    """Sends CPU tensors the way of a device's."""
+
+    __slots__ = ()
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """As its base, without the short way."""
+        armed = step.armed & point.probes
+        return self._take_any(point, tensor, step, armed, recomputed) if armed else -1
 
 
-def _plain(tensor: Any) -> Tensor:
-    if hasattr(tensor, "to_local"):  # a DTensor's own part: free, where full_tensor() would be a collective
-        tensor = tensor.to_local()
-    if tensor.is_quantized:
-        tensor = tensor.dequantize()
-    if tensor.is_nested:
-        jagged = tensor.layout is torch.jagged
-        tensor = tensor.values() if jagged else torch.cat([part.reshape(-1) for part in tensor.unbind()])
-    if tensor.layout is torch.sparse_coo:
-        tensor = tensor._values()
-    elif tensor.layout is not torch.strided:
-        tensor = tensor.values() if "sparse" in str(tensor.layout) else tensor.to_dense()
-    if tensor.dtype not in CODES:
-        tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
-    tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if tensor.is_cpu else tensor.cpu()  # type: ignore[no-any-return]
-
-
-def _unwrapped(tensor: Any) -> Any:
-    """Under vmap and functional transforms: the tensor inside, with the batch that vmap hides."""
-    functorch = torch._C._functorch
-    while functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = functorch.get_unwrapped(tensor)
-    return tensor
+def taker_for(recorder: Recorder) -> Taker:
+    """The taker to use: `TENSORTAP_DEVICE_PATH` decides."""
+    return DeviceTaker(recorder) if os.environ.get(VARIABLE) else Taker(recorder)

@@ -1,0 +1,23 @@
+"""A metric given as a tensor: read at once where it lies on the host, sent on its way where it is on a device."""
+
+from __future__ import annotations
+
+import os
+
+from torch import Tensor
+
+from tensortap.adapters.torch.device import VARIABLE
+from tensortap.adapters.torch.device_keep import land
+from tensortap.adapters.torch.device_streams import HostStream, quietly, stream_of
+from tensortap.late import LateNumber
+
+
+def number(tensor: Tensor, stream: HostStream | None = None) -> float | LateNumber:
+    """The one number in a tensor, now or later."""
+    if tensor.numel() != 1:
+        raise ValueError(f"it has {tensor.numel()} elements")
+    if tensor.is_cpu and not os.environ.get(VARIABLE):
+        return float(tensor.detach())
+    stream = stream or stream_of(tensor.device)
+    with quietly(stream):
+        return LateNumber(land(tensor.detach().reshape(()), stream), stream.mark())
