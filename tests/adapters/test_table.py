@@ -50,7 +50,9 @@ def test_refusals_are_sentences(name):
     """A refusal names the framework, the thing and a way out, and nothing that is given is refused."""
     each = capabilities.of(name)
     for feature in each.lacks:
-        assert re.match(rf"{re.escape(each.title)} (has no port|does not give) .+: .{{20,}}", each.refusal(feature))
+        what = repr(feature) if feature in capabilities.PORTS else "does not give"
+        assert each.title in each.refusal(feature) and what in each.refusal(feature)
+        assert re.search(r": .{20,}", each.refusal(feature))
     for port in filter(each.gives, capabilities.PORTS):
         capabilities.refuse(each, Pattern.parse(f"**:{port}"))
 

@@ -429,3 +429,11 @@ def test_an_array_that_is_gone_when_the_step_closes(watch):
     with pytest.warns(tt.TensortapWarning, match="reading weight failed"):
         seen.tap.step()
     assert seen.places == ["act:output"] and seen.tap.counts == {"skipped_tensors": 1}
+
+
+def test_a_model_of_a_framework_without_an_adapter_is_refused():
+    """It is not taken for a NumPy-style object, whose taps would see nothing of it."""
+    made = type("Model", (), {"__call__": lambda self, x: x, "__module__": "mlx.nn.layers"})()
+    made.layer = Scale()
+    with pytest.raises(tt.TensortapError, match="cannot be watched"):
+        tt.watch(made, to=tt.Memory())

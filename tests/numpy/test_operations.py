@@ -66,6 +66,27 @@ def test_inputs_and_other_operations(watch):
     ]  # fmt: skip
 
 
+def test_operations_by_layer_and_values_that_are_named(watch):
+    """`layer/function` is an operation, any other name with a slash a value; what was seen is not called unseen."""
+    model = Net()
+    seen = watch(model, "attention/einsum", "attention/sqrt", "/matmul", "my/value", "my/other")
+    model(X)
+    tt.tap(X, "my/value")
+    seen.tap.step()
+    assert seen.places == ["attention/einsum#0:output", "/matmul#0:output", "my/value:output"]
+    unseen = seen.tap._adapter.unseen()
+    assert set(unseen) == {"attention/sqrt", "my/other"}
+    assert "operation" in unseen["attention/sqrt"] and "value" in unseen["my/other"]
+
+
+def test_a_misspelt_operation():
+    """It is refused with the nearest names, and nothing is left on the model's classes."""
+    before = list(vars(Net).items())
+    with pytest.raises(tt.TensortapError, match=r"no operation 'matmull'\. Did you mean 'matmul'"):
+        tt.watch(Net(), "op:matmull", to=tt.Memory())
+    assert list(vars(Net).items()) == before
+
+
 def test_nothing_is_changed(watch):
     """Outputs are the same bits in plain arrays, an input given back is the very same, and caches are plain."""
     bare, model = Net(), Net()

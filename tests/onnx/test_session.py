@@ -252,10 +252,10 @@ REAL = {
         "sr": np.array(16000),
     }),
     "magika": ("magika", "model.onnx", 90, {"bytes": RNG.integers(0, 256, size=(1, 2048)).astype(np.int32)}),
-    "ocr-cls": ("rapidocr-onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx", 200, {
+    "ocr-cls": ("rapidocr-onnxruntime", "ch_ppocr_mobile_v2.0_cls_infer.onnx", 150, {
         "x": RNG.normal(size=(1, 3, 48, 192)).astype(np.float32),
     }),
-    "ocr-det": ("rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer.onnx", 350, {
+    "ocr-det": ("rapidocr-onnxruntime", "ch_PP-OCRv4_det_infer.onnx", 250, {
         "x": RNG.normal(size=(1, 3, 64, 64)).astype(np.float32),
     }),
 }  # fmt: skip
@@ -290,14 +290,19 @@ def test_constants_folded_at_load():
     assert [(site.path, site.ports) for site in found][1:] == [("y", ("output", "input")), ("n", ("param",))]
 
 
-def test_blocked_tensors_are_marked():
-    """Where convolutions run in blocks of channels, the tensors between them are of the class Blocked."""
-    package, file, *_ = REAL["ocr-cls"]
-    net = onnxruntime.InferenceSession(packaged(package, file), providers=CPU)
-    blocked = [site for site in tt.sites(net) if "Blocked" in site.types]
-    assert all(site.types[0] != "ReorderOutput" for site in blocked)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    plain = onnxruntime.InferenceSession(packaged(package, file), options, providers=CPU)
-    assert not any("Blocked" in site.types for site in tt.sites(plain))
-    assert bool(blocked) == any("reorder" in site.path for site in tt.sites(net))
+@pytest.mark.parametrize("name", ["ocr-cls", "ocr-det"])
+def test_convolutions_in_blocks_of_channels(name):
+    """Where convolutions run in blocks, tensors between them are those of a session that does not, name by name."""
+    package, file, _, feed = REAL[name]
+    found = []
+    for level in ("ORT_ENABLE_ALL", "ORT_ENABLE_EXTENDED"):
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+        net = onnxruntime.InferenceSession(packaged(package, file), options, providers=CPU)
+        marked = {site.path for site in tt.sites(net) if "Blocked" in site.types}
+        found.append({key: array for key, array in tt.capture(net, feed, "**").items() if key not in marked})
+    assert marked == set()  # of the second
+    both = found[0].keys() & found[1].keys()
+    assert len(both) >= 0.9 * len(found[1])
+    for key in both:
+        assert np.allclose(found[0][key], found[1][key], rtol=1e-2, atol=1e-6 + 1e-3 * np.abs(found[1][key]).max()), key

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from tensortap.adapters import capabilities
 from tensortap.adapters.numpy import layers
-from tensortap.errors import PatternError, UnsupportedError
+from tensortap.errors import PatternError, UnsupportedError, suggest
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
@@ -171,9 +171,18 @@ def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
         for probe in probes:
             for pattern in probe.patterns:
                 capabilities.refuse(capabilities.of(framework), pattern)
+    _refuse_operations(adapter, probes)
     candidates = adapter.candidates()
     _refuse_untappable(adapter, probes, candidates)
     return choose(probes, candidates)
+
+
+def _refuse_operations(adapter: Any, probes: Sequence[Probe]) -> None:
+    """An operation that no framework's function is called like: where the adapter knows their names, offer some."""
+    known: Iterable[str] = adapter.operations() if hasattr(adapter, "operations") else ()
+    for pattern in (p for probe in probes for p in probe.patterns if known and p.kind == "op" and not p.groups):
+        if pattern.operation and not any(map(pattern.operation.names.fullmatch, known)):
+            raise PatternError(f"{pattern.text!r}: there is no operation {pattern.op!r}.{suggest(pattern.op, known)}")
 
 
 def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], candidates: Sequence[Candidate]) -> None:

@@ -50,8 +50,9 @@ class Capabilities(NamedTuple):
 
     def refusal(self, feature: str) -> str:
         """The sentence for whoever asks for what there is not."""
-        what = f"has no port {feature!r}" if feature in PORTS else f"does not give {FEATURES[feature]}"
-        return f"{self.title} {what}: {self.lacks[feature]}"
+        port = f"there is no port {feature!r} in {self.title}"
+        other = f"{self.title} does not give {FEATURES[feature]}".replace("`", "")
+        return f"{port if feature in PORTS else other}: {self.lacks[feature]}"
 
     def refusals(self) -> dict[str, list[str]]:
         """What to do instead, and of which features that is said."""

@@ -18,8 +18,8 @@ class Captured(dict[str, Any]):
 
     def put(self, place: str, value: Any) -> None:
         """One more, under its place; of a second call under `name#1`."""
-        name = place.removesuffix(":output")
-        again = sum(key == name or key.rpartition("#")[0] == name for key in self)
+        name = place.removesuffix(":output") or place
+        again = sum(key == name or key.rpartition("#")[::2] == (name, key.removeprefix(f"{name}#")) for key in self)
         self[f"{name}#{again}" if again else name] = value
 
     def __str__(self) -> str:

@@ -52,6 +52,10 @@ class NumpyAdapter:
         functions = [Candidate(f.path, _function_types(f.value), PORTS) for f in found.functions]
         return [*layers, *inside, *functions, *(Candidate(f.path, ("ndarray",), ("param",)) for f in found.arrays)]
 
+    def operations(self) -> frozenset[str]:
+        """The names of all operations there may be."""
+        return ops.KNOWN
+
     def untappable(self) -> dict[str, str]:
         """Models of other frameworks inside."""
         return dict.fromkeys(self._layers().foreign, FOREIGN)
@@ -117,7 +121,8 @@ class NumpyAdapter:
         if self._steps.lost and any(port.seen for port in self._ports):
             self._recorder.ledger.warn("root", NOT_CALLED)
         operations = {} if self._ops is None else self._ops.unseen()
-        return unseen(self._ports, self._names) | operations
+        found = unseen(self._ports, self._names) | operations
+        return {site: why for site, why in found.items() if why}
 
     def _model(self) -> Any:
         root = self._root()

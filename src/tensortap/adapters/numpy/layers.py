@@ -55,15 +55,9 @@ class Layers(NamedTuple):
 def layers_of(root: Any) -> Layers:
     """Look through an object.
 
-    >>> class Net:
-    ...     def __init__(self):
-    ...         self.steps = [np.tanh, self.scale]
-    ...     def scale(self, x):
-    ...         return 2 * x
-    ...     def __call__(self, x):
-    ...         return self.steps[1](self.steps[0](x))
-    >>> [found.path for found in layers_of(Net()).functions]
-    ['steps.0', 'steps.1']
+    >>> net = SimpleNamespace(weight=np.ones(2), steps=[np.tanh, {"scale": lambda x: 2 * x}])
+    >>> [found.path for found in layers_of(net).functions]
+    ['steps.0', 'steps.1.scale']
     """
     found = Layers([], [], [], [])
     _look(found, "", root, None, ())

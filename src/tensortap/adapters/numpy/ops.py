@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
 from tensortap.adapters.base import Port, Wanted
 from tensortap.adapters.numpy.traced import SCOPES, strip, wrap
@@ -30,7 +32,10 @@ GROUPS: Final[Mapping[str, frozenset[str]]] = {
         ("matmul", "dot", "vdot", "inner", "outer", "einsum", "tensordot", "matvec", "vecmat", "vecdot")
     )
 }
-_KNOWN: Final = frozenset((*GROUPS["matmul"], "convolve", "correlate", "exp", "log", "maximum", "sum", "mean", "tanh"))
+# What NumPy's functions are called, to tell an operation of a layer from a value that is still to be named.
+KNOWN: Final = frozenset(
+    name for name, value in vars(np).items() if callable(value) and not isinstance(value, type) and name[0] != "_"
+)
 
 
 class OpPort(Port):
@@ -78,11 +83,11 @@ class OpTaps:
         return output
 
     def unseen(self) -> dict[str, str]:
-        """Patterns for operations that met none."""
+        """Patterns for operations, each with why none was met; empty for those that met one."""
         met = {
             pattern for port in self._ports.values() if port is not None and port.seen for pattern, _ in port.patterns
         }
-        return {pattern.text: MISSED for pattern in self._patterns if pattern not in met}
+        return {pattern.text: "" if pattern in met else MISSED for pattern in self._patterns}
 
     def _take(self, port: OpPort, found: list[tuple[str, Any]], why: str) -> None:
         try:
@@ -157,15 +162,20 @@ class _Call:
 
 
 def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:
-    """The patterns that mean operations: `op:…`, and `layer/name` where the layer or the name is known."""
+    """The patterns that mean operations: `op:…`, and `layer/name` where both the layer and the name are known."""
     known = set(paths)
-    return [p for probe in wanted.probes for p in probe.patterns if p.kind == "op" or (p.is_op and _means_op(p, known))]
+    return [p for probe in wanted.probes for p in probe.patterns if p.kind == "op" or _means_op(p, known)]
 
 
 def _means_op(pattern: Pattern, paths: set[str]) -> bool:
     operation = pattern.operation
-    named = operation is not None and (operation.groups or any(operation.names.fullmatch(name) for name in _KNOWN))
-    return bool(named) and any(pattern.matches_op(path, name, 0, "output", GROUPS) for path in paths for name in _KNOWN)
+    if operation is None:
+        return False
+    names = {name for name in KNOWN if operation.names.fullmatch(name)}
+    names.update(name for group in operation.groups for name in GROUPS.get(group, ()))
+    pairs = ((path, name) for path in paths for name in names)
+    number = operation.number or 0
+    return any(pattern.matches_op(path, name, number, port, GROUPS) for path, name in pairs for port in PORTS)
 
 
 def clean(owner: Any) -> None:

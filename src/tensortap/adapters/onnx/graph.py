@@ -18,6 +18,8 @@ from tensortap.errors import MissingExtraError, UnsupportedError
 
 try:
     import onnx
+
+    from tensortap.adapters.onnx.layout import Layout, layout_of
 except ImportError as error:
     raise MissingExtraError(
         "watching an ONNX Runtime session needs the package onnx, to name the tensors inside: "
@@ -31,15 +33,14 @@ FUSED: Final = (
 INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it returns can be seen"
 _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
 _RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
-_BLOCKED: Final = "com.microsoft.nchwc"
 _WEIGHTS: Final = "weights.bin"
 
 
 class Node(NamedTuple):
     """One node, as far as taps are concerned: what it is given (constants apart), what it gives, and its weights' size.
 
-    `types` are its kind and, where its output lies in memory in blocks of channels, `Blocked`: the elements are there
-    but in another order.
+    `types` are its kind and, where its output lies in memory in blocks of channels and nobody knows what it is in
+    plain, `Blocked`: the elements are there but in another order.
     """
 
     types: tuple[str, ...]
@@ -65,15 +66,27 @@ class Graph:
     @cached_property
     def nodes(self) -> list[Node]:
         """Every node in order of execution."""
-        return [self._node(node) for node in self.model.graph.node]
+        return [self._node(node) for node in self.model.graph.node if not self._layout.is_reorder(node)]
+
+    @cached_property
+    def _loaded(self) -> Any:
+        """The model as it was loaded; an empty one where that is an .ort file, or gone."""
+        try:
+            return _load(self._source)
+        except Exception:
+            return onnx.ModelProto()
+
+    @cached_property
+    def _layout(self) -> Layout:
+        return layout_of(self.model.graph, self._loaded)
 
     def _node(self, node: Any) -> Node:
-        blocked = node.domain == _BLOCKED and node.op_type != "ReorderOutput"
+        plain = self._layout.plain
         held = [self.constants[name] for name in node.input if name in self.constants]
         return Node(
-            (node.op_type, *(["Blocked"] * blocked)),
-            tuple(name for name in node.input if name and name not in self.constants),
-            tuple(filter(None, node.output)),
+            (node.op_type, *(["Blocked"] * self._layout.is_blocked(node))),
+            tuple(plain(name) for name in node.input if name and name not in self.constants),
+            tuple(plain(name) for name in node.output if name),
             sum(math.prod(constant.dims) for constant in held),
         )
 
@@ -89,10 +102,7 @@ class Graph:
     @cached_property
     def missing(self) -> dict[str, str]:
         """The tensors of the graph as it was loaded that are not there any more, and those out of reach; with why."""
-        try:
-            loaded = _load(self._source)
-        except Exception:  # an .ort file, or one that is gone
-            return {}
+        loaded = self._loaded
         there = {name for node in self.nodes for name in node.gives} | set(self.constants)
         inside = {name: why for graph in (loaded.graph, self.model.graph) for name, why in _inside(graph)}
         gone = {name: FUSED for node in loaded.graph.node for name in node.output if name and name not in there}
@@ -107,6 +117,7 @@ class Graph:
         """A session that runs the same nodes and gives more of their tensors."""
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
+        model.graph.node.extend(self._layout.reorders(names))
         known = {output.name for output in model.graph.output}
         model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
         path = self.folder / f"twin-{len(list(self.folder.iterdir()))}.onnx"

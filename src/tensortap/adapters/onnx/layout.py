@@ -1,0 +1,79 @@
+"""Convolutions that run in blocks of channels: which of the tensors between them are which of the model's own.
+
+On a CPU ONNX Runtime may let convolutions hand each other tensors whose channels lie in blocks, under new names. A node
+that such a graph has anyway, ReorderOutput, undoes that; the twin gets one for each such tensor that is wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import onnx
+
+DOMAIN: Final = "com.microsoft.nchwc"
+_SUFFIX: Final = "_nchwc"  # a node in blocks is called after the tensor it made before
+
+
+class Layout(NamedTuple):
+    """`names` gives tensors in blocks their plain name; `made` has those that no node of the graph gives plainly."""
+
+    names: dict[str, str]
+    made: dict[str, tuple[str, int]]
+
+    def is_reorder(self, node: Any) -> bool:
+        """Whether a node only changes how a tensor lies in memory."""
+        return _is(node, "ReorderInput") or (_is(node, "ReorderOutput") and node.output[0] in self.names.values())
+
+    def is_blocked(self, node: Any) -> bool:
+        """Whether what a node gives lies in blocks, and nobody knows what it is in plain."""
+        return node.domain == DOMAIN and node.op_type != "ReorderOutput" and node.output[0] not in self.names
+
+    def plain(self, name: str) -> str:
+        """A tensor's plain name."""
+        return self.names.get(name, name)
+
+    def reorders(self, names: list[str]) -> Iterator[Any]:
+        """The nodes that make these tensors plain, where that is needed."""
+        for name in names:
+            if name in self.made:
+                token, channels = self.made[name]
+                yield onnx.helper.make_node("ReorderOutput", [token], [name], domain=DOMAIN, channels=channels)
+
+
+def layout_of(graph: Any, loaded: Any) -> Layout:
+    """Read it from the optimised graph and the model as it was loaded."""
+    if not any(node.domain == DOMAIN for node in graph.node):
+        return Layout({}, {})
+    names = {node.input[0]: node.output[0] for node in graph.node if _is(node, "ReorderOutput")}
+    made = {}
+    kinds = {name: node.op_type for node in loaded.graph.node for name in node.output}
+    channels = _channels(loaded)
+    for node in graph.node:
+        if _is(node, "ReorderInput"):
+            names[node.output[0]] = names.get(node.input[0], node.input[0])
+        elif node.domain == DOMAIN and node.output[0] not in names:
+            name = node.name.removesuffix(_SUFFIX)
+            if name in channels and name != node.name and _still_makes(node, kinds.get(name, "")):
+                names[node.output[0]] = name
+                made[name] = (node.output[0], channels[name])
+    return Layout(names, made)
+
+
+def _still_makes(node: Any, kind: str) -> bool:
+    """Whether a node makes the tensor it is called after: not when a sum or an activation was fused into it later."""
+    activation = next((a.s.decode() for a in node.attribute if a.name == "activation"), None)
+    return activation in (None, kind) and not (node.op_type == "Conv" and len(node.input) > 3)
+
+
+def _channels(loaded: Any) -> dict[str, int]:
+    """How many channels each tensor has, as far as shapes can be inferred."""
+    with contextlib.suppress(Exception):
+        loaded = onnx.shape_inference.infer_shapes(loaded)
+    dims = {value.name: value.type.tensor_type.shape.dim for value in (*loaded.graph.value_info, *loaded.graph.output)}
+    return {name: shape[1].dim_value for name, shape in dims.items() if len(shape) == 4 and shape[1].dim_value}
+
+
+def _is(node: Any, kind: str) -> bool:
+    return bool(node.domain == DOMAIN and node.op_type == kind)
