@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from tensortap.errors import PatternError, UnsupportedError
+from tensortap.errors import PatternError, UnsupportedError, nearest, suggest
+from tensortap.operations import GROUPS
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
@@ -15,6 +16,7 @@ from tensortap.types import Place
 
 # Frameworks, by the first part of the module in which one of a model's classes is defined; each has a folder here.
 FRAMEWORKS: Final = ("torch",)
+OPERATIONS: Final = ("PyTorch",)  # those whose single operations can be seen
 
 
 class Clock(Protocol):
@@ -69,18 +71,29 @@ class Adapter(Protocol):
         """Places that were wanted and never seen, each with the reason where it is known."""
 
 
+@runtime_checkable
+class HasOperations(Protocol):
+    """An adapter that sees single operations."""
+
+    def operations(self) -> Collection[str]:
+        """The names of all there are."""
+
+
 class Port:
     """One port of one module: the probes that want it, and a point for every slot that turns up in it.
 
-    `note` says why nothing has turned up, as far as that is known.
+    `note` says why nothing has turned up, as far as that is known; `op` is the operation, if it is that of one.
     """
 
-    __slots__ = ("bits", "note", "path", "patterns", "points", "port", "recorder")
+    __slots__ = ("bits", "note", "op", "path", "patterns", "points", "port", "recorder")
 
-    def __init__(self, recorder: Recorder, path: str, port: str, patterns: Sequence[tuple[Pattern, int]]) -> None:
+    def __init__(
+        self, recorder: Recorder, path: str, port: str, patterns: Sequence[tuple[Pattern, int]], op: str = ""
+    ) -> None:
         self.recorder = recorder
         self.path = path
         self.port = port
+        self.op = op
         self.patterns = tuple(patterns)
         self.bits = 0
         for _, bit in patterns:
@@ -100,8 +113,19 @@ class Port:
             wanted = 0
             for pattern, bit in self.patterns:
                 wanted |= bit if pattern.matches_slot(slot) else 0
-            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot), wanted)
+            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot, self.op), wanted)
         return known
+
+
+class OpName(NamedTuple):
+    """One operation of a module: the module's path, what it does, and its number in one call of the module."""
+
+    path: str
+    op: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"/{self.op}#{self.number}"
 
 
 class Wanted(NamedTuple):
@@ -125,6 +149,23 @@ class Wanted(NamedTuple):
         ]
         return Port(recorder, candidate.path, port, patterns) if patterns else None
 
+    def site(self, path: str) -> str:
+        """What the run calls a path of this model."""
+        return path
+
+    def of_op(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
+        """The port of an operation, which is known only while it runs; `mask` leaves probes out."""
+        patterns = [
+            (pattern, 1 << i)
+            for i, probe in enumerate(self.probes)
+            for pattern in probe.patterns
+            if mask >> i & 1 and any(pattern.matches_op(p, call.op, call.number, port, GROUPS) for p in self._paths(call))
+        ]
+        return Port(recorder, f"{self.site(call.path)}{call}", port, patterns, call.op) if patterns else None
+
+    def _paths(self, call: OpName) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((call.path, self.site(call.path))))
+
 
 def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
     """As `pattern.matches`; a user's function that expects a module says no to anything else."""
@@ -142,6 +183,30 @@ def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
             for match in matches:
                 ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
     return Wanted(ports, tuple(probes))
+
+
+def check_operations(probes: Sequence[Probe], adapter: Any) -> None:
+    """Raise for a pattern `op:name` that no operation of the framework fits, with the names nearest to it."""
+    for pattern in (pattern for probe in probes for pattern in probe.patterns):
+        operation = pattern.operation if pattern.kind == "op" else None
+        if operation is None:
+            continue
+        if not isinstance(adapter, HasOperations):
+            raise PatternError(f"{pattern.text!r}: single operations are seen in {' and '.join(OPERATIONS)} only")
+        if unknown := [group for group in operation.groups if group not in GROUPS]:
+            near = suggest(unknown[0], GROUPS) or f" There are {', '.join(GROUPS)}."
+            raise PatternError(f"{pattern.text!r}: there is no group of operations {unknown[0]!r}.{near}")
+        known = adapter.operations()
+        if not any(operation.means(name, GROUPS) for name in known):
+            offers = [f"op:{name}" for name in nearest(operation.text, known)]
+            raise PatternError(
+                f"{pattern.text!r}: there is no operation {operation.text!r} among the {len(known)} that can be "
+                f"seen.{_or(offers)}"
+            )
+
+
+def _or(offers: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(map(repr, offers))}?" if offers else ""
 
 
 def adapter_for(model: Any, **options: Any) -> Adapter:

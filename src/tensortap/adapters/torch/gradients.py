@@ -173,9 +173,7 @@ class InputEdges(threading.local):
 
     def note(self, owner: object, given: Found) -> None:
         """Before a call."""
-        enabled = torch.is_grad_enabled()
-        edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
-        self.running.append(Noted(owner, edges, _newest() if edges else 0))
+        self.running.append(note_inputs(owner, given))
 
     def recall(self, owner: object) -> Noted | None:
         """After it. What an interrupted call left on top is dropped."""
@@ -185,6 +183,13 @@ class InputEdges(threading.local):
                 del self.running[position:]
                 return noted
         return None
+
+
+def note_inputs(owner: object, given: Found) -> Noted:
+    """Where the inputs of a call lie in the graph, and from which node on the nodes are its own."""
+    enabled = torch.is_grad_enabled()
+    edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
+    return Noted(owner, edges, _newest() if edges else 0)
 
 
 def _newest() -> int:

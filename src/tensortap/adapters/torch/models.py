@@ -140,6 +140,9 @@ class _Wanted(Wanted):
         patterns = self.ports.get((path, port))
         return _Port(recorder, path, port, patterns, self.prefix) if patterns else None
 
+    def site(self, path: str) -> str:
+        return _joined(self.prefix, path)
+
 
 class _Port(Port):
     __slots__ = ("prefix",)

@@ -97,7 +97,7 @@ class StepFinder:
         """Before the root's forward. Calls within a call, and recomputation, belong to the step that is open."""
         lane = self._lane()
         lane.depth += 1
-        if (lane.depth > 1 and _running_twice(root)) or backward_task() != -1:
+        if (lane.depth > 1 and running_twice(root)) or backward_task() != -1:
             return
         lane.depth = 1
         self._called = True
@@ -217,7 +217,7 @@ def _is_gone(ident: int, lane: Lane, own: int) -> bool:
     return ident == own or not lane.thread.is_alive()
 
 
-def _running_twice(root: nn.Module) -> bool:
+def running_twice(root: nn.Module) -> bool:
     """Whether a call of the root is running inside another. Ctrl-C in a notebook ends calls without telling hooks."""
     frame: FrameType | None = sys._getframe(1)
     running = 0

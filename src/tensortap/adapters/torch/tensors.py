@@ -13,6 +13,7 @@ from tensortap.types import DTYPES, Buffer
 CODES: Final = {getattr(torch, d.name): d.code for d in DTYPES if hasattr(torch, d.name)}
 _NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+_modes_on: Final = torch._C._len_torch_function_stack
 _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 
 
@@ -30,6 +31,12 @@ class Taker:
         armed = step.armed & point.probes
         if not armed:
             return -1
+        if _modes_on():  # a mode, the user's or ours, must not see how the tensor is read
+            with torch._C.DisableTorchFunction():
+                return self._take(point, tensor, step, armed, recomputed)
+        return self._take(point, tensor, step, armed, recomputed)
+
+    def _take(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0

@@ -1,0 +1,288 @@
+"""Single operations: seen by a function mode that is on only while a watched module runs in a step that is wanted.
+
+Hooks before and after every module tell which module runs, so that each operation has a site under the one that
+called it. They go on and off together, like all hooks; the outermost module that runs in a thread puts the mode on.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from tensortap.adapters.base import OpName, Wanted
+from tensortap.adapters.torch.gradients import Steps
+from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.ops_mode import OpMode, modes_on
+from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
+from tensortap.adapters.torch.ops_sites import OpSite
+from tensortap.adapters.torch.ops_visible import Visibility
+from tensortap.adapters.torch.steps import running_twice
+from tensortap.adapters.torch.tensors import Taker
+from tensortap.operations import GROUPS
+from tensortap.sites import Pattern
+
+NEVER: Final = "no such operation ran in a step that was observed"
+_MOST_NUMBERS: Final = 10_000  # in one call of a module; what is beyond counts as further calls of the last
+
+
+class Scope:
+    """A module that is running: its path, the sites in it, and how many operations of each kind it has done."""
+
+    __slots__ = ("counts", "owner", "path", "sites", "visible")
+
+    def __init__(self, owner: object, path: str, sites: dict[str, list[OpSite]], visible: bool) -> None:
+        self.owner = owner
+        self.path = path
+        self.sites = sites
+        self.visible = visible
+        self.counts: dict[str, int] = {}
+
+
+class Running(threading.local):
+    """The modules that are running in a thread, innermost last, and the thread's own mode."""
+
+    def __init__(self, taps: OpTaps) -> None:
+        self.scopes: list[Scope] = []
+        self.mode = OpMode(taps, taps.known)
+        self.is_on = False
+
+    def adjust(self) -> None:
+        """The mode is on while the innermost module may be looked into."""
+        wanted = bool(self.scopes) and self.scopes[-1].visible
+        if wanted and not self.is_on:
+            self.mode.on()
+            self.is_on = True
+        elif self.is_on and not wanted and (not self.scopes or self.mode.on_top()):
+            self.mode.off()
+            self.is_on = False
+
+
+class OpTaps:
+    """Looks at operations for the probes that want some."""
+
+    def __init__(
+        self, taker: Taker, steps: Steps, wanted: Wanted, patterns: Sequence[Pattern], keep_fused: bool = True
+    ) -> None:
+        self.taker = taker
+        self.steps = steps
+        self.wanted = wanted
+        self.patterns = tuple(patterns)
+        self.bits = 0
+        for i, probe in enumerate(wanted.probes):
+            self.bits |= any(pattern in self.patterns for pattern in probe.patterns) << i
+        self.known: dict[Any, str | None] = {}
+        self.visibility = Visibility(taker.recorder.ledger, keep_fused)
+        self._sites: dict[str, dict[str, list[OpSite]]] = {}
+        self._running = Running(self)
+
+    def wants(self, function: Callable[..., Any]) -> str | None:
+        """The operation's name, if a pattern means it."""
+        name = op_name(function)
+        if not any(p.operation is not None and p.operation.means(name, GROUPS) for p in self.patterns):
+            return None
+        return None if is_silent(function, name) else name
+
+    def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of an operation in the innermost module that is running."""
+        scopes = self._running.scopes
+        site = self._site(scopes[-1], name) if scopes else None
+        steps, taker = self.steps, self.taker
+        step = steps.current() if steps.spread else taker.recorder.current
+        armed = 0 if site is None else step.armed & site.bits
+        if site is None or not armed:
+            return function(*args, **kwargs)
+        ports, noted = site.ports, None
+        if site.asks or ports.input or ports.grad_input:
+            try:
+                with _aside():
+                    if site.asks and (asked := site.ask(armed, args, kwargs)) != armed:
+                        ports = site.of(asked | ~self.bits)
+                        armed = asked
+                    noted = site.before(ports, args, kwargs, step) if armed else None
+            except Exception as error:
+                self._failed(site, error)
+        output = function(*args, **kwargs)
+        if armed:
+            try:
+                if modes_on():
+                    with _aside():
+                        site.after(ports, output, noted, step, steps)
+                else:
+                    site.after(ports, output, noted, step, steps)
+            except Exception as error:
+                self._failed(site, error)
+        return output
+
+    def enter(self, owner: object, path: str, module: nn.Module | None = None) -> None:
+        """A module begins to run. Nothing happens unless the step is wanted, or a module around it is looked at."""
+        running = self._running
+        if not running.scopes:
+            step = self.steps.current()
+            if not step.armed & self.bits:
+                return
+        visible = module is None or self.visibility.of(module)
+        sites = self._sites.get(path)
+        if sites is None:
+            sites = self._sites[path] = {}
+        running.scopes.append(Scope(owner, path, sites, visible))
+        if visible is not running.is_on:
+            running.adjust()
+
+    def leave(self, owner: object) -> None:
+        """It has run, or failed. What an interrupted call has left above it goes too."""
+        running = self._running
+        scopes = running.scopes
+        for position in range(len(scopes) - 1, -1, -1):
+            if scopes[position].owner is owner:
+                del scopes[position:]
+                running.adjust()
+                return
+
+    def drop(self) -> None:
+        """Nothing is running in this thread, whatever an interrupt has left."""
+        self._running.scopes.clear()
+        self._running.adjust()
+
+    def parent(self) -> str | None:
+        """The path of the innermost module that is running."""
+        scopes = self._running.scopes
+        return scopes[-1].path if scopes else None
+
+    def idle(self) -> bool:
+        """Whether no watched module is running in this thread."""
+        return not self._running.scopes
+
+    def unseen(self) -> dict[str, str]:
+        """The patterns for operations that nothing was recorded for, each with the reason where it is known."""
+        sites = [site for kinds in list(self._sites.values()) for found in list(kinds.values()) for site in found]
+        ports = [port for site in sites for chosen in site.chosen() for group in chosen for port in group]
+        seen = {pattern.text for port in ports if port.seen for pattern, _ in port.patterns}
+        notes = {pattern.text: port.note for port in ports if port.note for pattern, _ in port.patterns}
+        return {p.text: notes.get(p.text) or self.visibility.hidden or NEVER for p in self.patterns if p.text not in seen}
+
+    def seen(self) -> set[str]:
+        """The patterns that something was recorded for."""
+        return {pattern.text for pattern in self.patterns} - set(self.unseen())
+
+    def _site(self, scope: Scope, name: str) -> OpSite:
+        number = scope.counts.get(name, 0)
+        scope.counts[name] = number + 1
+        found = scope.sites.setdefault(name, [])
+        if number < len(found):
+            return found[number]
+        if number >= _MOST_NUMBERS:
+            return found[-1]
+        site = OpSite(self.taker, self.wanted, OpName(scope.path, name, number))
+        found.append(site)
+        return site
+
+    def _failed(self, site: OpSite, error: Exception) -> None:
+        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {site.where}", error)
+
+
+def _aside() -> Any:
+    """What we do with tensors is no operation of the user's: no mode and no subclass is to see it."""
+    return torch._C.DisableTorchFunction()
+
+
+class Entering(Hook):
+    """Sits before a module and says that it begins to run."""
+
+    __slots__ = ("is_root", "paths", "taps")
+
+    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool) -> None:
+        self.taps = taps
+        self.paths = tuple(paths)
+        self.is_root = is_root
+
+    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
+        """How to put it, and its counterpart, on the module. On the root it comes after the hook that finds steps."""
+        first, leaving = not self.is_root, Leaving(self)
+        return [
+            lambda module: module.register_forward_pre_hook(self, prepend=first),
+            lambda module: module.register_forward_hook(leaving, always_call=True),
+        ]
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Before the forward."""
+        if is_compiling() or tracing():
+            return
+        taps = self.taps
+        try:
+            if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
+                taps.drop()
+            taps.enter(self, self.paths[0] if len(self.paths) == 1 else self._path(), module)
+        except Exception as error:
+            taps.taker.recorder.ledger.failed("step_errors", "looking into a module", error)
+
+    def _path(self) -> str:
+        """Of a shared module's names the one under the module that runs it."""
+        parent = self.taps.parent()
+        below = [path for path in self.paths if parent and path.startswith(f"{parent}.")]
+        return [*below, *self.paths][0]
+
+
+class Leaving(Hook):
+    """Sits after a module, also when it failed."""
+
+    __slots__ = ("entering",)
+
+    def __init__(self, entering: Entering) -> None:
+        self.entering = entering
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After the forward."""
+        if not is_compiling():
+            self.entering.taps.leave(self.entering)
+
+
+class LayerHooks:
+    """Enters and leaves encoder layers, on which no hook may sit or they would not run fused: by hooks on all modules."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[weakref.ref[nn.Module], Entering, Leaving]] = {}
+
+    def add(self, layer: nn.Module, entering: Entering) -> None:
+        """One more layer."""
+        self._layers[id(layer)] = (weakref.ref(layer), entering, Leaving(entering))
+
+    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
+        """How to put both hooks on."""
+        return [
+            lambda _: register_module_forward_pre_hook(self._before),
+            lambda _: register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        known = self._layers.get(id(module))
+        if known is not None and known[0]() is module:
+            known[1](module, args)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        known = self._layers.get(id(module))
+        if known is not None and known[0]() is module:
+            known[2](module, args, output)
+
+
+def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:
+    """The patterns that mean operations. One with a slash may be for a value that the user names."""
+    found = [p for probe in wanted.probes for p in probe.patterns if p.operation is not None]
+    if not found:
+        return []
+    known, paths = known_operations(), [q for path in paths for q in {path, wanted.site(path)}]
+    return [p for p in dict.fromkeys(found) if p.kind == "op" or _possible(p, known, paths)]
+
+
+def _possible(pattern: Pattern, known: Iterable[str], paths: Iterable[str]) -> bool:
+    operation = pattern.operation
+    if operation is None or not any(operation.means(name, GROUPS) for name in known):
+        return False
+    return any(operation.lies_in(path) for path in paths)

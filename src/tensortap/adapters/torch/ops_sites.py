@@ -1,0 +1,108 @@
+"""One operation of one module as a site: what the probes want of it, and what is taken before and after a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from tensortap.adapters.base import OpName, Port, Wanted
+from tensortap.adapters.torch.gradients import Found, Noted, Steps, await_inputs, await_outputs, note_inputs
+from tensortap.adapters.torch.hooks import NO_TENSOR_OUT, backward_task, count_call
+from tensortap.adapters.torch.source import current_line
+from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.walk import tensors_in
+from tensortap.recorder import OpenStep
+from tensortap.sites import OP_PORTS
+from tensortap.types import Call
+
+Where = Callable[[Call], bool]
+_NO_TENSOR_IN: Final = "takes no tensor"
+
+
+class Ports(NamedTuple):
+    """The ports of an operation that some probes want."""
+
+    output: list[Port]
+    input: list[Port]
+    grad_output: list[Port]
+    grad_input: list[Port]
+
+
+class OpSite:
+    """A site such as `blocks.3.attn/matmul#1`. Made when it is first seen, and then kept."""
+
+    __slots__ = ("_chosen", "_make", "asks", "bits", "name", "ports", "taker", "where")
+
+    def __init__(self, taker: Taker, wanted: Wanted, name: OpName) -> None:
+        self.taker = taker
+        self.name = name
+        self._make = wanted
+        self._chosen: dict[int, Ports] = {}
+        self.ports = self._choose(-1)
+        self.bits = 0
+        for port in (port for group in self.ports for port in group):
+            self.bits |= port.bits
+        self.asks = [(1 << i, p.where) for i, p in enumerate(wanted.probes) if p.where is not None and self.bits >> i & 1]
+        self.where = f"{wanted.site(name.path)}{name}"
+        if self.bits:
+            taker.recorder.names.lines.setdefault(self.where, current_line())
+
+    def ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Those of the armed probes whose predicate wants this call. One that raises wants nothing."""
+        call = Call(self.name.op, self.name.path, self.name.number, args, kwargs, current_line())
+        for bit, where in self.asks:
+            try:
+                if armed & bit and not where(call):
+                    armed &= ~bit
+            except Exception as error:
+                armed &= ~bit
+                self.taker.recorder.ledger.failed("predicate_errors", f"where= of a probe for {self.where}", error)
+        return armed
+
+    def of(self, mask: int) -> Ports:
+        """The ports for some of the probes only."""
+        return self._chosen.get(mask) or self._choose(mask)
+
+    def chosen(self) -> list[Ports]:
+        """Every choice of ports that was needed so far."""
+        return list(self._chosen.values())
+
+    def before(self, ports: Ports, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: OpenStep) -> Noted | None:
+        """Before the call: the inputs, which an in-place operation changes, and where they lie in the graph."""
+        given = _given(args, kwargs)
+        recomputed = backward_task() != -1
+        for port in ports.input:
+            port.note = "" if given else _NO_TENSOR_IN
+            for slot, tensor in given:
+                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
+        return note_inputs(self, given) if ports.grad_input else None
+
+    def after(self, ports: Ports, output: Any, noted: Noted | None, step: OpenStep, steps: Steps) -> None:
+        """After it: the output, and the gradients of both when backward comes."""
+        found: Found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
+        recomputed = backward_task() != -1
+        for port in ports.output:
+            if not found:
+                port.note = NO_TENSOR_OUT
+            for slot, tensor in found:
+                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
+        if ports.grad_output or noted:
+            call = count_call(step, self, recomputed)
+            await_outputs(self.taker, steps, ports.grad_output, found, step, call)
+            if noted:
+                await_inputs(self.taker, steps, ports.grad_input, noted, found, step, call)
+
+    def _choose(self, mask: int) -> Ports:
+        made = [self._make.of_op(self.taker.recorder, self.name, port, mask) for port in OP_PORTS]
+        ports = self._chosen[mask] = Ports(*([port] if port is not None else [] for port in made))
+        return ports
+
+
+def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+    """The tensors of a call by position (`[1]`) or keyword (`.weight`); a single one needs no name, `out` is none."""
+    found = [*tensors_in(tuple(args))]
+    if kwargs:
+        found += tensors_in({key: value for key, value in kwargs.items() if key != "out"})
+    return [("", found[0][1])] if len(found) == 1 else found
