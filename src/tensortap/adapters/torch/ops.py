@@ -6,9 +6,11 @@ called it. They go on and off together, like all hooks; the outermost module tha
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -20,16 +22,19 @@ from torch.utils.hooks import RemovableHandle
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
 from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.ops_inside import OPAQUE, Inside, run_inside
 from tensortap.adapters.torch.ops_mode import OpMode, modes_on
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
-from tensortap.adapters.torch.ops_sites import OpSite
+from tensortap.adapters.torch.ops_sites import OpSite, Ports
 from tensortap.adapters.torch.ops_visible import Visibility
 from tensortap.adapters.torch.steps import running_twice
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.operations import GROUPS
+from tensortap.recorder import OpenStep
 from tensortap.sites import Pattern
 
 NEVER: Final = "no such operation ran in a step that was observed"
+_NOTHING: Final = contextlib.nullcontext()
 _MOST_NUMBERS: Final = 10_000  # in one call of a module; what is beyond counts as further calls of the last
 
 
@@ -86,6 +91,8 @@ class OpTaps:
     def wants(self, function: Callable[..., Any]) -> str | None:
         """The operation's name, if a pattern means it."""
         name = op_name(function)
+        if function in OPAQUE:
+            return name
         if not any(p.operation is not None and p.operation.means(name, GROUPS) for p in self.patterns):
             return None
         return None if is_silent(function, name) else name
@@ -93,33 +100,46 @@ class OpTaps:
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of an operation in the innermost module that is running."""
         scopes = self._running.scopes
-        site = self._site(scopes[-1], name) if scopes else None
-        steps, taker = self.steps, self.taker
-        step = steps.current() if steps.spread else taker.recorder.current
-        armed = 0 if site is None else step.armed & site.bits
-        if site is None or not armed:
+        steps = self.steps
+        step = steps.current() if steps.spread else self.taker.recorder.current
+        if not scopes or not step.armed & self.bits:
             return function(*args, **kwargs)
-        ports, noted = site.ports, None
-        if site.asks or ports.input or ports.grad_input:
+        site = self._site(scopes[-1], name)
+        run = partial(self._look_inside, function, step) if function in OPAQUE else function
+        armed = step.armed & site.bits
+        return self._call(site, armed, step, run, args, kwargs) if armed else run(*args, **kwargs)
+
+    def _call(
+        self, site: OpSite, armed: int, step: OpenStep, function: Callable[..., Any], args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # fmt: skip
+        ports: Ports | None = site.ports
+        noted = None
+        if site.asks or site.ports.input or site.ports.grad_input:
             try:
                 with _aside():
-                    if site.asks and (asked := site.ask(armed, args, kwargs)) != armed:
-                        ports = site.of(asked | ~self.bits)
-                        armed = asked
-                    noted = site.before(ports, args, kwargs, step) if armed else None
+                    ports = site.wanted_by(armed, args, kwargs)
+                    noted = None if ports is None else site.before(ports, args, kwargs, step)
             except Exception as error:
-                self._failed(site, error)
+                site.failed(error)
         output = function(*args, **kwargs)
-        if armed:
+        if ports is not None:
             try:
-                if modes_on():
-                    with _aside():
-                        site.after(ports, output, noted, step, steps)
-                else:
-                    site.after(ports, output, noted, step, steps)
+                with _aside() if modes_on() else _NOTHING:
+                    site.after(ports, output, noted, step, self.steps)
             except Exception as error:
-                self._failed(site, error)
+                site.failed(error)
         return output
+
+    def _look_inside(self, function: Callable[..., Any], step: OpenStep, *args: Any, **kwargs: Any) -> Any:
+        return run_inside(function, args, kwargs, Inside(self._of_dispatcher, step, self.steps))
+
+    def _of_dispatcher(self, function: Any) -> OpSite | None:
+        """The site of what the dispatcher is asked for by the innermost module."""
+        name = self.known.get(function, "")
+        if name == "":
+            name = self.known[function] = self.wants(function)
+        return None if name is None else self._site(self._running.scopes[-1], name)
 
     def enter(self, owner: object, path: str, module: nn.Module | None = None) -> None:
         """A module begins to run. Nothing happens unless the step is wanted, or a module around it is looked at."""
@@ -183,9 +203,6 @@ class OpTaps:
         site = OpSite(self.taker, self.wanted, OpName(scope.path, name, number))
         found.append(site)
         return site
-
-    def _failed(self, site: OpSite, error: Exception) -> None:
-        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {site.where}", error)
 
 
 def _aside() -> Any:

@@ -49,7 +49,56 @@ class OpSite:
         if self.bits:
             taker.recorder.names.lines.setdefault(self.where, current_line())
 
-    def ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+    def wanted_by(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ports | None:
+        """The ports that the armed probes want of this call; none when every predicate says no."""
+        if not self.asks:
+            return self.ports
+        asked = self._ask(armed, args, kwargs)
+        if asked == armed:
+            return self.ports
+        return (self._chosen.get(asked) or self._choose(asked)) if asked else None
+
+    def before(self, ports: Ports, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: OpenStep) -> Noted | None:
+        """Before the call: the inputs, which an in-place operation changes, and where they lie in the graph."""
+        given = given_in(args, kwargs)
+        self.take_inputs(ports, given, step)
+        return note_inputs(self, given) if ports.grad_input else None
+
+    def after(self, ports: Ports, output: Any, noted: Noted | None, step: OpenStep, steps: Steps) -> None:
+        """After it: the output, and the gradients of both when backward comes."""
+        found: Found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
+        self.take_outputs(ports, found, step)
+        if ports.grad_output or noted:
+            call = count_call(step, self, backward_task() != -1)
+            await_outputs(self.taker, steps, ports.grad_output, found, step, call)
+            if noted:
+                await_inputs(self.taker, steps, ports.grad_input, noted, found, step, call)
+
+    def take_inputs(self, ports: Ports, given: Found, step: OpenStep) -> None:
+        """Record what the operation is given."""
+        self._take(ports.input, given, step, _NO_TENSOR_IN)
+
+    def take_outputs(self, ports: Ports, found: Found, step: OpenStep) -> None:
+        """Record what it gives."""
+        self._take(ports.output, found, step, NO_TENSOR_OUT)
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours went wrong here."""
+        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {self.where}", error)
+
+    def chosen(self) -> list[Ports]:
+        """Every choice of ports that was needed so far."""
+        return list(self._chosen.values())
+
+    def _take(self, ports: list[Port], found: Found, step: OpenStep, none: str) -> None:
+        recomputed = backward_task() != -1
+        for port in ports:
+            if not found:
+                port.note = none
+            for slot, tensor in found:
+                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
+
+    def _ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Those of the armed probes whose predicate wants this call. One that raises wants nothing."""
         call = Call(self.name.op, self.name.path, self.name.number, args, kwargs, current_line())
         for bit, where in self.asks:
@@ -61,46 +110,13 @@ class OpSite:
                 self.taker.recorder.ledger.failed("predicate_errors", f"where= of a probe for {self.where}", error)
         return armed
 
-    def of(self, mask: int) -> Ports:
-        """The ports for some of the probes only."""
-        return self._chosen.get(mask) or self._choose(mask)
-
-    def chosen(self) -> list[Ports]:
-        """Every choice of ports that was needed so far."""
-        return list(self._chosen.values())
-
-    def before(self, ports: Ports, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: OpenStep) -> Noted | None:
-        """Before the call: the inputs, which an in-place operation changes, and where they lie in the graph."""
-        given = _given(args, kwargs)
-        recomputed = backward_task() != -1
-        for port in ports.input:
-            port.note = "" if given else _NO_TENSOR_IN
-            for slot, tensor in given:
-                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
-        return note_inputs(self, given) if ports.grad_input else None
-
-    def after(self, ports: Ports, output: Any, noted: Noted | None, step: OpenStep, steps: Steps) -> None:
-        """After it: the output, and the gradients of both when backward comes."""
-        found: Found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
-        recomputed = backward_task() != -1
-        for port in ports.output:
-            if not found:
-                port.note = NO_TENSOR_OUT
-            for slot, tensor in found:
-                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
-        if ports.grad_output or noted:
-            call = count_call(step, self, recomputed)
-            await_outputs(self.taker, steps, ports.grad_output, found, step, call)
-            if noted:
-                await_inputs(self.taker, steps, ports.grad_input, noted, found, step, call)
-
     def _choose(self, mask: int) -> Ports:
         made = [self._make.of_op(self.taker.recorder, self.name, port, mask) for port in OP_PORTS]
         ports = self._chosen[mask] = Ports(*([port] if port is not None else [] for port in made))
         return ports
 
 
-def _given(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+def given_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
     """The tensors of a call by position (`[1]`) or keyword (`.weight`); a single one needs no name, `out` is none."""
     found = [*tensors_in(tuple(args))]
     if kwargs:
