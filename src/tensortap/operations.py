@@ -12,8 +12,8 @@ from typing import Final
 _NAMES: Final = {
     "matmul": (
         "matmul mm bmm mv dot vdot inner outer ger addmm addmv addr addbmm baddbmm linear bilinear einsum tensordot "
-        "chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot matrix_power linalg_matrix_power trilinear smm hspmm "
-        "sspaddmm sparse_mm int_mm scaled_mm grouped_mm scaled_grouped_mm"
+        "chain_matmul linalg_matmul linalg_multi_dot linalg_vecdot matrix_power linalg_matrix_power trilinear smm "
+        "hspmm sspaddmm sparse_mm int_mm scaled_mm grouped_mm scaled_grouped_mm"
     ),
     "softmax": "softmax log_softmax softmin gumbel_softmax special_softmax special_log_softmax sparse_softmax",
     "norm": (
@@ -26,7 +26,8 @@ _NAMES: Final = {
     ),
     "attention": "scaled_dot_product_attention multi_head_attention_forward native_multi_head_attention",
     "conv": (
-        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution mkldnn_convolution"
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution "
+        "mkldnn_convolution"
     ),
     "reduce": (
         "sum nansum mean nanmean prod max min amax amin aminmax argmax argmin all any std std_mean var var_mean median "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from tensortap.adapters.base import Adapter, adapter_for, choose
+from tensortap.adapters.base import Adapter, adapter_for, check_operations, choose
 from tensortap.budget import Budget
 from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
@@ -103,6 +103,13 @@ class Tap:
     def advance(self, step: OpenStep | None = None) -> None:
         """Close the open step, or a thread's own: what adapters call when they find that one is over."""
         self._close_step({}, step)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function that is watched: `with watch(fn, "op:matmul") as tap: y = tap.call(x)`."""
+        call = getattr(self._adapter, "call", None)
+        if call is None:
+            raise UnsupportedError("call() is for watch(function, ...): call the watched model itself")
+        return call(*args, **kwargs)
 
     @contextlib.contextmanager
     def span(self, **labels: Any) -> Iterator[OpenStep]:
@@ -232,6 +239,8 @@ def watch(
 ) -> Tap:
     """Observe a model, or without one the values that `tap(x, "name")` names, and write what is seen.
 
+    Of a plain function the operations are seen that it does when it is called by `tap.call(...)`.
+
     `probes` are patterns or probes; none means the output of every leaf module. `to` is a path, a logger, a
     function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
     raised instead of counted. `fast_path="leave"` looks inside layers that would run fused, whose results then
@@ -246,9 +255,10 @@ def watch(
     ledger = Ledger(strict=strict)
     watchman = Watchman(on_nonfinite, ledger)
     adapter = None if model is None else adapter_for(model, fast_path=fast_path, origins=on_nonfinite is not None)
-    chosen = as_probes(probes) or (probe("**" if adapter is None else leaves),)
-    if adapter is not None:
-        choose(chosen, adapter.candidates())  # a pattern that matches nothing raises before anything is made
+    chosen = as_probes(probes) or (probe("**" if adapter is None else getattr(adapter, "default_sites", leaves)),)
+    if adapter is not None:  # a pattern that matches nothing raises before anything is made
+        choose(chosen, adapter.candidates())
+        check_operations(chosen, adapter)
     own_rank = _rank() if rank is None else rank
     about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
     kind = "values" if model is None else type(model).__name__

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
+import inspect
+import sys
 from collections.abc import Collection, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
-from tensortap.errors import PatternError, UnsupportedError, nearest, suggest
+from tensortap.errors import PatternError, UnsupportedError, nearest
 from tensortap.operations import GROUPS
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
@@ -159,12 +162,13 @@ class Wanted(NamedTuple):
             (pattern, 1 << i)
             for i, probe in enumerate(self.probes)
             for pattern in probe.patterns
-            if mask >> i & 1 and any(pattern.matches_op(p, call.op, call.number, port, GROUPS) for p in self._paths(call))
+            if mask >> i & 1 and self._means(pattern, call, port)
         ]
         return Port(recorder, f"{self.site(call.path)}{call}", port, patterns, call.op) if patterns else None
 
-    def _paths(self, call: OpName) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((call.path, self.site(call.path))))
+    def _means(self, pattern: Pattern, call: OpName, port: str) -> bool:
+        paths = {call.path, self.site(call.path)}
+        return any(pattern.matches_op(path, call.op, call.number, port, GROUPS) for path in paths)
 
 
 def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
@@ -194,15 +198,14 @@ def check_operations(probes: Sequence[Probe], adapter: Any) -> None:
         if not isinstance(adapter, HasOperations):
             raise PatternError(f"{pattern.text!r}: single operations are seen in {' and '.join(OPERATIONS)} only")
         if unknown := [group for group in operation.groups if group not in GROUPS]:
-            near = suggest(unknown[0], GROUPS) or f" There are {', '.join(GROUPS)}."
-            raise PatternError(f"{pattern.text!r}: there is no group of operations {unknown[0]!r}.{near}")
+            near = _or([f"op:@{name}" for name in nearest(unknown[0], GROUPS, 1)])
+            raise PatternError(
+                f"{pattern.text!r}: there is no group {unknown[0]!r} of operations, only {', '.join(GROUPS)}.{near}"
+            )
         known = adapter.operations()
         if not any(operation.means(name, GROUPS) for name in known):
-            offers = [f"op:{name}" for name in nearest(operation.text, known)]
-            raise PatternError(
-                f"{pattern.text!r}: there is no operation {operation.text!r} among the {len(known)} that can be "
-                f"seen.{_or(offers)}"
-            )
+            near = _or([f"op:{name}" for name in nearest(operation.text, sorted(known))])
+            raise PatternError(f"{pattern.text!r}: {operation.text!r} is none of {len(known)} operations.{near}")
 
 
 def _or(offers: Sequence[str]) -> str:
@@ -213,10 +216,20 @@ def adapter_for(model: Any, **options: Any) -> Adapter:
     """The adapter that knows a model; an adapter stands for itself."""
     if isinstance(model, Adapter):
         return model
+    if inspect.isroutine(model) or isinstance(model, functools.partial):
+        return _for_function(model, **options)
     found: Adapter | None = part_for(model, "adapter").adapt(model, **options)
     if found is None:
         raise UnsupportedError(_unknown(model))
     return found
+
+
+def _for_function(function: Any, **options: Any) -> Adapter:
+    """Of a plain function the operations can be seen, if they are those of a framework that is in use."""
+    if "torch" not in sys.modules:
+        raise UnsupportedError(_unknown(function))
+    adapter: Adapter = importlib.import_module("tensortap.adapters.torch.ops_function").Operations(function, **options)
+    return adapter
 
 
 def part_for(model: Any, part: str) -> ModuleType:

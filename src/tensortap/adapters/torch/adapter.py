@@ -19,7 +19,8 @@ from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook, tr
 from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.nonfinite import OriginHook
-from tensortap.adapters.torch.ops import Entering, LayerHooks, OpTaps, op_patterns
+from tensortap.adapters.torch.ops import OpTaps, op_patterns
+from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
 from tensortap.adapters.torch.ops_names import known_operations
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
@@ -103,7 +104,7 @@ class TorchAdapter:
         for hooks in self._sets:
             hooks.take_off()
         if self._ops is not None:
-            self._ops.drop()
+            self._ops.close()
         self._parameters.remove()
         for leaf in self._taker.leaves:
             leaf.take_off()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch import nn
 
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.ops_names import known_operations
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern
@@ -42,6 +43,10 @@ class Model:
         wanted.prefix = self.prefix
         return wanted
 
+    def has(self, pattern: Pattern) -> bool:
+        """Whether a pattern chooses anything of it; of operations that is known only while it runs."""
+        return pattern.kind == "op" or bool(self.choose([pattern]).ports)
+
     def attach(self, recorder: Recorder, patterns: Sequence[Pattern], clock: Clock) -> None:
         """Put its taps on. Steps are found for all models together, so its own search for them is told to rest."""
         self.adapter.attach(recorder, self.choose(patterns, recorder.probes), _Resting(clock))
@@ -70,7 +75,7 @@ class Models:
 
     def matching(self) -> tuple[Pattern, ...]:
         """The patterns that choose something of the models there are."""
-        return tuple(p for p in self.patterns if any(model.choose([p]).ports for model in self.members))
+        return tuple(p for p in self.patterns if any(model.has(p) for model in self.members))
 
     def candidates(self) -> list[Candidate]:
         """Every place under both its names."""
@@ -83,6 +88,10 @@ class Models:
             for model in self.members
             for path, why in model.adapter.untappable().items()
         }
+
+    def operations(self) -> Collection[str]:
+        """The names of operations that patterns may mean."""
+        return known_operations()
 
     def describe(self) -> dict[str, Any]:
         """The first model's tree; the others' are added when they join."""

@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
-from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
 from tensortap.adapters.torch.ops_inside import OPAQUE, Inside, run_inside
-from tensortap.adapters.torch.ops_mode import OpMode, modes_on
+from tensortap.adapters.torch.ops_mode import OpMode, depth, modes_on
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
 from tensortap.adapters.torch.ops_sites import OpSite, Ports
 from tensortap.adapters.torch.ops_visible import Visibility
-from tensortap.adapters.torch.steps import running_twice
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.operations import GROUPS
 from tensortap.recorder import OpenStep
@@ -58,12 +52,13 @@ class Running(threading.local):
         self.scopes: list[Scope] = []
         self.mode = OpMode(taps, taps.known)
         self.is_on = False
+        self.above: int | None = None  # how many modes are to stay below it
 
     def adjust(self) -> None:
         """The mode is on while the innermost module may be looked into."""
         wanted = bool(self.scopes) and self.scopes[-1].visible
         if wanted and not self.is_on:
-            self.mode.on()
+            self.mode.on(self.above)
             self.is_on = True
         elif self.is_on and not wanted and (not self.scopes or self.mode.on_top()):
             self.mode.off()
@@ -106,8 +101,9 @@ class OpTaps:
             return function(*args, **kwargs)
         site = self._site(scopes[-1], name)
         run = partial(self._look_inside, function, step) if function in OPAQUE else function
-        armed = step.armed & site.bits
-        return self._call(site, armed, step, run, args, kwargs) if armed else run(*args, **kwargs)
+        if site is None or not (armed := step.armed & site.bits):
+            return run(*args, **kwargs)
+        return self._call(site, armed, step, run, args, kwargs)
 
     def _call(
         self, site: OpSite, armed: int, step: OpenStep, function: Callable[..., Any], args: tuple[Any, ...],
@@ -166,6 +162,15 @@ class OpTaps:
                 running.adjust()
                 return
 
+    def mark(self) -> None:
+        """Wherever the mode goes on in this thread from now on, it is above the modes that are on now and no other."""
+        self._running.above = depth()
+
+    def close(self) -> None:
+        """See no more: in this thread at once, in others whatever is still running."""
+        self.bits = 0
+        self.drop()
+
     def drop(self) -> None:
         """Nothing is running in this thread, whatever an interrupt has left."""
         self._running.scopes.clear()
@@ -186,13 +191,16 @@ class OpTaps:
         ports = [port for site in sites for chosen in site.chosen() for group in chosen for port in group]
         seen = {pattern.text for port in ports if port.seen for pattern, _ in port.patterns}
         notes = {pattern.text: port.note for port in ports if port.note for pattern, _ in port.patterns}
-        return {p.text: notes.get(p.text) or self.visibility.hidden or NEVER for p in self.patterns if p.text not in seen}
+        return {
+            p.text: notes.get(p.text) or self.visibility.hidden or NEVER for p in self.patterns if p.text not in seen
+        }
 
     def seen(self) -> set[str]:
         """The patterns that something was recorded for."""
         return {pattern.text for pattern in self.patterns} - set(self.unseen())
 
-    def _site(self, scope: Scope, name: str) -> OpSite:
+    def _site(self, scope: Scope, name: str) -> OpSite | None:
+        """The site of the next operation of this kind in a module's call."""
         number = scope.counts.get(name, 0)
         scope.counts[name] = number + 1
         found = scope.sites.setdefault(name, [])
@@ -200,93 +208,17 @@ class OpTaps:
             return found[number]
         if number >= _MOST_NUMBERS:
             return found[-1]
-        site = OpSite(self.taker, self.wanted, OpName(scope.path, name, number))
-        found.append(site)
-        return site
+        try:
+            found.append(OpSite(self.taker, self.wanted, OpName(scope.path, name, len(found))))
+        except Exception as error:
+            self.taker.recorder.ledger.failed("skipped_tensors", f"observing {name} in {scope.path!r}", error)
+            return None
+        return found[-1]
 
 
 def _aside() -> Any:
     """What we do with tensors is no operation of the user's: no mode and no subclass is to see it."""
     return torch._C.DisableTorchFunction()
-
-
-class Entering(Hook):
-    """Sits before a module and says that it begins to run."""
-
-    __slots__ = ("is_root", "paths", "taps")
-
-    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool) -> None:
-        self.taps = taps
-        self.paths = tuple(paths)
-        self.is_root = is_root
-
-    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
-        """How to put it, and its counterpart, on the module. On the root it comes after the hook that finds steps."""
-        first, leaving = not self.is_root, Leaving(self)
-        return [
-            lambda module: module.register_forward_pre_hook(self, prepend=first),
-            lambda module: module.register_forward_hook(leaving, always_call=True),
-        ]
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Before the forward."""
-        if is_compiling() or tracing():
-            return
-        taps = self.taps
-        try:
-            if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
-                taps.drop()
-            taps.enter(self, self.paths[0] if len(self.paths) == 1 else self._path(), module)
-        except Exception as error:
-            taps.taker.recorder.ledger.failed("step_errors", "looking into a module", error)
-
-    def _path(self) -> str:
-        """Of a shared module's names the one under the module that runs it."""
-        parent = self.taps.parent()
-        below = [path for path in self.paths if parent and path.startswith(f"{parent}.")]
-        return [*below, *self.paths][0]
-
-
-class Leaving(Hook):
-    """Sits after a module, also when it failed."""
-
-    __slots__ = ("entering",)
-
-    def __init__(self, entering: Entering) -> None:
-        self.entering = entering
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the forward."""
-        if not is_compiling():
-            self.entering.taps.leave(self.entering)
-
-
-class LayerHooks:
-    """Enters and leaves encoder layers, on which no hook may sit or they would not run fused: by hooks on all modules."""
-
-    def __init__(self) -> None:
-        self._layers: dict[int, tuple[weakref.ref[nn.Module], Entering, Leaving]] = {}
-
-    def add(self, layer: nn.Module, entering: Entering) -> None:
-        """One more layer."""
-        self._layers[id(layer)] = (weakref.ref(layer), entering, Leaving(entering))
-
-    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
-        """How to put both hooks on."""
-        return [
-            lambda _: register_module_forward_pre_hook(self._before),
-            lambda _: register_module_forward_hook(self._after, always_call=True),
-        ]
-
-    def _before(self, module: nn.Module, args: Any) -> None:
-        known = self._layers.get(id(module))
-        if known is not None and known[0]() is module:
-            known[1](module, args)
-
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        known = self._layers.get(id(module))
-        if known is not None and known[0]() is module:
-            known[2](module, args, output)
 
 
 def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:

@@ -34,11 +34,11 @@ class _Seen(NamedTuple):
     call: int
 
 
-class Inside(TorchDispatchMode):
+class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks at the dispatcher's calls while one opaque function runs. `find` gives the site of a call, if wanted."""
 
     def __init__(self, find: Finds, step: OpenStep, steps: Steps) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.find = find
         self.step = step
         self.steps = steps
@@ -107,9 +107,7 @@ class Inside(TorchDispatchMode):
                     Sum(taker, steps, port, slot, step, seen.call).expect([(node, position)])
 
 
-def run_inside(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inside: Inside
-) -> Any:
+def run_inside(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inside: Inside) -> Any:
     """Call an opaque function and look inside."""
     with inside:
         output = function(*args, **kwargs)

@@ -52,24 +52,28 @@ class OpMode(TorchFunctionMode):
         name = self.known[function] = self.observer.wants(function)
         return name
 
-    def on(self) -> None:
-        """See what this thread calls from now on."""
-        _push(self)
+    def on(self, above: int | None = None) -> None:
+        """See what this thread calls from now on: above all modes there are, or above so many of them."""
+        others = [] if above is None else [_pop() for _ in range(_depth() - above)]
+        for mode in (self, *reversed(others)):
+            _push(mode)
 
     def off(self) -> None:
         """See no more. Modes that the user has put on since stay where they are."""
-        above = []
-        while _depth():
-            mode = _pop()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
+        others = []
+        while _depth() and (mode := _pop()) is not self:
+            others.append(mode)
+        for mode in reversed(others):
             _push(mode)
 
     def on_top(self) -> bool:
         """Whether it is on, and no mode was put on since."""
         return bool(_depth()) and _at(_depth() - 1) is self
+
+
+def depth() -> int:
+    """How many modes are on in this thread."""
+    return _depth()
 
 
 def only_ours() -> bool:

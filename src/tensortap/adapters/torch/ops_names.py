@@ -14,8 +14,6 @@ from typing import Any, Final
 import torch
 from torch.overrides import get_overridable_functions
 
-from tensortap.operations import GROUPS
-
 # Operators that are functions of their own, by the operation that they are; those with `i` work in place.
 _OPERATORS: Final = {
     "truediv": "div", "div": "div", "floordiv": "floor_divide", "mod": "remainder", "matmul": "matmul", "pow": "pow",
@@ -25,13 +23,15 @@ _OPERATORS: Final = {
 _INTERNAL: Final = {"safe_softmax": "softmax", "native_dropout": "dropout", "native_layer_norm": "layer_norm"}
 _ATTENTION: Final = "scaled_dot_product_"
 # Functions in Python, of which no schema says that they give no tensor.
-_SILENT: Final = frozenset(
-    "get set delete backward grad register_hook register_post_accumulate_grad_hook retain_grad requires_grad_ data_ptr "
-    "numpy tolist item len bool int float index complex repr format hash str contains reversed iter array dir setstate "
-    "reduce_ex reduce deepcopy dlpack dlpack_device storage untyped_storage typed_storage storage_offset storage_type "
-    "element_size nbytes ndimension is_shared share_memory_ type names rename_ refine_names is_same_size cuda_array_interface "
-    "get_device broadcast_shapes is_nonzero allclose equal result_type can_cast symint setitem".split()
-)
+_SILENT: Final = frozenset((
+    "get", "set", "delete", "backward", "grad", "register_hook", "register_post_accumulate_grad_hook",
+    "retain_grad", "requires_grad_", "data_ptr", "numpy", "tolist", "item", "len", "bool", "int", "float", "index",
+    "complex", "repr", "format", "hash", "str", "contains", "reversed", "iter", "array", "dir", "setstate",
+    "reduce_ex", "reduce", "deepcopy", "dlpack", "dlpack_device", "storage", "untyped_storage", "typed_storage",
+    "storage_offset", "storage_type", "element_size", "nbytes", "ndimension", "is_shared", "share_memory_", "type",
+    "names", "rename_", "refine_names", "is_same_size", "cuda_array_interface", "get_device", "broadcast_shapes",
+    "is_nonzero", "allclose", "equal", "result_type", "can_cast", "setitem",
+))  # fmt: skip
 
 
 def op_name(function: Callable[..., Any]) -> str:
@@ -72,8 +72,8 @@ def is_silent(function: Callable[..., Any], name: str) -> bool:
 
 def known_operations() -> frozenset[str]:
     """The names of all functions that a mode can see, and of what is registered with the dispatcher by now."""
-    registered = {_named(text.rpartition("::")[2]) for text in torch._C._dispatch_get_all_op_names()}
-    return frozenset(registered.union(_overridable(), *GROUPS.values())) - _SILENT - {""}
+    registered = frozenset(_named(text.rpartition("::")[2]) for text in torch._C._dispatch_get_all_op_names())
+    return (registered | _overridable()) - _SILENT - {""}
 
 
 @cache

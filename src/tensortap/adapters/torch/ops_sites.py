@@ -44,7 +44,9 @@ class OpSite:
         self.bits = 0
         for port in (port for group in self.ports for port in group):
             self.bits |= port.bits
-        self.asks = [(1 << i, p.where) for i, p in enumerate(wanted.probes) if p.where is not None and self.bits >> i & 1]
+        self.asks = [
+            (1 << i, p.where) for i, p in enumerate(wanted.probes) if p.where is not None and self.bits >> i & 1
+        ]
         self.where = f"{wanted.site(name.path)}{name}"
         if self.bits:
             taker.recorder.names.lines.setdefault(self.where, current_line())

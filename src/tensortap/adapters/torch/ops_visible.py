@@ -22,7 +22,7 @@ _FUSING: Final = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Multihea
 
 
 class Visibility:
-    """Answers, when a module begins to run, whether the mode may be on in it; `hidden` says why not, after the first."""
+    """Answers, when a module begins to run, whether the mode may be on in it. `hidden` says why it was not."""
 
     def __init__(self, ledger: Ledger, keep_fused: bool) -> None:
         self.hidden = ""

@@ -93,7 +93,10 @@ def _traces(model: nn.Module) -> dict[str, Any]:
         f"{path or '(root)'}.{name}": list(value) if isinstance(value, dict) else type(value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-    } | {f"{name} hooks": list(p._backward_hooks or ()) for name, p in model.named_parameters()}
+    } | {
+        **{f"{name} hooks": list(p._backward_hooks or ()) for name, p in model.named_parameters()},
+        "function modes": torch._C._len_torch_function_stack(),
+    }
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
