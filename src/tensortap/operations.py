@@ -17,12 +17,12 @@ _NAMES: Final = {
     ),
     "softmax": "softmax log_softmax softmin gumbel_softmax special_softmax special_log_softmax sparse_softmax",
     "norm": (
-        "layer_norm batch_norm group_norm instance_norm rms_norm local_response_norm normalize native_layer_norm "
+        "layer_norm batch_norm group_norm instance_norm rms_norm local_response_norm normalize "
         "native_batch_norm native_group_norm fused_rms_norm cudnn_batch_norm"
     ),
     "activation": (
         "relu relu6 leaky_relu rrelu prelu elu celu selu gelu silu mish sigmoid tanh hardtanh hardswish hardsigmoid "
-        "hardshrink softshrink tanhshrink softplus softsign logsigmoid log_sigmoid glu threshold special_expit"
+        "hardshrink softshrink tanhshrink softplus softsign log_sigmoid glu threshold special_expit"
     ),
     "attention": "scaled_dot_product_attention multi_head_attention_forward native_multi_head_attention",
     "conv": (

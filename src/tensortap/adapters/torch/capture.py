@@ -32,7 +32,7 @@ class Catcher(Taker):
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Copy a tensor under its site's name."""
-        if not recomputed:
+        if point.probes and not recomputed:
             name = point.text.removesuffix(":output")
             again = sum(key == name or key.rpartition("#")[0] == name for key in self.found)
             self.found[f"{name}#{again}" if again else name] = tensor.detach().clone()
@@ -50,7 +50,8 @@ class Lister(Taker):
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Note the site and its operation."""
-        self.places.setdefault(point.place.site, point.place.op)
+        if point.probes:
+            self.places.setdefault(point.place.site, point.place.op)
         return -1
 
 

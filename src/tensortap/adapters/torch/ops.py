@@ -82,6 +82,7 @@ class OpTaps:
         self.visibility = Visibility(taker.recorder.ledger, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
         self._running = Running(self)
+        self._lock = threading.Lock()
 
     def wants(self, function: Callable[..., Any]) -> str | None:
         """The operation's name, if a pattern means it."""
@@ -206,14 +207,14 @@ class OpTaps:
         found = scope.sites.setdefault(name, [])
         if number < len(found):
             return found[number]
-        if number >= _MOST_NUMBERS:
-            return found[-1]
         try:
-            found.append(OpSite(self.taker, self.wanted, OpName(scope.path, name, len(found))))
+            with self._lock:  # another thread may be in the same module
+                while len(found) <= min(number, _MOST_NUMBERS - 1):
+                    found.append(OpSite(self.taker, self.wanted, OpName(scope.path, name, len(found))))
         except Exception as error:
             self.taker.recorder.ledger.failed("skipped_tensors", f"observing {name} in {scope.path!r}", error)
             return None
-        return found[-1]
+        return found[min(number, _MOST_NUMBERS - 1)]
 
 
 def _aside() -> Any:
