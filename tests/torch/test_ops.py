@@ -213,7 +213,9 @@ def test_reading_is_no_operation(watch):
     """Attributes, shapes, numbers, backward and the like leave no record, whatever the pattern."""
 
     def forward(x):
-        assert x.shape and x.dim() and x.size(0) and x.requires_grad and x.is_contiguous() and len(x) and x.T is not None
+        assert (
+            x.shape and x.dim() and x.size(0) and x.requires_grad and x.is_contiguous() and len(x) and x.T is not None
+        )
         (x * 1).sum().backward()
         return float(x.detach()[0, 0].item())
 
@@ -261,7 +263,9 @@ def test_where_chooses_calls(watch):
     for _ in range(2):
         net(torch.randn(1, 3, 4)).sum().backward()
     seen.tap.step()
-    expected = {f"blocks.{i}/matmul#1:{port}" for i in (0, 1) for port in ("input[0]", "input[1]", "output", "grad_output")}
+    expected = {
+        f"blocks.{i}/matmul#1:{port}" for i in (0, 1) for port in ("input[0]", "input[1]", "output", "grad_output")
+    }
     assert set(seen.places) == expected
 
 
@@ -434,7 +438,12 @@ def test_capture_and_sites(watch):
     """`capture` gives an operation's tensors, `sites` with a batch lists the operations and leaves the model alone."""
     net, x = Net(), torch.randn(2, 3, 4)
     got = tt.capture(net, x, "op:softmax", "blocks.0/matmul:input[1]")
-    assert list(got) == ["blocks.0/matmul#0:input[1]", "blocks.0/softmax#0", "blocks.0/matmul#1:input[1]", "blocks.1/softmax#0"]
+    assert list(got) == [
+        "blocks.0/matmul#0:input[1]",
+        "blocks.0/softmax#0",
+        "blocks.0/matmul#1:input[1]",
+        "blocks.1/softmax#0",
+    ]
     assert torch.equal(got["blocks.0/matmul#1:input[1]"], x)
     state = torch.get_rng_state()
     listed = {site.path: site for site in tt.sites(net, x)}
@@ -451,7 +460,9 @@ def test_the_line_is_in_the_run_and_shown(tmp_path):
     source, start = inspect.getsourcelines(Attention.forward)
     where = f"{Path(__file__)}:{start + 2}  {source[2].strip()}"
     assert tap.run.lines == {f"blocks.{i}/softmax#0": where for i in (0, 1)}
-    shown = CliRunner().invoke(cli, ["show", str(tmp_path / "run"), "--site", "blocks.0/softmax"], env={"COLUMNS": "300"})
+    shown = CliRunner().invoke(
+        cli, ["show", str(tmp_path / "run"), "--site", "blocks.0/softmax"], env={"COLUMNS": "300"}
+    )
     assert f"{start + 2}  {source[2].strip()}" in shown.output.replace("\n", "")
     as_json = CliRunner().invoke(cli, ["show", str(tmp_path / "run"), "--site", "blocks.0/softmax", "--json"])
     assert '"line":' in as_json.output

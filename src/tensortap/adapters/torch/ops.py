@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
@@ -22,7 +21,7 @@ from tensortap.adapters.torch.ops_mode import OpMode, depth, modes_on
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
 from tensortap.adapters.torch.ops_sites import OpSite, Ports
 from tensortap.adapters.torch.ops_visible import Visibility
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.operations import GROUPS
 from tensortap.recorder import OpenStep
 from tensortap.sites import Pattern
@@ -114,7 +113,7 @@ class OpTaps:
         noted = None
         if site.asks or site.ports.input or site.ports.grad_input:
             try:
-                with _aside():
+                with aside():
                     ports = site.wanted_by(armed, args, kwargs)
                     noted = None if ports is None else site.before(ports, args, kwargs, step)
             except Exception as error:
@@ -122,7 +121,7 @@ class OpTaps:
         output = function(*args, **kwargs)
         if ports is not None:
             try:
-                with _aside() if modes_on() else _NOTHING:
+                with aside() if modes_on() or type(output) is not Tensor else _NOTHING:
                     site.after(ports, output, noted, step, self.steps)
             except Exception as error:
                 site.failed(error)
@@ -215,11 +214,6 @@ class OpTaps:
             self.taker.recorder.ledger.failed("skipped_tensors", f"observing {name} in {scope.path!r}", error)
             return None
         return found[min(number, _MOST_NUMBERS - 1)]
-
-
-def _aside() -> Any:
-    """What we do with tensors is no operation of the user's: no mode and no subclass is to see it."""
-    return torch._C.DisableTorchFunction()
 
 
 def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:

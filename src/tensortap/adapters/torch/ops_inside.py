@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-import torch
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensortap.adapters.torch.gradients import Found, NodeHook, Steps, Sum, newest_node, nodes_since
 from tensortap.adapters.torch.hooks import backward_task, count_call
 from tensortap.adapters.torch.ops_sites import OpSite, Ports, given_in
+from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.recorder import OpenStep
 
@@ -111,6 +111,6 @@ def run_inside(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
     """Call an opaque function and look inside."""
     with inside:
         output = function(*args, **kwargs)
-    with torch._C.DisableTorchFunction():
+    with aside():
         inside.gradients(output)
     return output

@@ -21,6 +21,7 @@ from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.domain import operation_name, why
 from tensortap.adapters.torch.source import OURS, TORCH, current_line
 from tensortap.adapters.torch.state import preserved
+from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
 
@@ -136,7 +137,7 @@ class _Operations(TorchFunctionMode):
 
     def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
         bad = next(t for _, t in tensors_in(output) if not is_finite(t))
-        with torch._C.DisableTorchFunction():
+        with aside():
             reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
         self.origin = Origin(
             "forward",
@@ -262,7 +263,7 @@ def is_finite(value: Any) -> bool:
 
 
 def _summary(tensor: Tensor) -> Any:
-    with torch._C.DisableTorchFunction():
+    with aside():
         return summarize(tensor, histogram=False)
 
 

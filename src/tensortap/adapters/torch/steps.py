@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Clock
 from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.errors import NonFiniteError
 from tensortap.recorder import OpenStep, Recorder
@@ -207,7 +208,8 @@ class StepFinder:
 
     def _mark(self, output: Any, lane: Lane) -> bool:
         """Ask to be told when backward reaches what the root returned; False when it never will."""
-        nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
+        with aside():
+            nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
         for node in list(nodes)[:_MOST_MARKS]:
             node.register_prehook(_Mark(lane))
         return bool(nodes)

@@ -31,8 +31,8 @@ class Taker:
         armed = step.armed & point.probes
         if not armed:
             return -1
-        if _modes_on():  # a mode, the user's or ours, must not see how the tensor is read
-            with torch._C.DisableTorchFunction():
+        if _modes_on() or type(tensor) not in _PLAIN:
+            with aside():
                 return self._take(point, tensor, step, armed, recomputed)
         return self._take(point, tensor, step, armed, recomputed)
 
@@ -72,6 +72,11 @@ class Taker:
         self.recorder.ledger.add("tensors_without_values")
         row = (tensor.numel(), *_NO_VALUES)
         return step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), row)
+
+
+def aside() -> Any:
+    """While this lasts, no function mode and no subclass of Tensor sees what we ask of a tensor."""
+    return torch._C.DisableTorchFunction()
 
 
 def readable(tensor: Tensor) -> Buffer | None:
