@@ -174,3 +174,8 @@ def test_capture_of_one_slot_gives_that_slot():
             return x, x + 1
 
     assert list(tt.capture(Two(), torch.ones(2), ":output[1]")) == [":output[1]"]
+
+
+def test_capture_of_the_root_goes_by_its_port():
+    """The root has no path, so what it returns is called :output, also after others."""
+    assert list(tt.capture(nn.Sequential(nn.ReLU()), torch.ones(2), "**")) == ["0", ":output"]

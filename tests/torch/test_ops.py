@@ -452,6 +452,12 @@ def test_capture_and_sites(watch):
     assert torch.equal(state, torch.get_rng_state()) and not net.blocks[0]._forward_hooks
 
 
+def test_copying_what_modules_show_is_no_operation():
+    """Copies that `capture` makes of modules' tensors are not taken for operations of the model."""
+    got = tt.capture(nn.Linear(4, 4), torch.randn(2, 4), "op:*", "**:{input,output}")
+    assert list(got) == [":input", "/linear#0", ":output"]
+
+
 def test_the_line_is_in_the_run_and_shown(tmp_path):
     """A run knows the line of code of each operation's site; `tensortap show` prints it, with --json too."""
     net = Net()

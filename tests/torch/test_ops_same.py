@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ class Block(nn.Module):
 class Subclass(Tensor):
     """A tensor with a class of its own, which sees every function that is called on it."""
 
-    seen: list[str] = []
+    seen: ClassVar[list[str]] = []
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,7 +122,9 @@ SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: Two(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)),
         sequence,
     ),
-    "subclass": (lambda: nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), lambda: matrix().detach().as_subclass(Subclass)),
+    "subclass": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), lambda: torch.randn(6, 8).as_subclass(Subclass)
+    ),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
 from tensortap.adapters.torch.state import preserved
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.probes import as_probes
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import OP_PORTS, Candidate
@@ -33,9 +33,10 @@ class Catcher(Taker):
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Copy a tensor under its site's name."""
         if point.probes and not recomputed:
-            name = point.text.removesuffix(":output")
+            name = point.text.removesuffix(":output") or point.text  # the root has no path
             again = sum(key == name or key.rpartition("#")[0] == name for key in self.found)
-            self.found[f"{name}#{again}" if again else name] = tensor.detach().clone()
+            with aside():
+                self.found[f"{name}#{again}" if again else name] = tensor.detach().clone()
         return -1
 
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
 from tensortap.adapters.torch.ops_inside import OPAQUE, Inside, run_inside
-from tensortap.adapters.torch.ops_mode import OpMode, depth, modes_on
+from tensortap.adapters.torch.ops_mode import OpMode, depth
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
 from tensortap.adapters.torch.ops_sites import OpSite, Ports
 from tensortap.adapters.torch.ops_visible import Visibility
-from tensortap.adapters.torch.tensors import Taker, aside
+from tensortap.adapters.torch.tensors import Taker, aside, mode_is_on
 from tensortap.operations import GROUPS
 from tensortap.recorder import OpenStep
 from tensortap.sites import Pattern
@@ -121,7 +121,7 @@ class OpTaps:
         output = function(*args, **kwargs)
         if ports is not None:
             try:
-                with aside() if modes_on() or type(output) is not Tensor else _NOTHING:
+                with aside() if mode_is_on() or type(output) is not Tensor else _NOTHING:
                     site.after(ports, output, noted, step, self.steps)
             except Exception as error:
                 site.failed(error)
@@ -159,7 +159,8 @@ class OpTaps:
         for position in range(len(scopes) - 1, -1, -1):
             if scopes[position].owner is owner:
                 del scopes[position:]
-                running.adjust()
+                if not scopes or scopes[-1].visible is not running.is_on:
+                    running.adjust()
                 return
 
     def mark(self) -> None:

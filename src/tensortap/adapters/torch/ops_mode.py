@@ -79,8 +79,3 @@ def depth() -> int:
 def only_ours() -> bool:
     """Whether every mode that is on in this thread is one of ours: without them, PyTorch would see none."""
     return all(isinstance(_at(i), OpMode) for i in range(_depth()))
-
-
-def modes_on() -> bool:
-    """Whether reading a tensor now would be seen by a function mode, ours or the user's."""
-    return bool(_depth())

@@ -13,7 +13,7 @@ from tensortap.types import DTYPES, Buffer
 CODES: Final = {getattr(torch, d.name): d.code for d in DTYPES if hasattr(torch, d.name)}
 _NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
-_modes_on: Final = torch._C._len_torch_function_stack
+mode_is_on: Final = torch._C._is_torch_function_mode_enabled  # a function mode would see what we ask of a tensor
 _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 
 
@@ -31,12 +31,9 @@ class Taker:
         armed = step.armed & point.probes
         if not armed:
             return -1
-        if _modes_on() or type(tensor) not in _PLAIN:
+        if mode_is_on():
             with aside():
-                return self._take(point, tensor, step, armed, recomputed)
-        return self._take(point, tensor, step, armed, recomputed)
-
-    def _take(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
+                return self.take(point, tensor, step, recomputed)
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
@@ -49,7 +46,8 @@ class Taker:
                     return table.record(point.key, armed, want, recomputed, code, address, shape, None)
         except Exception:
             pass  # it has no plain memory after all: sparse, quantised, nested, wrapped by vmap
-        return self._take_any(point, tensor, step, armed, recomputed)
+        with aside():
+            return self._take_any(point, tensor, step, armed, recomputed)
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:
