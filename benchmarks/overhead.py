@@ -24,13 +24,15 @@ import tensortap as tt
 from tensortap.watch import leaves
 
 # ratio to the bare step that must be reached: transformer, resnet, mlp
-LIMITS = {
+LIMITS: dict[str, tuple[float | None, ...]] = {
     "stats": (1.05, 1.06, 1.20),
     "stats+histogram": (1.10, 1.12, 1.30),
     "outputs+gradients, both": (1.20, 1.20, 1.60),
     "every(100)": (1.01, 1.01, 1.01),
     "paused": (1.01, 1.01, 1.01),
     "budget=0.02": (1.03, 1.03, 1.03),
+    "op:@matmul stats": (1.08, None, None),
+    "op:@matmul, step not observed": (1.02, None, None),
 }
 
 
@@ -185,6 +187,7 @@ WAYS: dict[str, Way] = {
         tt.probe(leaves, keep=[tt.stats(), tt.histogram()]),
         tt.probe("**:grad_output", keep=[tt.stats(), tt.histogram()]),
     ),
+    "op:@matmul stats": _watching(tt.probe("op:@matmul", keep=tt.stats())),
     "hook with four .item()": _hooked(lambda y: [f(y).item() for f in (torch.mean, torch.std, torch.amin, torch.amax)]),
     "eight reductions + histc": _hooked(_eight),
     "TensorBoard add_histogram": _tensorboard(),
@@ -218,6 +221,7 @@ def measure(name: str, rounds: int, steps: int) -> dict[str, float]:
     result = {way: statistics.median(found) for way, found in ratios.items()}
     result["paused"] = _paused(model, loss_of, optimizer)
     result["every(100)"] = _every_hundred(model, loss_of, optimizer)
+    result["op:@matmul, step not observed"] = _unobserved(model, loss_of, optimizer)
     result["budget=0.02"] = _budgeted(model, loss_of, optimizer)
     print(f"\n{name}: bare step {1e3 * min(times['bare']):.1f} ms, {len([*model.modules()])} modules")
     return result
@@ -242,7 +246,20 @@ def _every_hundred(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimi
 
 def _paused(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
     """Watched, but paused."""
-    with _watching(tt.probe(leaves), pause=True)(model) as close:
+    return _quietly(_watching(tt.probe(leaves), pause=True), model, loss_of, optimizer)
+
+
+def _unobserved(model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer) -> float:
+    """Operations are wanted, but not in these steps."""
+    way = _watching(tt.probe("op:@matmul", keep=tt.stats(), when=tt.at([10**9])))
+    return _quietly(way, model, loss_of, optimizer)
+
+
+def _quietly(
+    way: Way, model: nn.Module, loss_of: Callable[[], torch.Tensor], optimizer: torch.optim.Optimizer
+) -> float:
+    """Steps in which nothing is recorded."""
+    with way(model) as close:
         close()
         quiet, bare = _in_turn(model, loss_of, optimizer, close, 90)
     return statistics.median(quiet) / statistics.median(bare)

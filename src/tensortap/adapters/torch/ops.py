@@ -144,6 +144,7 @@ class OpTaps:
             step = self.steps.current()
             if not step.armed & self.bits:
                 return
+            self.visibility.begin()
         visible = module is None or self.visibility.of(module)
         sites = self._sites.get(path)
         if sites is None:

@@ -31,6 +31,13 @@ class Visibility:
         self._compiled: dict[int, bool] = {}
         self._graphs = -1
 
+    def begin(self) -> None:
+        """The outermost module begins to run: what is compiled is asked anew when something was compiled since."""
+        graphs = compiled_graphs()
+        if graphs != self._graphs:
+            self._graphs = graphs
+            self._compiled.clear()
+
     def of(self, module: nn.Module) -> bool:
         """Whether to look into a module that is about to run."""
         if "torch._dynamo" in sys.modules and self._calls_compiled(module):
@@ -45,12 +52,7 @@ class Visibility:
         return not self._keep
 
     def _calls_compiled(self, module: nn.Module) -> bool:
-        """Whether it, or something in it, is compiled: nothing tells when such a module is called. Asked anew when
-        something was compiled since."""
-        graphs = compiled_graphs()
-        if graphs != self._graphs:
-            self._graphs = graphs
-            self._compiled.clear()
+        """Whether it, or something in it, is compiled: nothing tells when such a module is called."""
         known = self._compiled.get(id(module))
         if known is None:
             known = self._compiled[id(module)] = any(map(_is_compiled, module.modules()))
