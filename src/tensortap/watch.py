@@ -258,7 +258,7 @@ def watch(
     chosen = as_probes(probes) or (probe("**" if adapter is None else getattr(adapter, "default_sites", leaves)),)
     if adapter is not None:  # a pattern that matches nothing raises before anything is made
         choose(chosen, adapter.candidates())
-        check_operations(chosen, adapter)
+    check_operations(chosen, adapter)
     own_rank = _rank() if rank is None else rank
     about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
     kind = "values" if model is None else type(model).__name__

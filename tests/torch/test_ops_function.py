@@ -91,6 +91,12 @@ def test_a_misspelt_name_raises_before_anything_is_made(tmp_path):
     assert modes() == 0 and not (tmp_path / "run").exists()
 
 
+def test_operations_without_a_model():
+    """`watch` without a model sees no operations, and says what does."""
+    with pytest.raises(PatternError, match=r"Write ops\('matmul'\)"):
+        tt.watch("op:matmul", to=tt.Memory())
+
+
 def test_a_block_that_fails_leaves_nothing():
     """An exception goes through, and the mode is off."""
     memory = tt.Memory()

@@ -195,6 +195,10 @@ def check_operations(probes: Sequence[Probe], adapter: Any) -> None:
         operation = pattern.operation if pattern.kind == "op" else None
         if operation is None:
             continue
+        if adapter is None:
+            raise PatternError(
+                f"{pattern.text!r}: there is no model to see operations of. Write ops({operation.text!r})"
+            )
         if not isinstance(adapter, HasOperations):
             raise PatternError(f"{pattern.text!r}: single operations are seen in {' and '.join(OPERATIONS)} only")
         if unknown := [group for group in operation.groups if group not in GROUPS]:

@@ -223,12 +223,14 @@ def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:
     found = [p for probe in wanted.probes for p in probe.patterns if p.operation is not None]
     if not found:
         return []
-    known, paths = known_operations(), [q for path in paths for q in {path, wanted.site(path)}]
-    return [p for p in dict.fromkeys(found) if p.kind == "op" or _possible(p, known, paths)]
+    under = [name for path in paths for name in {path, wanted.site(path)}]
+    return [pattern for pattern in dict.fromkeys(found) if means_operations(pattern, under)]
 
 
-def _possible(pattern: Pattern, known: Iterable[str], paths: Iterable[str]) -> bool:
+def means_operations(pattern: Pattern, paths: Iterable[str]) -> bool:
+    """Whether a pattern may find operations of the modules at these paths."""
     operation = pattern.operation
-    if operation is None or not any(operation.means(name, GROUPS) for name in known):
-        return False
-    return any(operation.lies_in(path) for path in paths)
+    if operation is None or pattern.kind == "op":
+        return operation is not None
+    known = any(operation.means(name, GROUPS) for name in known_operations())
+    return known and any(operation.lies_in(path) for path in paths)
