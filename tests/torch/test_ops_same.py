@@ -513,6 +513,33 @@ def test_compiled_parts_are_not_compiled_again():
     )
 
 
+def test_a_compiled_root_hides_everything(watch):
+    """Of a model that is compiled as a whole no operation is seen, and that is the reason given."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.compile(backend="eager")
+    seen = watch(model, "op:linear", strict=True)
+    model(torch.randn(2, 4))
+    seen.tap.step()
+    torch.compiler.reset()
+    assert seen.places == [] and "compiled" in seen.unseen()["op:linear"]
+
+
+def test_a_function_that_is_no_key(watch):
+    """A library's own callable that cannot be hashed runs as it did, and is not seen."""
+
+    class Unhashable(list):
+        def __call__(self, x: Tensor) -> Tensor:
+            return torch.overrides.handle_torch_function(self, (x,), x) if modes() else x * 2
+
+    double = Unhashable()
+    model = nn.Identity()
+    model.forward = lambda x: double(x).relu()
+    seen = watch(model, "op:*", strict=True)
+    assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
+    seen.tap.step()
+    assert seen.places == ["/relu#0:output"]
+
+
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_around_compiled_parts_the_rest_is_seen(watch):
     """Modules beside a compiled one are seen; what it hides has that for a reason."""

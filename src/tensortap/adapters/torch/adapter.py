@@ -22,6 +22,7 @@ from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
 from tensortap.adapters.torch.ops_names import known_operations
+from tensortap.adapters.torch.ops_visible import COMPILED
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker
@@ -186,7 +187,11 @@ class TorchAdapter:
             return None
         taps = OpTaps(self._taker, self._finder, self._wanted, patterns, self.fast_path == "keep")
         around, layers = HookSet(), LayerHooks()
+        compiled = modules.compiled_paths(root)
         for module, paths in names.items():
+            if compiled.issuperset(paths):
+                taps.visibility.hidden = COMPILED
+                continue
             entering = Entering(taps, paths, module is root)
             if any(path in fused for path in paths):
                 layers.add(module, entering)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
-from tensortap.adapters.torch.ops_inside import OPAQUE, Inside, run_inside
+from tensortap.adapters.torch.ops_inside import OPAQUE, Inside
 from tensortap.adapters.torch.ops_mode import OpMode, depth
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
 from tensortap.adapters.torch.ops_sites import OpSite, Ports
@@ -86,7 +86,7 @@ class OpTaps:
     def wants(self, function: Callable[..., Any]) -> str | None:
         """The operation's name, if a pattern means it."""
         name = op_name(function)
-        if function in OPAQUE:
+        if function in OPAQUE:  # to be looked into, whatever it is itself
             return name
         if not any(p.operation is not None and p.operation.means(name, GROUPS) for p in self.patterns):
             return None
@@ -128,7 +128,14 @@ class OpTaps:
         return output
 
     def _look_inside(self, function: Callable[..., Any], step: OpenStep, *args: Any, **kwargs: Any) -> Any:
-        return run_inside(function, args, kwargs, Inside(self._of_dispatcher, step, self.steps))
+        with Inside(self._of_dispatcher, step, self.steps) as inside:
+            output = function(*args, **kwargs)
+        try:
+            with aside():
+                inside.gradients(output)
+        except Exception as error:
+            self._failed(f"the gradients inside {op_name(function)}", error)
+        return output
 
     def _of_dispatcher(self, function: Any) -> OpSite | None:
         """The site of what the dispatcher is asked for by the innermost module."""
@@ -213,9 +220,12 @@ class OpTaps:
                 while len(found) <= min(number, _MOST_NUMBERS - 1):
                     found.append(OpSite(self.taker, self.wanted, OpName(scope.path, name, len(found))))
         except Exception as error:
-            self.taker.recorder.ledger.failed("skipped_tensors", f"observing {name} in {scope.path!r}", error)
+            self._failed(f"{name} in {scope.path!r}", error)
             return None
         return found[min(number, _MOST_NUMBERS - 1)]
+
+    def _failed(self, what: str, error: Exception) -> None:
+        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {what}", error)
 
 
 def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:

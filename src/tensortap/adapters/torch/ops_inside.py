@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tensortap.adapters.torch.gradients import Found, NodeHook, Steps, Sum, newest_node, nodes_since
 from tensortap.adapters.torch.hooks import backward_task, count_call
 from tensortap.adapters.torch.ops_sites import OpSite, Ports, given_in
-from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.recorder import OpenStep
 
@@ -105,12 +104,3 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for position, slot in enumerate(seen.slots[: len(node.next_functions)]):
                 if node.next_functions[position][0] is not None:
                     Sum(taker, steps, port, slot, step, seen.call).expect([(node, position)])
-
-
-def run_inside(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], inside: Inside) -> Any:
-    """Call an opaque function and look inside."""
-    with inside:
-        output = function(*args, **kwargs)
-    with aside():
-        inside.gradients(output)
-    return output

@@ -39,9 +39,12 @@ class OpMode(TorchFunctionMode):
     ) -> Any:
         if is_compiling():
             return func(*args, **(kwargs or {}))
-        name = self.known.get(func, "")
-        if name == "":
-            name = self._decide(func)
+        try:
+            name = self.known.get(func, "")
+            if name == "":
+                name = self._decide(func)
+        except TypeError:  # a callable of somebody's that cannot be a key
+            name = None
         if name is None:
             return func(*args, **kwargs) if kwargs else func(*args)
         return self.observer.observe(name, func, args, kwargs or {})

@@ -12,12 +12,20 @@ from typing import Final
 import torch
 from torch import nn
 
-from tensortap.adapters.torch.hookset import LEFT, may_fuse
+from tensortap.adapters.torch.hookset import may_fuse
 from tensortap.adapters.torch.ops_mode import only_ours
-from tensortap.adapters.torch.unseen import FUSED, compiled_graphs
+from tensortap.adapters.torch.unseen import compiled_graphs
 from tensortap.ledger import Ledger
 
 COMPILED: Final = "lies in a compiled region, or in the module that calls one, where operations are not seen"
+FUSED: Final = (
+    "ran fused, as nn.MultiheadAttention and encoder layers do in inference; watch(..., fast_path='leave') shows it, "
+    "with other rounding"
+)
+_LEFT: Final = (
+    "does not run fused while its operations are watched (fast_path='leave'): its outputs differ by rounding from "
+    "those of the fused path"
+)
 _FUSING: Final = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
@@ -48,7 +56,7 @@ class Visibility:
         if self._keep:
             self.hidden = FUSED
         else:
-            self._ledger.warn("fast_path", LEFT)
+            self._ledger.warn("fast_path", f"nn.{type(module).__name__} {_LEFT}")
         return not self._keep
 
     def _calls_compiled(self, module: nn.Module) -> bool:
