@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
@@ -24,13 +24,15 @@ import tensortap as tt
 from tensortap.watch import leaves
 
 # ratio to the bare step that must be reached: transformer, resnet, mlp
-LIMITS = {
+LIMITS: dict[str, tuple[float | None, ...]] = {
     "stats": (1.05, 1.06, 1.20),
     "stats+histogram": (1.10, 1.12, 1.30),
     "outputs+gradients, both": (1.20, 1.20, 1.60),
     "every(100)": (1.01, 1.01, 1.01),
     "paused": (1.01, 1.01, 1.01),
     "budget=0.02": (1.03, 1.03, 1.03),
+    "op:@matmul stats": (1.08, None, None),
+    "op:@matmul, step not observed": (1.02, None, None),
 }
 
 
@@ -187,10 +189,14 @@ WAYS: dict[str, Way] = {
         tt.probe(leaves, keep=[tt.stats(), tt.histogram()]),
         gradients=[tt.stats(), tt.histogram()],
     ),
+    "op:@matmul stats": _watching(tt.probe("op:@matmul", keep=tt.stats())),
     "hook with four .item()": _hooked(lambda y: [f(y).item() for f in (torch.mean, torch.std, torch.amin, torch.amax)]),
     "eight reductions + histc": _hooked(_eight),
     "TensorBoard add_histogram": _tensorboard(),
 }
+
+_PAUSED: Final = _watching(tt.probe(leaves), pause=True)
+_MATMULS_LATER: Final = _watching(tt.probe("op:@matmul", keep=tt.stats(), when=tt.at([10**9])))
 
 
 def measure(name: str, pairs: int) -> dict[str, float]:
@@ -207,8 +213,9 @@ def measure(name: str, pairs: int) -> dict[str, float]:
             train.timed(close)
             result[way], alone = train.ratio(close, pairs)
         bare += alone
-    result["paused"] = _paused(train, 6 * pairs)
+    result["paused"] = _quietly(train, _PAUSED, 6 * pairs)
     result["every(100)"] = _every_hundred(train, 6 * pairs)
+    result["op:@matmul, step not observed"] = _quietly(train, _MATMULS_LATER, 6 * pairs)
     result["budget=0.02"] = _budgeted(train, 3 * pairs)
     print(f"\n{name}: bare step {1e3 * statistics.median(bare):.1f} ms, {len([*model.modules()])} modules")
     return result
@@ -256,9 +263,9 @@ def _every_hundred(train: Training, pairs: int) -> float:
     return 0.99 * quiet + 0.01 * observed / statistics.median(bare)
 
 
-def _paused(train: Training, pairs: int) -> float:
-    """Watched, but paused."""
-    with _watching(tt.probe(leaves), pause=True)(train.model) as close:
+def _quietly(train: Training, way: Way, pairs: int) -> float:
+    """Steps in which nothing is recorded."""
+    with way(train.model) as close:
         close()
         return train.ratio(close, pairs)[0]
 

@@ -7,6 +7,7 @@ from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
 from tensortap.ledger import TensortapWarning
 from tensortap.look import capture, locate_nonfinite, sites, verify
+from tensortap.ops import ops
 from tensortap.probes import Probe, escalation, probe
 from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats, units
 from tensortap.reduce.summary import Summary, summarize
@@ -32,9 +33,11 @@ from tensortap.triggers import (
     powers_of,
     spike,
 )
+from tensortap.types import Call
 from tensortap.watch import Tap, tap, watch
 
 __all__ = [
+    "Call",
     "Console",
     "Csv",
     "Diff",
@@ -70,6 +73,7 @@ __all__ = [
     "metric",
     "nonfinite",
     "open",
+    "ops",
     "powers_of",
     "probe",
     "quantiles",

@@ -34,16 +34,22 @@ class Sites(Sequence[Candidate]):
         return "\n".join(lines + [f"{path:<{widths[0]}}  not tappable: {why}" for path, why in self.untappable.items()])
 
 
-def sites(model: Any) -> Sites:
+def sites(model: Any, batch: Any = None) -> Sites:
     """Every place of a model that can be tapped, with its ports; and what cannot be tapped, and why.
 
     >>> import torch
     >>> print(sites(torch.nn.Sequential(torch.nn.ReLU())))
     (root)  Sequential  output, input, grad_output, grad_input
     0       ReLU        output, input, grad_output, grad_input
+
+    Operations are known only while the model runs. Given a batch (one value, a tuple or a dict), it is called once
+    and left as it was, and its operations are listed too.
     """
     adapter = adapter_for(model)
-    return Sites(tuple(adapter.candidates()), adapter.untappable())
+    found = adapter.candidates()
+    if batch is not None:
+        found = [*found, *part_for(model, "capture").operations(model, batch)]
+    return Sites(tuple(found), adapter.untappable())
 
 
 def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candidate], bool]) -> Captured:

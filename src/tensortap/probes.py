@@ -10,6 +10,7 @@ from tensortap.errors import ProbeError
 from tensortap.reduce.reducers import Custom, Histogram, Keeper, Quantiles, Reducer, as_reducers
 from tensortap.sites import Candidate, Pattern
 from tensortap.triggers import Trigger, as_trigger, following, nonfinite
+from tensortap.types import Call
 
 MOST_PROBES = 63  # a row notes the probes it was taken for in one 64-bit word
 
@@ -26,6 +27,7 @@ class Probe:
     keep: tuple[Reducer, ...]
     when: Trigger
     escalate: Probe | None = None
+    where: Callable[[Call], bool] | None = None
 
     @property
     def histogram(self) -> bool:
@@ -53,7 +55,7 @@ class Probe:
             "sites": [pattern.text for pattern in self.patterns],
             "keep": [str(reducer) for reducer in self.keep],
             "when": str(self.when),
-        }
+        } | ({} if self.where is None else {"where": getattr(self.where, "__qualname__", str(self.where))})
 
 
 def probe(
@@ -61,6 +63,7 @@ def probe(
     keep: Reducer | Callable[[Any], Any] | Iterable[Reducer | Callable[[Any], Any]] | None = None,
     when: Trigger | Callable[..., bool] | None = None,
     escalate: Escalation | None = None,
+    where: Callable[[Call], bool] | None = None,
 ) -> Probe:
     """Observe `sites`, keep statistics and histogram (or what `keep` says), at every step (or when `when` says so).
 
@@ -69,12 +72,30 @@ def probe(
     >>> print(probe("fc", keep=sample(256), when=every(100)).when)
     every(100)
 
-    With `escalate` more is kept, for some steps after a trigger: see `escalation`.
+    With `escalate` more is kept, for some steps after a trigger: see `escalation`. With `where` only those calls of
+    an operation are recorded for which it says yes, given the `Call`:
+
+    >>> wide = probe("op:matmul", where=lambda call: call.args[0].shape[-1] > 64)
     """
     if not sites:
         raise ProbeError('a probe needs at least one site pattern: probe("**") observes everything')
     patterns = tuple(Pattern.parse(site) for site in sites)
-    return Probe(patterns, as_reducers(keep), as_trigger(when), None if escalate is None else escalate.probe(patterns))
+    _check_where(where, patterns)
+    raised = None if escalate is None else escalate.probe(patterns, where)
+    return Probe(patterns, as_reducers(keep), as_trigger(when), raised, where)
+
+
+def _check_where(where: Any, patterns: tuple[Pattern, ...]) -> None:
+    """A predicate is asked about calls of operations, so there must be no other sites."""
+    if where is None:
+        return
+    if not callable(where):
+        raise ProbeError(f"where={where!r} is no function of the call: where=lambda call: call.number == 0")
+    if other := next((pattern for pattern in patterns if not pattern.is_op), None):
+        raise ProbeError(
+            f"where= is asked about calls of operations, and {other.text!r} means none: give it to a probe of its own, "
+            f"such as probe('op:matmul', where=...)"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +106,9 @@ class Escalation:
     keep: tuple[Reducer, ...]
     when: Trigger
 
-    def probe(self, patterns: tuple[Pattern, ...]) -> Probe:
-        """The probe that does it, on sites of its own or on those it escalates from."""
-        return Probe(self.sites or patterns, self.keep, self.when)
+    def probe(self, patterns: tuple[Pattern, ...], where: Callable[[Call], bool] | None = None) -> Probe:
+        """The probe that does it, on sites of its own or on those it escalates from, by the same predicate."""
+        return Probe(self.sites or patterns, self.keep, self.when, where=None if self.sites else where)
 
 
 def escalation(

@@ -69,10 +69,17 @@ class Operation(NamedTuple):
     groups: frozenset[str]
     number: int | None
 
+    def means(self, op: str, groups: Mapping[str, frozenset[str]]) -> bool:
+        """Whether it means operations of this kind, wherever they are."""
+        return self.names.fullmatch(op) is not None or any(op in groups.get(group, ()) for group in self.groups)
+
+    def lies_in(self, path: str) -> bool:
+        """Whether it means operations of the module at `path`, whatever they are."""
+        return _fits(self.path, path)
+
     def matches(self, path: str, op: str, number: int, groups: Mapping[str, frozenset[str]]) -> bool:
         """Whether it means operation `number` of kind `op` under the module `path`."""
-        named = self.names.fullmatch(op) or any(op in groups.get(group, ()) for group in self.groups)
-        return self.number in (None, number) and bool(named) and _fits(self.path, path)
+        return self.number in (None, number) and self.means(op, groups) and self.lies_in(path)
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)

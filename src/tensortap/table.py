@@ -343,6 +343,7 @@ class Names:
 
     def __init__(self) -> None:
         self.places: list[Place] = []
+        self.lines: dict[str, str] = {}  # for sites of operations: the line of the user's code
         self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason", "phase")}
         self.words["phase"] = {phase: i for i, phase in enumerate(PHASES)}
         self._keys: dict[Place, int] = {}

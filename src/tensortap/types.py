@@ -72,6 +72,21 @@ class Place(NamedTuple):
         return f"{self.site}:{self.port}{self.slot}"
 
 
+class Call(NamedTuple):
+    """One call of an operation, as a probe's `where` is asked about it. It must not be kept: it holds tensors.
+
+    `path` is the module that calls, `number` counts operations of the kind in one call of it, `line` is the line of
+    the user's code as `file:line  code`.
+    """
+
+    op: str
+    path: str
+    number: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    line: str
+
+
 class Seen(NamedTuple):
     """What is known of a step when it closes: the user's metrics, and how many tensors were non-finite."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from tensortap.adapters.base import Adapter, adapter_for, offered, part_for
+from tensortap.adapters.base import Adapter, adapter_for, check_operations, offered, part_for
 from tensortap.budget import Budget
 from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
@@ -105,6 +105,13 @@ class Tap:
     def advance(self, step: OpenStep | None = None) -> None:
         """Close the open step, or a thread's own: what adapters call when they find that one is over."""
         self._close_step({}, step)
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the plain function that is watched: `with watch(fn, "op:matmul") as tap: y = tap.call(x)`."""
+        call = getattr(self._adapter, "call", None)
+        if call is None:
+            raise UnsupportedError("call() is for watch(function, ...): call the watched model itself")
+        return call(*args, **kwargs)
 
     @contextlib.contextmanager
     def span(self, **labels: Any) -> Iterator[OpenStep]:
@@ -237,6 +244,8 @@ def watch(
 ) -> Tap:
     """Observe a model, or without one the values that `tap(x, "name")` names, and write what is seen.
 
+    Of a plain function the operations are seen that it does when it is called by `tap.call(...)`.
+
     `probes` are patterns or probes; none means the output of every leaf module. `to` is a path, a logger, a
     function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
     raised instead of counted. `fast_path="leave"` looks inside layers that would run fused, whose results then
@@ -251,8 +260,10 @@ def watch(
     ledger = Ledger(strict=strict)
     watchman = Watchman(on_nonfinite, ledger)
     adapter = None if model is None else adapter_for(model, fast_path=fast_path, origins=on_nonfinite is not None)
-    chosen = as_probes(probes) or (probe("**" if adapter is None else leaves),)
-    if adapter is not None:
+    chosen = as_probes(probes) or (probe("**" if adapter is None else getattr(adapter, "default_sites", leaves)),)
+    if adapter is None:
+        check_operations(chosen, None)
+    else:
         offered(adapter, chosen)  # a pattern that matches nothing raises before anything is made
     own_rank = _rank() if rank is None else rank
     about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})

@@ -164,3 +164,18 @@ def test_an_object_of_no_framework_cannot_be_watched():
     """The error names the type and what to do instead."""
     with pytest.raises(tt.TensortapError, match="type int cannot be watched"):
         tt.watch(3)
+
+
+def test_capture_of_one_slot_gives_that_slot():
+    """A pattern with a slot captures that part of a nested value and no other."""
+
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x + 1
+
+    assert list(tt.capture(Two(), torch.ones(2), ":output[1]")) == [":output[1]"]
+
+
+def test_capture_of_the_root_goes_by_its_port():
+    """The root has no path, so what it returns is called :output, also after others."""
+    assert list(tt.capture(nn.Sequential(nn.ReLU()), torch.ones(2), "**")) == ["0", ":output"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-from collections.abc import Iterable, Sequence
+import inspect
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from types import ModuleType
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tensortap.adapters import capabilities
 from tensortap.adapters.numpy import layers
-from tensortap.errors import PatternError, UnsupportedError, suggest
+from tensortap.errors import PatternError, UnsupportedError, nearest
+from tensortap.operations import GROUPS
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
@@ -79,18 +83,29 @@ class Adapter(Protocol):
         """Places that were wanted and never seen, each with the reason where it is known."""
 
 
+@runtime_checkable
+class HasOperations(Protocol):
+    """An adapter that sees single operations."""
+
+    def operations(self) -> Collection[str]:
+        """The names of all there are."""
+
+
 class Port:
     """One port of one module: the probes that want it, and a point for every slot that turns up in it.
 
-    `note` says why nothing has turned up, as far as that is known.
+    `note` says why nothing has turned up, as far as that is known; `op` is the operation, if it is that of one.
     """
 
-    __slots__ = ("bits", "note", "path", "patterns", "points", "port", "recorder")
+    __slots__ = ("bits", "note", "op", "path", "patterns", "points", "port", "recorder")
 
-    def __init__(self, recorder: Recorder, path: str, port: str, patterns: Sequence[tuple[Pattern, int]]) -> None:
+    def __init__(
+        self, recorder: Recorder, path: str, port: str, patterns: Sequence[tuple[Pattern, int]], op: str = ""
+    ) -> None:
         self.recorder = recorder
         self.path = path
         self.port = port
+        self.op = op
         self.patterns = tuple(patterns)
         self.bits = 0
         for _, bit in patterns:
@@ -110,8 +125,19 @@ class Port:
             wanted = 0
             for pattern, bit in self.patterns:
                 wanted |= bit if pattern.matches_slot(slot) else 0
-            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot), wanted)
+            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot, self.op), wanted)
         return known
+
+
+class OpName(NamedTuple):
+    """One operation of a module: the module's path, what it does, and its number in one call of the module."""
+
+    path: str
+    op: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"/{self.op}#{self.number}"
 
 
 class Wanted(NamedTuple):
@@ -134,6 +160,24 @@ class Wanted(NamedTuple):
             if _chooses(pattern, candidate, port)
         ]
         return Port(recorder, candidate.path, port, patterns) if patterns else None
+
+    def site(self, path: str) -> str:
+        """What the run calls a path of this model."""
+        return path
+
+    def of_op(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
+        """The port of an operation, which is known only while it runs; `mask` leaves probes out."""
+        patterns = [
+            (pattern, 1 << i)
+            for i, probe in enumerate(self.probes)
+            for pattern in probe.patterns
+            if mask >> i & 1 and self._means(pattern, call, port)
+        ]
+        return Port(recorder, f"{self.site(call.path)}{call}", port, patterns, call.op) if patterns else None
+
+    def _means(self, pattern: Pattern, call: OpName, port: str) -> bool:
+        paths = {call.path, self.site(call.path)}
+        return any(pattern.matches_op(path, call.op, call.number, port, GROUPS) for path in paths)
 
     def waiting(self, names: Iterable[str], ports: Sequence[str]) -> list[Pattern]:
         """The patterns that could only mean values the user names, and that none of these names answers."""
@@ -171,18 +215,10 @@ def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
         for probe in probes:
             for pattern in probe.patterns:
                 capabilities.refuse(capabilities.of(framework), pattern)
-    _refuse_operations(adapter, probes)
+    check_operations(probes, adapter)
     candidates = adapter.candidates()
     _refuse_untappable(adapter, probes, candidates)
     return choose(probes, candidates)
-
-
-def _refuse_operations(adapter: Any, probes: Sequence[Probe]) -> None:
-    """An operation that no framework's function is called like: where the adapter knows their names, offer some."""
-    known: Iterable[str] = adapter.operations() if hasattr(adapter, "operations") else ()
-    for pattern in (p for probe in probes for p in probe.patterns if known and p.kind == "op" and not p.groups):
-        if pattern.operation and not any(map(pattern.operation.names.fullmatch, known)):
-            raise PatternError(f"{pattern.text!r}: there is no operation {pattern.op!r}.{suggest(pattern.op, known)}")
 
 
 def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], candidates: Sequence[Candidate]) -> None:
@@ -193,10 +229,39 @@ def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], candidates: Se
             raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
 
 
+def check_operations(probes: Sequence[Probe], adapter: Any) -> None:
+    """Raise for a pattern `op:name` that no operation of the framework fits, with the names nearest to it."""
+    for pattern in (pattern for probe in probes for pattern in probe.patterns):
+        operation = pattern.operation if pattern.kind == "op" else None
+        if operation is None:
+            continue
+        if adapter is None:
+            raise PatternError(
+                f"{pattern.text!r}: there is no model to see operations of. Write ops({operation.text!r})"
+            )
+        if not isinstance(adapter, HasOperations):
+            raise PatternError(f"{pattern.text!r}: single operations are not seen in this framework")
+        if unknown := [group for group in operation.groups if group not in GROUPS]:
+            near = _or([f"op:@{name}" for name in nearest(unknown[0], GROUPS, 1)])
+            raise PatternError(
+                f"{pattern.text!r}: there is no group {unknown[0]!r} of operations, only {', '.join(GROUPS)}.{near}"
+            )
+        known = adapter.operations()
+        if not any(operation.means(name, GROUPS) for name in known):
+            near = _or([f"op:{name}" for name in nearest(operation.text, sorted(known))])
+            raise PatternError(f"{pattern.text!r}: {operation.text!r} is none of {len(known)} operations.{near}")
+
+
+def _or(offers: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(map(repr, offers))}?" if offers else ""
+
+
 def adapter_for(model: Any, **options: Any) -> Adapter:
     """The adapter that knows a model; an adapter stands for itself."""
     if _is_adapter(model):
         return model  # type: ignore[no-any-return]
+    if inspect.isroutine(model) or isinstance(model, functools.partial):
+        return _for_function(model, **options)
     found: Adapter | None = part_for(model, "adapter").adapt(model, **options)
     if found is None:
         raise UnsupportedError(_unknown(model))
@@ -206,6 +271,14 @@ def adapter_for(model: Any, **options: Any) -> Adapter:
 def _is_adapter(model: Any) -> bool:
     # By hand: isinstance() with a protocol writes empty __annotations__ into the model's classes.
     return all(hasattr(type(model), name) for name in vars(Adapter) if not name.startswith("_"))
+
+
+def _for_function(function: Any, **options: Any) -> Adapter:
+    """Of a plain function the operations can be seen, if they are those of a framework that is in use."""
+    if "torch" not in sys.modules:
+        raise UnsupportedError(_unknown(function))
+    adapter: Adapter = importlib.import_module("tensortap.adapters.torch.ops_function").Operations(function, **options)
+    return adapter
 
 
 def part_for(model: Any, part: str) -> ModuleType:

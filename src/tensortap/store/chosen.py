@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from tensortap.errors import PatternError, RunError, suggest
+from tensortap.operations import GROUPS
 from tensortap.sites import Candidate, Pattern, split
 from tensortap.types import Place
 
@@ -38,7 +39,7 @@ def _fits(pattern: Pattern, place: Place) -> bool:
     if not (pattern.is_op and place.op):
         return False
     name = split(str(place))
-    return pattern.matches_op(name.path, place.op, name.number or 0, place.port)
+    return pattern.matches_op(name.path, place.op, name.number or 0, place.port, GROUPS)
 
 
 def equal(place: Place) -> Any:

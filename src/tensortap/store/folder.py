@@ -70,6 +70,7 @@ class RunFolder:
         self._tails: dict[str, Tail] = {}
         self._sealing: deque[_Closed] = deque()
         self._batches: Batches | None = None
+        self._lines: Mapping[str, str] = {}
         self._metrics = MetricBatches()
         self._retry_at = 0.0
         self._synced_at = self._saved_at = clock()
@@ -159,6 +160,7 @@ class RunFolder:
             return
         if self._batches is None:
             self._batches = Batches(step.names)
+            self._lines = step.names.lines
         self._tail("records").append(self._batches.of(step))
         self._state["records"] += step.table.rows
 
@@ -257,4 +259,6 @@ class RunFolder:
     def _save_state(self) -> None:
         self._saved_at = self._clock()
         state = {**self._state, "counts": self.ledger.counts(), "details": self.ledger.details()}
+        if self._lines:
+            state["lines"] = dict(self._lines)
         self.files.write(f"{self._folders['records']}/{layout.RANK_JSON}", json.dumps(state, indent=1).encode())

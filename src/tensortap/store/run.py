@@ -97,6 +97,11 @@ class Run:
         return sorted(found)
 
     @property
+    def lines(self) -> dict[str, str]:
+        """For sites of operations, `blocks.3.attn/matmul#1`: the line of the watched code, as `file:line  code`."""
+        return {site: line for state in self._states() for site, line in state.get("lines", {}).items()}
+
+    @property
     def last_step(self) -> int:
         """The last step that left anything, be it only a metric or a tensor; −1 when none did."""
         said = [int(state.get("last_step", -1)) for state in self._states()]

@@ -38,6 +38,7 @@ class Detail:
     records: list[Record]
     metrics: Metrics
     left_out: int
+    line: str = ""  # of the watched code, where an operation is
 
     @property
     def last(self) -> Record:
@@ -50,6 +51,7 @@ class Detail:
         return {
             **about(view.run),
             "site": self.name,
+            **({"line": self.line} if self.line else {}),
             "nonfinite": {"records": view.bad_records, "first": first},
             "records": [row(record) | {"metrics": plain(self.metrics.get(record.step, {}))} for record in self.records],
             "left_out": self.left_out,
@@ -66,7 +68,8 @@ def detail(view: Overview, sites: list[str], most: int) -> Detail:
     """The newest `most` steps of the only site in view (0: all), oldest first; and where it first was not finite."""
     steps = _picked(view, most)
     records = list(view.run.records(sites=sites, steps=steps))
-    return Detail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records))
+    line = view.run.lines.get(records[-1].place.site, "") if records[-1].place.op else ""
+    return Detail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records), line)
 
 
 def _picked(view: Overview, most: int) -> list[int]:
@@ -90,6 +93,8 @@ def draw_detail(view: Overview, shown: Detail, screen: Screen) -> None:
     """The head, the steps, then the newest record closely."""
     screen.draw(*head(view), Text())
     screen.draw(Text(printable(shown.name), style="bold"))
+    if shown.line:
+        screen.draw(Text(printable(shown.line), style="dim"))
     if shown.left_out:
         screen.draw(Text(f"… {shown.left_out} records left out; --limit 0 shows all", style="dim"))
     screen.draw(grid(list(_columns(shown)), shown.records, screen.width), Text())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any, Final
 
@@ -19,6 +19,10 @@ from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook, tr
 from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.nonfinite import OriginHook
+from tensortap.adapters.torch.ops import OpTaps, op_patterns
+from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
+from tensortap.adapters.torch.ops_names import known_operations
+from tensortap.adapters.torch.ops_visible import COMPILED
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker, taker_for
@@ -84,6 +88,7 @@ class TorchAdapter:
             else:
                 (inside or plain).add(module, puts, bits, paths)
         self._sets = [plain, *fused.values()]
+        self._ops = self._attach_ops(root, fused)
         self._parameters = self._attach_parameters(root)
         self._refused = self._scripted(root)
         self._compiled = unseen.compiled_graphs()
@@ -104,6 +109,8 @@ class TorchAdapter:
             handle.remove()
         for hooks in self._sets:
             hooks.take_off()
+        if self._ops is not None:
+            self._ops.close()
         self._parameters.remove()
         for leaf in self._taker.leaves:
             leaf.take_off()
@@ -144,7 +151,14 @@ class TorchAdapter:
             self._recorder.ledger.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
         found = unseen.explain(self._ports, self._root(), fused, self._compiled)
-        return found | self._refused | self._names.unseen(unseen.compiled_graphs() > self._compiled)
+        found |= self._refused | self._names.unseen(unseen.compiled_graphs() > self._compiled)
+        if self._ops is None:
+            return found
+        return {text: why for text, why in found.items() if text not in self._ops.seen()} | self._ops.unseen()
+
+    def operations(self) -> Collection[str]:
+        """The names of operations that patterns may mean."""
+        return known_operations()
 
     def _model(self) -> nn.Module:
         root = self._root()
@@ -157,12 +171,8 @@ class TorchAdapter:
 
     def _hooks(self, root: nn.Module) -> Iterable[tuple[nn.Module, Puts, int, list[str]]]:
         """For each module that a probe wants: how to put its hooks on, for which probes, and all its names."""
-        names: dict[nn.Module, list[str]] = {}
         compiled = modules.compiled_paths(root)
-        for path, module in modules.modules_of(root):
-            if not modules.why_not(module):
-                names.setdefault(module, []).append(path)
-        for module, paths in names.items():
+        for module, paths in _names_of(root).items():
             ports = {
                 kind: found
                 for kind in modules.MODULE_PORTS
@@ -173,6 +183,34 @@ class TorchAdapter:
                 for port in (port for group in ports.values() for port in group):
                     bits |= port.bits
                 yield module, [*self._puts(ports), *self._origin_puts(paths[0])], bits, paths
+
+    def _attach_ops(self, root: nn.Module, fused: dict[str, HookSet]) -> OpTaps | None:
+        """Hooks that tell which module runs, where probes want operations: a set of their own, for it may rest."""
+        names = _names_of(root)
+        patterns = op_patterns(self._wanted, [path for paths in names.values() for path in paths])
+        if not patterns:
+            return None
+        taps = OpTaps(self._taker, self._finder, self._wanted, patterns, self.fast_path == "keep")
+        around, layers = HookSet(), LayerHooks()
+        compiled = modules.compiled_paths(root)
+        for module, paths in names.items():
+            if compiled.issuperset(paths):
+                taps.visibility.hidden = COMPILED
+                continue
+            entering = Entering(taps, paths, module is root)
+            if any(path in fused for path in paths):
+                layers.add(module, entering)
+            elif module is root:
+                self._handles += [put(root) for put in entering.puts()]
+            else:
+                inside = next((hooks for path, hooks in fused.items() if _within(paths, path)), around)
+                inside.add(module, entering.puts(), taps.bits, paths)
+        if "" in fused:
+            self._handles += [put(root) for put in layers.puts()]
+        elif fused:
+            around.add(root, layers.puts(), taps.bits, [])
+        self._sets.append(around)
+        return taps
 
     def _puts(self, ports: dict[str, list[Port]]) -> Puts:
         if list(ports) == ["output"] and len(ports["output"]) == 1:
@@ -212,6 +250,15 @@ class TorchAdapter:
         if port is not None:
             self._ports.append(port)
         return port
+
+
+def _names_of(root: nn.Module) -> dict[nn.Module, list[str]]:
+    """The modules that can have hooks, each with all its names."""
+    names: dict[nn.Module, list[str]] = {}
+    for path, module in modules.modules_of(root):
+        if not modules.why_not(module):
+            names.setdefault(module, []).append(path)
+    return names
 
 
 def _within(paths: Iterable[str], layer: str) -> bool:

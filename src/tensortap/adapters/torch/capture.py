@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -11,9 +12,13 @@ from tensortap.adapters.base import OneStep, offered
 from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.state import preserved
+from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.probes import as_probes
 from tensortap.recorder import OpenStep, Point, Recorder
+from tensortap.sites import OP_PORTS, Candidate
+
+_T = TypeVar("_T", bound=Taker)
 
 
 class Catcher(Taker):
@@ -27,19 +32,52 @@ class Catcher(Taker):
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Copy a tensor under its site's name."""
-        if not recomputed:
-            self.found.put(point.text, tensor.detach().clone())
+        if point.probes and not recomputed:
+            with aside():
+                self.found.put(point.text, tensor.detach().clone())
+        return -1
+
+
+class Lister(Taker):
+    """Notes which places there are."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.places: dict[str, str] = {}
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """Note the site and its operation."""
+        if point.probes:
+            self.places.setdefault(point.place.site, point.place.op)
         return -1
 
 
 def capture(model: nn.Module, inputs: Any, patterns: Sequence[Any]) -> Captured:
     """Call the model once with taps on."""
     found = Captured()
+    _call_with(model, inputs, patterns, partial(Catcher, found=found))
+    return found
+
+
+def operations(model: nn.Module, inputs: Any) -> list[Candidate]:
+    """The operations that one call of the model does, in order; the model is left as it was."""
+    with preserved(model):
+        lister = _call_with(model, inputs, ["op:*"], Lister)
+    return [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items()]
+
+
+def _call_with(model: nn.Module, inputs: Any, patterns: Sequence[Any], make: Callable[[Recorder], _T]) -> _T:
     adapter = TorchAdapter(model, fast_path="leave")
     recorder = Recorder(as_probes(patterns))
-    adapter.attach(recorder, offered(adapter, recorder.probes), OneStep(), Catcher(recorder, found))
+    wanted = offered(adapter, recorder.probes)
+    taker = make(recorder)
+    adapter.attach(recorder, wanted, OneStep(), taker)
     try:
-        found.output = call(model, inputs)
+        output = call(model, inputs)
     finally:
         adapter.detach()
-    return found
+    if isinstance(taker, Catcher):
+        taker.found.output = output
+    return taker

@@ -173,9 +173,7 @@ class InputEdges(threading.local):
 
     def note(self, owner: object, given: Found) -> None:
         """Before a call."""
-        enabled = torch.is_grad_enabled()
-        edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
-        self.running.append(Noted(owner, edges, _newest() if edges else 0))
+        self.running.append(note_inputs(owner, given))
 
     def recall(self, owner: object) -> Noted | None:
         """After it. What an interrupted call left on top is dropped."""
@@ -187,7 +185,15 @@ class InputEdges(threading.local):
         return None
 
 
-def _newest() -> int:
+def note_inputs(owner: object, given: Found) -> Noted:
+    """Where the inputs of a call lie in the graph, and from which node on the nodes are its own."""
+    enabled = torch.is_grad_enabled()
+    edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
+    return Noted(owner, edges, newest_node() if edges else 0)
+
+
+def newest_node() -> int:
+    """The number that the next node of the graph will have."""
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
@@ -243,14 +249,14 @@ def _why_not(noted: Noted, roots: list[Any]) -> str:
 def _senders(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:
     """For each target edge, the nodes behind the outputs that send along it, and at which position."""
     found: dict[Edge, list[Edge]] = {}
-    for node in _nodes(roots, since):
+    for node in nodes_since(roots, since):
         for position, edge in enumerate(node.next_functions):
             if edge in targets:
                 found.setdefault(edge, []).append((node, position))
     return found
 
 
-def _nodes(roots: list[Any], since: int) -> Iterator[Any]:
+def nodes_since(roots: list[Any], since: int) -> Iterator[Any]:
     """The nodes behind the outputs that were made since, which are those that the forward added."""
     seen: set[Any] = set()
     queue = [node for node in roots if node._sequence_nr() >= since]

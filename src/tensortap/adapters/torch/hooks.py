@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Port
 from tensortap.adapters.torch.gradients import InputEdges, Steps, await_inputs, await_outputs
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.recorder import OpenStep, Point
 
@@ -113,7 +113,8 @@ class BeforeHook(Hook):
                 for slot, tensor in given:
                     self.taker.take(port.point(slot), tensor, step, recomputed)
             if self.grad_inputs:
-                self.edges.note(self, given)
+                with aside():
+                    self.edges.note(self, given)
         except Exception as error:
             _failed(self.taker, f"observing the input of a {type(module).__name__}", error)
 
@@ -148,9 +149,10 @@ class AfterHook(Hook):
             _take_all(taker, self.outputs, found, step, recomputed)
             if self.grad_outputs or noted:
                 call = count_call(step, self, recomputed)
-                await_outputs(taker, steps, self.grad_outputs, found, step, call)
-                if noted and self.before:
-                    await_inputs(taker, steps, self.before.grad_inputs, noted, found, step, call)
+                with aside():
+                    await_outputs(taker, steps, self.grad_outputs, found, step, call)
+                    if noted and self.before:
+                        await_inputs(taker, steps, self.before.grad_inputs, noted, found, step, call)
         except Exception as error:
             _failed(taker, f"observing a {type(module).__name__}", error)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.ops import means_operations
+from tensortap.adapters.torch.ops_names import known_operations
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern
@@ -42,15 +45,23 @@ class Model:
         wanted.prefix = self.prefix
         return wanted
 
+    def has(self, pattern: Pattern) -> bool:
+        """Whether a pattern chooses anything of it; of operations that is known only while it runs."""
+        paths = (candidate.path for pair in self.candidates() for candidate in pair)
+        return bool(self.choose([pattern]).ports) or means_operations(pattern, paths)
+
     def attach(self, recorder: Recorder, patterns: Sequence[Pattern], clock: Clock) -> None:
         """Put its taps on. Steps are found for all models together, so its own search for them is told to rest."""
-        self.adapter.attach(recorder, self.choose(patterns, recorder.probes), _Resting(clock))
+        # All patterns, for the recorder knows those only that mean something of the first model.
+        probes = tuple(replace(probe, patterns=tuple(patterns)) for probe in recorder.probes)
+        self.adapter.attach(recorder, self.choose(patterns, probes), _Resting(clock))
         # The models share the first one's thread: a step must not be written by two.
         self.adapter._finder._home = self._home
 
-    def unseen(self) -> dict[str, str]:
-        """What was wanted of it and never seen."""
-        return {_joined(self.prefix, site): why for site, why in self.adapter.unseen().items()}
+    def unseen(self, patterns: Collection[str]) -> dict[str, str]:
+        """What was wanted of it and never seen: sites, and patterns that could mean any model's."""
+        missing = self.adapter.unseen().items()
+        return {name if name in patterns else _joined(self.prefix, name): why for name, why in missing}
 
 
 class Models:
@@ -70,7 +81,7 @@ class Models:
 
     def matching(self) -> tuple[Pattern, ...]:
         """The patterns that choose something of the models there are."""
-        return tuple(p for p in self.patterns if any(model.choose([p]).ports for model in self.members))
+        return tuple(p for p in self.patterns if any(model.has(p) for model in self.members))
 
     def candidates(self) -> list[Candidate]:
         """Every place under both its names."""
@@ -83,6 +94,10 @@ class Models:
             for model in self.members
             for path, why in model.adapter.untappable().items()
         }
+
+    def operations(self) -> Collection[str]:
+        """The names of operations that patterns may mean."""
+        return known_operations()
 
     def describe(self) -> dict[str, Any]:
         """The first model's tree; the others' are added when they join."""
@@ -127,8 +142,15 @@ class Models:
         return self.members[0].adapter.named(name, value)
 
     def unseen(self) -> dict[str, str]:
-        """What was wanted and never seen."""
-        return {site: why for model in self.members for site, why in model.unseen().items()}
+        """What was wanted and never seen; of a pattern for operations or named values, in none of the models."""
+        texts = {pattern.text for pattern in self.patterns}
+        missing = [model.unseen(texts) for model in self.members]
+        return {
+            name: why
+            for found in missing
+            for name, why in found.items()
+            if name not in texts or all(name in other for other in missing)
+        }
 
 
 class _Wanted(Wanted):
@@ -139,6 +161,9 @@ class _Wanted(Wanted):
     def of(self, recorder: Recorder, path: str, port: str) -> Port | None:
         patterns = self.ports.get((path, port))
         return _Port(recorder, path, port, patterns, self.prefix) if patterns else None
+
+    def site(self, path: str) -> str:
+        return _joined(self.prefix, path)
 
 
 class _Port(Port):

@@ -8,10 +8,8 @@ finite gradients coming in and non-finite ones going out is the origin.
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 from tensortap.adapters.results import Origin, Seen
 from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.domain import operation_name, why
+from tensortap.adapters.torch.source import OURS, TORCH, current_line
 from tensortap.adapters.torch.state import preserved
+from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
 
-_TORCH: Final = str(Path(torch.__file__).parent)
-_OURS: Final = str(Path(__file__).parents[2])
 _SILENT: Final = frozenset(("__get__", "__set__", "size", "dim", "stride", "numel", "is_contiguous", "shape"))
 
 
@@ -139,14 +137,14 @@ class _Operations(TorchFunctionMode):
 
     def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
         bad = next(t for _, t in tensors_in(output) if not is_finite(t))
-        with torch._C.DisableTorchFunction():
+        with aside():
             reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
         self.origin = Origin(
             "forward",
             self.path,
             type(self.module).__name__,
             operation=operation_name(function),
-            source=_source(traceback.extract_stack()),
+            source=current_line(),
             inputs=tuple(given),
             output=_summary(bad),
             why=reason,
@@ -241,20 +239,12 @@ def _backward_why(node: Any) -> str:
 def _forward_source(node: Any) -> str:
     """The line that made a node, which anomaly mode notes as text."""
     lines = node.metadata.get("traceback_", [])
-    frames = [line.strip() for line in lines if _TORCH not in line and _OURS not in line]
+    frames = [line.strip() for line in lines if TORCH not in line and OURS not in line]
     if not frames:
         return ""
     place, _, code = frames[-1].partition("\n")
     parts = place.replace('File "', "").replace('", line ', ":").partition(", in ")
     return f"{parts[0]}  {code.strip()}"
-
-
-def _source(stack: traceback.StackSummary) -> str:
-    """The innermost line that is neither PyTorch's nor ours."""
-    for frame in reversed(stack):
-        if not frame.filename.startswith((_TORCH, _OURS)):
-            return f"{frame.filename}:{frame.lineno}  {frame.line}"
-    return ""
 
 
 def _asked_for(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -273,7 +263,7 @@ def is_finite(value: Any) -> bool:
 
 
 def _summary(tensor: Tensor) -> Any:
-    with torch._C.DisableTorchFunction():
+    with aside():
         return summarize(tensor, histogram=False)
 
 

@@ -196,7 +196,7 @@ class ScriptWatcher:
         """Whether any pattern chooses something of it; those that do not are spoken of, if only at the end."""
         wanted = False
         for pattern in self.models.patterns:
-            if model.choose([pattern]).ports:
+            if model.has(pattern):
                 wanted = True
                 self._matched.add(pattern.text)
                 self.unmatched.pop(pattern.text, None)

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from tensortap.adapters import steps
 from tensortap.adapters.base import Clock
 from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.errors import NonFiniteError
 from tensortap.recorder import OpenStep, Recorder
@@ -67,7 +68,7 @@ class StepFinder(steps.LaneSteps[Lane]):
         """Before the root's forward. Calls within a call, and recomputation, belong to the step that is open."""
         lane = self._lane()
         lane.depth += 1
-        if (lane.depth > 1 and _running_twice(root)) or backward_task() != -1:
+        if (lane.depth > 1 and running_twice(root)) or backward_task() != -1:
             return
         lane.depth = 1
         self._called = True
@@ -135,13 +136,14 @@ class StepFinder(steps.LaneSteps[Lane]):
 
     def _mark(self, output: Any, lane: Lane) -> bool:
         """Ask to be told when backward reaches what the root returned; False when it never will."""
-        nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
+        with aside():
+            nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
         for node in list(nodes)[:_MOST_MARKS]:
             node.register_prehook(_Mark(lane))
         return bool(nodes)
 
 
-def _running_twice(root: nn.Module) -> bool:
+def running_twice(root: nn.Module) -> bool:
     """Whether a call of the root is running inside another. Ctrl-C in a notebook ends calls without telling hooks."""
     frame: FrameType | None = sys._getframe(1)
     running = 0

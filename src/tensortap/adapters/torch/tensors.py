@@ -19,6 +19,7 @@ _CAPTURED: Final = (
     "values (counted as tensors_in_cuda_graphs)"
 )
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+mode_is_on: Final = torch._C._is_torch_function_mode_enabled  # a function mode would see what we ask of a tensor
 
 
 class Taker:
@@ -36,6 +37,9 @@ class Taker:
         armed = step.armed & point.probes
         if not armed:
             return -1
+        if mode_is_on():
+            with aside():
+                return self.take(point, tensor, step, recomputed)
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
@@ -48,7 +52,8 @@ class Taker:
                     return table.record(point.key, armed, want, recomputed, code, address, shape, None)
         except Exception:
             pass  # it has no plain memory after all: sparse, quantised, nested, wrapped by vmap
-        return self._take_any(point, tensor, step, armed, recomputed)
+        with aside():
+            return self._take_any(point, tensor, step, armed, recomputed)
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:
@@ -84,6 +89,11 @@ class Taker:
         self.recorder.ledger.add("tensors_without_values")
         row = (tensor.numel(), *_NO_VALUES)
         return step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), row)
+
+
+def aside() -> Any:
+    """While this lasts, no function mode and no subclass of Tensor sees what we ask of a tensor."""
+    return torch._C.DisableTorchFunction()
 
 
 class DeviceTaker(Taker):

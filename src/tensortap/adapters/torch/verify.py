@@ -54,7 +54,10 @@ class _Proving:
             f"{path or '(root)'}.{name}": list(value) if isinstance(value, dict) else type(value)
             for path, module in self._model.named_modules()
             for name, value in vars(module).items()
-        } | {f"{name} hooks": list(p._backward_hooks or ()) for name, p in self._model.named_parameters()}
+        } | {
+            **{f"{name} hooks": list(p._backward_hooks or ()) for name, p in self._model.named_parameters()},
+            "function modes": torch._C._len_torch_function_stack(),
+        }
 
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Bit for bit, NaN equal to the same NaN."""

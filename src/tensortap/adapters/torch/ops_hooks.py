@@ -1,0 +1,95 @@
+"""The hooks that tell which module is running, so that an operation has a site under the one that called it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.compiler import is_compiling
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.ops import OpTaps
+from tensortap.adapters.torch.steps import running_twice
+
+
+class Entering(Hook):
+    """Sits before a module and says that it begins to run."""
+
+    __slots__ = ("is_root", "paths", "taps")
+
+    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool) -> None:
+        self.taps = taps
+        self.paths = tuple(paths)
+        self.is_root = is_root
+
+    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
+        """How to put it, and its counterpart, on the module. On the root it comes after the hook that finds steps."""
+        first, leaving = not self.is_root, Leaving(self)
+        return [
+            lambda module: module.register_forward_pre_hook(self, prepend=first),
+            lambda module: module.register_forward_hook(leaving, always_call=True),
+        ]
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Before the forward."""
+        if is_compiling() or tracing():
+            return
+        taps = self.taps
+        try:
+            if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
+                taps.drop()
+            taps.enter(self, self.paths[0] if len(self.paths) == 1 else self._path(), module)
+        except Exception as error:
+            taps.taker.recorder.ledger.failed("step_errors", "looking into a module", error)
+
+    def _path(self) -> str:
+        """Of a shared module's names the one under the module that runs it."""
+        parent = self.taps.parent()
+        below = [path for path in self.paths if parent and path.startswith(f"{parent}.")]
+        return [*below, *self.paths][0]
+
+
+class Leaving(Hook):
+    """Sits after a module, also when it failed."""
+
+    __slots__ = ("entering",)
+
+    def __init__(self, entering: Entering) -> None:
+        self.entering = entering
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After the forward."""
+        if not is_compiling():
+            self.entering.taps.leave(self.entering)
+
+
+class LayerHooks:
+    """Enters and leaves encoder layers by hooks on all modules: with a hook on itself, a layer would not run fused."""
+
+    def __init__(self) -> None:
+        self._layers: dict[int, tuple[weakref.ref[nn.Module], Entering, Leaving]] = {}
+
+    def add(self, layer: nn.Module, entering: Entering) -> None:
+        """One more layer."""
+        self._layers[id(layer)] = (weakref.ref(layer), entering, Leaving(entering))
+
+    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
+        """How to put both hooks on."""
+        return [
+            lambda _: register_module_forward_pre_hook(self._before),
+            lambda _: register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        known = self._layers.get(id(module))
+        if known is not None and known[0]() is module:
+            known[1](module, args)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        known = self._layers.get(id(module))
+        if known is not None and known[0]() is module:
+            known[2](module, args, output)

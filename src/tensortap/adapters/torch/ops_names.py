@@ -1,0 +1,81 @@
+"""What operations are called, and which of the functions that a mode sees are operations at all.
+
+An operation is called as its function: `torch.matmul`, `Tensor.matmul` and `@` are `matmul`, `F.softmax` is `softmax`,
+`add_` stays `add_`, `torch.linalg.norm` is `linalg_norm`. Reading an attribute, asking for a shape and whatever else
+gives no tensor is no operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch.overrides import get_overridable_functions
+
+# Operators that are functions of their own, by the operation that they are; those with `i` work in place.
+_OPERATORS: Final = {
+    "truediv": "div", "div": "div", "floordiv": "floor_divide", "mod": "remainder", "matmul": "matmul", "pow": "pow",
+    "add": "add", "sub": "sub", "mul": "mul",
+}  # fmt: skip
+# What the dispatcher calls an operation of which the user's function has another name.
+_INTERNAL: Final = {"safe_softmax": "softmax", "native_dropout": "dropout", "native_layer_norm": "layer_norm"}
+_ATTENTION: Final = "scaled_dot_product_"
+# Functions in Python, of which no schema says that they give no tensor.
+_SILENT: Final = frozenset((
+    "get", "set", "delete", "backward", "grad", "register_hook", "register_post_accumulate_grad_hook",
+    "retain_grad", "requires_grad_", "data_ptr", "numpy", "tolist", "item", "len", "bool", "int", "float", "index",
+    "complex", "repr", "format", "hash", "str", "contains", "reversed", "iter", "array", "dir", "setstate",
+    "reduce_ex", "reduce", "deepcopy", "dlpack", "dlpack_device", "storage", "untyped_storage", "typed_storage",
+    "storage_offset", "storage_type", "element_size", "nbytes", "ndimension", "is_shared", "share_memory_", "type",
+    "names", "rename_", "refine_names", "is_same_size", "cuda_array_interface", "get_device", "broadcast_shapes",
+    "is_nonzero", "allclose", "equal", "result_type", "can_cast", "setitem",
+))  # fmt: skip
+
+
+def op_name(function: Callable[..., Any]) -> str:
+    """The name of the operation that a function of PyTorch's is.
+
+    >>> [op_name(f) for f in (torch.matmul, torch.Tensor.__rsub__, torch.Tensor.add_, torch.ops.aten._softmax.default)]
+    ['matmul', 'sub', 'add_', 'softmax']
+    """
+    return _named(str(getattr(function, "__name__", "")))
+
+
+def _named(text: str) -> str:
+    text = text.partition(".")[0]  # of an overload: `mm.default`
+    plain = text.strip("_")
+    if text.startswith("__"):
+        return _operator(plain)
+    if plain.startswith(_ATTENTION):
+        return f"{_ATTENTION}attention"
+    name = text.lstrip("_")
+    return _INTERNAL.get(name, name)
+
+
+def _operator(plain: str) -> str:
+    if plain[:1] == "r" and plain[1:] in _OPERATORS:
+        return _OPERATORS[plain[1:]]
+    if plain[:1] == "i" and plain[1:] in _OPERATORS:
+        return f"{_OPERATORS[plain[1:]]}_"
+    return _OPERATORS.get(plain, plain)
+
+
+def is_silent(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function gives no tensor, so that there is nothing to see."""
+    if not name or name in _SILENT or name.startswith(("is_", "sym_")):
+        return True
+    schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
+    return bool(schemas) and not any("Tensor" in str(r.type) for schema in schemas for r in schema.returns)
+
+
+def known_operations() -> frozenset[str]:
+    """The names of all functions that a mode can see, and of what is registered with the dispatcher by now."""
+    registered = frozenset(_named(text.rpartition("::")[2]) for text in torch._C._dispatch_get_all_op_names())
+    return (registered | _overridable()) - _SILENT - {""}
+
+
+@cache
+def _overridable() -> frozenset[str]:
+    return frozenset(op_name(function) for group in get_overridable_functions().values() for function in group)

@@ -1,0 +1,553 @@
+"""It changes nothing with operations tapped: bits, random numbers, errors, modes, fused paths and compiled graphs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
+
+import tensortap as tt
+
+EVERYTHING = "op:*:{output,input,grad_output,grad_input}"
+
+
+def modes() -> int:
+    return torch._C._len_torch_function_stack()
+
+
+class Block(nn.Module):
+    """Attention by hand, by nn.MultiheadAttention and by the fused function, with dropout and in-place steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(8, 24), nn.LayerNorm(8)
+        self.mha = nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+        self.drop, self.act = nn.Dropout(0.3), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        weights = self.drop(torch.einsum("bqd,bkd->bqk", q, k).softmax(-1))
+        x = x + weights @ v + F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+        return self.act(x + self.mha(x, x, x)[0] + self.mha(x, x, x, need_weights=False)[0])
+
+
+class Subclass(Tensor):
+    """A tensor with a class of its own, which sees every function that is called on it."""
+
+    seen: ClassVar[list[str]] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.seen.append(getattr(func, "__name__", ""))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Views(nn.Module):
+    """In-place operations on views, results written into given tensors, and a value that is used again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight
+        y[:, 0].mul_(2)
+        y[0].add_(x[0])
+        y.transpose(0, 1).relu_()
+        room = torch.empty(8, 8)
+        torch.mm(self.weight.detach(), self.weight.detach(), out=room)
+        return y @ room + y
+
+
+class Transformed(nn.Module):
+    """vmap and torch.func.grad inside a forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = torch.vmap(lambda row: row @ self.weight)(x)
+        slope = torch.func.grad(lambda t: (t @ t.T).tanh().sum())(x)
+        per_row = torch.vmap(torch.func.grad(lambda row: (row * row).softmax(-1)[0]))(x)
+        return rows + slope + per_row
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, 2, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, (h, c) = self.lstm(x)
+        return out + h[-1][:, None] * c[-1][:, None]
+
+
+def sequence() -> Tensor:
+    return torch.randn(2, 5, 8, requires_grad=True)
+
+
+def matrix() -> Tensor:
+    return torch.randn(6, 8, requires_grad=True)
+
+
+SUBJECTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "block": (Block, sequence),
+    "views": (Views, matrix),
+    "transforms": (Transformed, matrix),
+    "checkpoint": (lambda: Checkpointed(False), sequence),
+    "reentrant": (lambda: Checkpointed(True), sequence),
+    "lstm": (Recurrent, sequence),
+    "encoder": (lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2), sequence),
+    "decoder": (
+        lambda: Two(nn.TransformerDecoderLayer(8, 2, 16, batch_first=True)),
+        sequence,
+    ),
+    "subclass": (
+        lambda: nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1)), lambda: torch.randn(6, 8).as_subclass(Subclass)
+    ),
+}  # fmt: skip
+
+
+class Two(nn.Module):
+    """Gives one input to a layer that wants two."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x)
+
+
+def train(name: str, watched: bool, autocast: bool = False) -> dict[str, Any]:
+    """A few steps from a fixed seed: outputs, gradients, weights, random state, and what a subclass has seen."""
+    torch.manual_seed(4)
+    make, batch = SUBJECTS[name]
+    model = make()
+    Subclass.seen = []
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    tap = tt.watch(model, EVERYTHING, "**:*", to=tt.Memory(), strict=True) if watched else None
+    left: dict[str, Any] = {}
+    for step in range(3):
+        x = batch()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = model(x)
+        out.float().square().mean().backward()
+        left[f"out {step}"] = out.detach().clone()
+        left |= {f"grad {step} {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        left[f"x {step}"] = x.grad
+        optimizer.step()
+        optimizer.zero_grad()
+    if tap is not None:
+        tap.close()
+        assert not set(tap.counts) - {"unseen"}
+    assert modes() == 0
+    return left | {"rng": torch.get_rng_state(), "state": [p.detach().clone() for p in model.parameters()]}
+
+
+def differing(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    assert list(a) == list(b)
+    return [name for name in a if not _equal(a[name], b[name])]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, list):
+        return all(map(_equal, a, b))
+    return a is b or (a.dtype == b.dtype and torch.equal(a, b))
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+@pytest.mark.parametrize("name", SUBJECTS)
+def test_training_is_the_same_bit_for_bit(name):
+    """Outputs, gradients, weights and the random state with every port of every operation and module tapped."""
+    bare = train(name, watched=False)
+    seen = Subclass.seen
+    tapped = train(name, watched=True)
+    assert Subclass.seen == seen and bool(seen) == (name == "subclass")
+    assert differing(bare, tapped) == []
+
+
+@pytest.mark.parametrize("name", ["block", "encoder"])
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")
+def test_autocast_is_the_same_bit_for_bit(name):
+    """Under autocast the same casts happen, and operations are recorded with the types they were given and gave."""
+    assert differing(train(name, False, autocast=True), train(name, True, autocast=True)) == []
+
+
+def test_autocast_types_are_recorded(watch):
+    """An operation under autocast takes float32 and gives bfloat16."""
+    model = nn.Linear(4, 4)
+    seen = watch(model, "op:linear:{input,output}")
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(2, 4))
+    seen.tap.step()
+    assert seen.one("/linear#0:input[0]")["dtype"] == "float32"
+    assert seen.one("/linear#0:output")["dtype"] == "bfloat16"
+
+
+def test_vmap_is_recorded_with_the_batch_it_hides(watch, same):
+    """Inside vmap an operation's tensors have the hidden batch back."""
+    weight, x = torch.randn(4, 3), torch.randn(5, 4)
+    model = Transformed()
+    model.forward = torch.vmap(lambda row: row @ weight)
+    seen = watch(model, "op:matmul:{input,output}", strict=True)
+    out = model(x)
+    seen.tap.step()
+    assert same(seen.one("/matmul#0:input[0]"), x) and same(seen.one("/matmul#0:output"), out)
+
+
+@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
+def test_inference_is_the_same_bit_for_bit(watch, guard):
+    """In evaluation, without gradients, outputs are the same and operations are seen."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), Views()).eval(), torch.randn(6, 8)
+    with guard():
+        bare = model(x.clone())
+        seen = watch(model, EVERYTHING, strict=True)
+        assert torch.equal(model(x.clone()), bare)
+    seen.tap.step()
+    assert {"0/linear#0:output", "1/softmax#0:output", "2/mul_#0:output"} <= set(seen.places)
+
+
+def test_verify_proves_it():
+    """`verify` with operations: the same bits, nothing left over, records taken."""
+    proof = tt.verify(Block(), torch.randn(2, 5, 8), EVERYTHING, repeats=1)
+    assert proof and proof.deterministic and proof.records > 100
+
+
+class Counting(TorchFunctionMode):
+    """A mode of the user's: counts what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_users_see_what_they_saw(watch):
+    """A mode around the model, and one inside its forward, see the same functions in the same order, and come off."""
+    inner = Counting()
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with inner:
+                return self.fc(x).softmax(-1) @ x.T
+
+    def run(model: nn.Module) -> tuple[list[str], list[str]]:
+        inner.seen = []
+        with Counting() as outer:
+            model(torch.ones(6, 8))
+        return outer.seen, inner.seen
+
+    model = Model()
+    bare = run(model)
+    seen = watch(model, "op:*:{input,output}", strict=True)
+    assert run(model) == bare and modes() == 0
+    seen.tap.step()
+    assert [r["op"] for r in seen.records if r.place.port == "output"] == ["linear", "softmax", "matmul"]
+
+
+def test_a_mode_that_is_left_on_stays_on(watch):
+    """A mode that forward puts on and leaves on is still on afterwards, and ours is not."""
+    mode = Counting()
+    model = nn.Linear(2, 2)
+    model.forward = lambda x: (mode.__enter__(), x * 2)[1]
+    watch(model, "op:*")
+    model(torch.ones(2))
+    assert modes() == 1 and torch._C._get_function_stack_at(0) is mode
+    mode.__exit__(None, None, None)
+
+
+def test_the_mode_leaves_when_forward_fails(watch):
+    """An exception in a module goes through as it is, and no mode is left on; the next step is seen."""
+
+    class Fails(nn.Module):
+        on = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.on:
+                raise KeyError("mine")
+            return x @ x
+
+    model = nn.Sequential(nn.Linear(2, 2), Fails())
+    seen = watch(model, "op:*", strict=True)
+    with pytest.raises(KeyError, match="mine"):
+        model(torch.ones(2, 2))
+    assert modes() == 0
+    Fails.on = False
+    model(torch.ones(2, 2))
+    seen.tap.step()
+    assert seen.of("1/matmul#0:output")
+
+
+def test_an_interrupt_is_got_over(watch):
+    """Ctrl-C ends a call without telling hooks; the next call of the model starts clean, and closing too."""
+
+    class Stops(nn.Module):
+        on = True
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.on:
+                raise KeyboardInterrupt
+            return x @ x
+
+    model = nn.Sequential(nn.Linear(2, 2), Stops())
+    seen = watch(model, "op:*")
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 2))
+    Stops.on = False
+    model(torch.ones(2, 2))
+    assert modes() == 0
+    Stops.on = True
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 2))
+    seen.tap.close()
+    assert modes() == 0
+
+
+def test_an_error_of_the_operation_is_the_users(watch):
+    """A product of shapes that do not fit raises what it raised before."""
+    model = nn.Linear(2, 2)
+    seen = watch(model, "op:*:*")
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+        model(torch.ones(3, 3))
+    assert modes() == 0
+    assert not seen.tap.counts
+
+
+def test_threads_have_modes_of_their_own(watch):
+    """Two threads that call the model at once each see their own operations; a third that does not has no mode."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    seen = watch(model, "op:{linear,relu}", strict=True)
+    barrier, depths, errors = threading.Barrier(3), [], []
+
+    def call(width: int) -> None:
+        try:
+            barrier.wait()
+            for _ in range(10):
+                with torch.no_grad():
+                    model(torch.randn(width, 4))
+            depths.append(modes())
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=call, args=(width,)) for width in (2, 3)]
+    for thread in threads:
+        thread.start()
+    barrier.wait()
+    assert modes() == 0
+    for thread in threads:
+        thread.join()
+    seen.tap.close()
+    assert errors == [] and depths == [0, 0]
+    for place in ("0/linear#0:output", "1/relu#0:output", "2/linear#0:output"):
+        widths = [r.summary.shape[0] for r in seen.of(place)]
+        assert (widths.count(2), widths.count(3)) == (10, 10)
+    assert len(seen.records) == 60
+
+
+def encoder() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8))
+
+
+class Around(nn.Module):
+    """Something between a fused layer and the root."""
+
+    def __init__(self, layer: nn.Module, *more: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.more = more
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x * 1, *self.more)
+        return (found[0] if isinstance(found, tuple) else found).relu()
+
+
+PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+FUSED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
+    "layer": lambda: (Around(encoder().layers[0]), ()),
+    "encoder": lambda: (Around(encoder()), ()),
+    "padded": lambda: (Around(encoder(), None, PADDING), ()),
+    "attention": lambda: (SelfAttention(), ()),
+    "root layer": lambda: (encoder().layers[0], ()),
+    "root encoder": lambda: (encoder(), ()),
+}
+
+
+class SelfAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mha = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mha(x, x, x)[0].relu()
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The calls of fused kernels."""
+    calls: list[str] = []
+    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
+        real = getattr(torch, name)
+
+        def counted(*args: Any, name: str = name, real: Any = real, **kwargs: Any) -> Any:
+            calls.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(torch, name, counted)
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_layers_stay_fused(watch, fused, name):
+    """In inference they run the same kernels and give the same bits; what is inside is reported as unseen."""
+    torch.manual_seed(1)
+    model, more = FUSED[name]()
+    model.eval()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        bare = model(x, *more)
+        kernels = [*fused]
+        fused.clear()
+        seen = watch(model, "op:*", "op:softmax", strict=True)
+        tapped = model(x, *more)
+    assert torch.equal(bare, tapped) and fused == kernels and kernels
+    seen.tap.step()
+    assert "fused" in seen.unseen()["op:softmax"]
+    assert ("relu" in {r["op"] for r in seen.records}) == (not name.startswith("root"))
+    assert ("norm/layer_norm#0:output" in seen.places) == (name == "root encoder")
+    assert modes() == 0
+
+
+@pytest.mark.parametrize("name", ["layer", "attention", "root layer"])
+def test_fused_layers_are_opened_when_asked(watch, fused, name):
+    """With fast_path="leave" the operations inside are seen, the results are close, and that is said once."""
+    torch.manual_seed(1)
+    model, more = FUSED[name]()
+    model.eval()
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad(), pytest.warns(tt.TensortapWarning, match="does not run fused|do not run fused"):
+        bare = model(x, *more)
+        fused.clear()
+        seen = watch(model, "op:{softmax,@attention}", fast_path="leave", strict=True)
+        tapped = model(x, *more)
+    assert torch.allclose(bare, tapped, atol=1e-5) and fused == []
+    seen.tap.step()
+    assert {"softmax", "scaled_dot_product_attention"} & {r["op"] for r in seen.records}
+
+
+def test_training_after_inference_is_seen(watch):
+    """A layer that ran fused is looked into as soon as it runs in the open."""
+    model = Around(encoder().layers[0])
+    seen = watch(model, "op:linear", strict=True)
+    x = torch.randn(2, 5, 8)
+    with torch.no_grad():
+        model.eval()(x)
+    seen.tap.step()
+    assert seen.places == []
+    model.train()(x)
+    seen.tap.step()
+    assert "layer.linear1/linear#0:output" in seen.places
+
+
+def compiled_count(model: nn.Module, part: nn.Module, x: Tensor, *probes: Any) -> int:
+    """How many graphs are compiled while a model with a compiled part runs six times, watched or not."""
+    graphs = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    part.compile(backend=backend)
+    model(x)
+    tap = tt.watch(model, *probes, to=tt.Memory(), strict=True) if probes else None
+    for _ in range(6):
+        model(x)
+    if tap is not None:
+        tap.close()
+    torch.compiler.reset()
+    return len(graphs)
+
+
+def test_compiled_parts_are_not_compiled_again():
+    """The mode is off where compiled code is called, so that nothing is compiled once more; that is reported."""
+    x = torch.randn(2, 4)
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), Around(nn.Linear(4, 4)))
+
+    bare, watched = model(), model()
+    assert compiled_count(watched, watched[1], x, tt.probe("op:*", when=tt.every(2))) == compiled_count(
+        bare, bare[1], x
+    )
+
+
+def test_a_compiled_root_hides_everything(watch):
+    """Of a model that is compiled as a whole no operation is seen, and that is the reason given."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model.compile(backend="eager")
+    seen = watch(model, "op:linear", strict=True)
+    model(torch.randn(2, 4))
+    seen.tap.step()
+    torch.compiler.reset()
+    assert seen.places == [] and "compiled" in seen.unseen()["op:linear"]
+
+
+def test_a_function_that_is_no_key(watch):
+    """A library's own callable that cannot be hashed runs as it did, and is not seen."""
+
+    class Unhashable(list):
+        def __call__(self, x: Tensor) -> Tensor:
+            return torch.overrides.handle_torch_function(self, (x,), x) if modes() else x * 2
+
+    double = Unhashable()
+    model = nn.Identity()
+    model.forward = lambda x: double(x).relu()
+    seen = watch(model, "op:*", strict=True)
+    assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
+    seen.tap.step()
+    assert seen.places == ["/relu#0:output"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+def test_around_compiled_parts_the_rest_is_seen(watch):
+    """Modules beside a compiled one are seen; what it hides has that for a reason."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].compile(backend="eager")
+    seen = watch(model, "op:linear", "op:tanh", strict=True)
+    model(torch.randn(2, 4))
+    seen.tap.step()
+    torch.compiler.reset()
+    assert seen.places == ["0/linear#0:output"]
+    assert "compiled" in seen.unseen()["op:tanh"]
