@@ -463,8 +463,9 @@ def test_while_a_cuda_graph_is_captured_there_are_no_values(watch, device_path):
     assert seen.tap.counts["tensors_in_cuda_graphs"] == 1
 
 
-def test_when_the_kernel_cannot_be_launched_torch_operations_take_over():
+def test_when_the_kernel_cannot_be_launched_torch_operations_take_over(monkeypatch):
     """A Triton that does not work on this machine is said once; the row is the same."""
+    monkeypatch.delenv("TENSORTAP_DEVICE_PATH", raising=False)
     recorder = Recorder(as_probes(["x"]))
     devices = Devices(recorder)
 
