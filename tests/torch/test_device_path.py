@@ -385,6 +385,23 @@ def test_a_number_from_a_device_for_a_row_that_is_not_late_is_waited_for():
     assert step.record(row).numbers == {"clip": 0.25} and step.record(row)["mean"] == 1.0
 
 
+def test_rows_are_found_again_in_parts_of_parts():
+    """A table's late rows can be shared out, and shared out again, before any value has come."""
+    recorder = Recorder(as_probes(["x"]))
+    devices = Devices(recorder)
+    point, table = recorder.point(Place("x"), 1), recorder.current.table
+    for i in range(6):
+        x = torch.arange(float(i + 1))
+        devices.take(point, x, x, recorder.current, 1, False)
+    some = table.take(np.array([1, 3, 4, 5]))
+    fewer = some.take(np.array([0, 2, 3]))
+    for part, want in ((table, range(6)), (some, [1, 3, 4, 5]), (fewer, [1, 4, 5])):
+        part.settle()
+        assert part.column("max").tolist() == list(want)
+        assert [part.histogram(row)[1].sum() for row in range(part.rows)] == list(want)
+        assert part.column("defined").all()
+
+
 def test_threads_share_a_step(watch, device_path, same):
     """Rows of several threads in one step each get their own values."""
     model = nn.Identity()
@@ -446,8 +463,9 @@ def test_while_a_cuda_graph_is_captured_there_are_no_values(watch, device_path):
     assert seen.tap.counts["tensors_in_cuda_graphs"] == 1
 
 
-def test_when_the_kernel_cannot_be_launched_torch_operations_take_over():
+def test_when_the_kernel_cannot_be_launched_torch_operations_take_over(monkeypatch):
     """A Triton that does not work on this machine is said once; the row is the same."""
+    monkeypatch.delenv("TENSORTAP_DEVICE_PATH", raising=False)
     recorder = Recorder(as_probes(["x"]))
     devices = Devices(recorder)
 
