@@ -15,6 +15,7 @@ from tensortap.sinks.csv import Csv
 from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.memory import Memory
 from tensortap.sinks.npy import Npy
+from tensortap.sinks.tensorboard import TensorBoard
 from tensortap.step import Record
 from tensortap.store.compact import compact
 from tensortap.store.run import Run
@@ -49,6 +50,7 @@ __all__ = [
     "Run",
     "Summary",
     "Tap",
+    "TensorBoard",
     "TensortapError",
     "TensortapWarning",
     "Trigger",

@@ -28,7 +28,7 @@ DIFFERS, TROUBLE = 1, 2  # of `diff`, as with diff(1)
 OURS, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 1, 70, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 LEVELS: Final = ("info", "warning", "error")
 SORTS: Final = ("worst", "order", "name", "std", "absmax", "zeros", "nan")
-TARGETS: Final = ("csv", "jsonl", "npy")
+TARGETS: Final = ("csv", "jsonl", "npy", "tensorboard")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -118,12 +118,19 @@ def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str,
 
 @cli.command()
 @_selection
-@click.option("--to", type=click.Choice(TARGETS), required=True, help="csv and jsonl: records; npy: kept tensors.")
-@click.option("-o", "--output", required=True, type=click.Path(), help="The file, or for npy the folder, to write.")
+@click.option(
+    "--to",
+    type=click.Choice(TARGETS),
+    required=True,
+    help="csv and jsonl: records; npy: kept tensors; tensorboard: records and metrics.",
+)
+@click.option("-o", "--output", type=click.Path(),
+              help="The file, or for npy and tensorboard the folder, to write.  [default: ./RUN.csv and so on]")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
 def export(
-    path: str, sites: tuple[str, ...], step: int | slice | None, to: str, output: str, overwrite: bool, as_json: bool
-) -> None:
+    path: str, sites: tuple[str, ...], step: int | slice | None, to: str, output: str | None, overwrite: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write a run's records or tensors in another format."""
     from tensortap import export as exporting
     from tensortap.view.asked import sites_asked, steps_asked
@@ -132,6 +139,7 @@ def export(
     with waiting(f"exporting {path}") as advance:
         run = _open(path)
         chosen, steps = sites_asked(run, sites), steps_asked(run, step)
+        output = output or exporting.default_path(run, to)
         done = exporting.export(run, to, output, sites=chosen, steps=steps, overwrite=overwrite, progress=advance)
     if as_json:
         _print_json(done._asdict())
