@@ -125,7 +125,7 @@ def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str,
     help="csv and jsonl: records; npy: kept tensors; tensorboard: records and metrics.",
 )
 @click.option("-o", "--output", type=click.Path(),
-              help="The file, or for npy and tensorboard the folder, to write.  [default: ./RUN.csv and so on]")  # fmt: skip
+              help="The file, or for npy and tensorboard the folder, to write.  [default: RUN.csv, …]")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
 def export(
     path: str, sites: tuple[str, ...], step: int | slice | None, to: str, output: str | None, overwrite: bool,
