@@ -14,8 +14,13 @@ from tensortap.sinks.console import Console
 from tensortap.sinks.csv import Csv
 from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.memory import Memory
+from tensortap.sinks.mlflow import MLflow
 from tensortap.sinks.npy import Npy
+from tensortap.sinks.otel import OpenTelemetry
+from tensortap.sinks.prometheus import Prometheus
 from tensortap.sinks.tensorboard import TensorBoard
+from tensortap.sinks.trackio import Trackio
+from tensortap.sinks.wandb import WandB
 from tensortap.step import Record
 from tensortap.store.compact import compact
 from tensortap.store.run import Run
@@ -42,9 +47,12 @@ __all__ = [
     "Finding",
     "Findings",
     "JsonLines",
+    "MLflow",
     "Memory",
     "Npy",
+    "OpenTelemetry",
     "Probe",
+    "Prometheus",
     "Record",
     "Rule",
     "Run",
@@ -53,7 +61,9 @@ __all__ = [
     "TensorBoard",
     "TensortapError",
     "TensortapWarning",
+    "Trackio",
     "Trigger",
+    "WandB",
     "at",
     "between",
     "capture",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from io import FileIO
 
 import numpy as np
@@ -49,6 +50,7 @@ def test_scalars_histograms_and_metrics_live(tmp_path):
         (1, 0.5),
         (2, pytest.approx(1 / 3)),
     ]
+    assert all(abs(e.wall_time - time.time()) < 60 for tag in events.Tags()["scalars"] for e in events.Scalars(tag))
     stats = {"mean", "std", "absmax", "zero_share", "nonfinite"}
     assert set(events.Tags()["scalars"]) == {f"blocks.3.mlp/output/{stat}" for stat in stats} | {"metrics/loss"}
     last = events.Histograms("blocks.3.mlp/output")[-1]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tensortap.errors import MissingExtraError
+from tensortap.errors import needs
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.crc import masked
 from tensortap.sinks.ladder import ladder
@@ -83,6 +83,7 @@ class TensorBoard(RecordSink):
     def _add(self, when: _When, values: list[Any]) -> None:
         if when[:2] != self._when[:2] or len(self._waiting) > _MOST_VALUES:
             self.flush()
+        if not self._waiting:
             self._when = when
         self._waiting += values
 
@@ -115,12 +116,10 @@ class _Protos(NamedTuple):
 
 
 def _protos() -> _Protos:
-    try:
-        # Its writer of files is left alone: that one imports TensorFlow wherever it is installed.
+    # Its writer of files is left alone: that one imports TensorFlow wherever it is installed.
+    with needs("TensorBoard(…)", "tensortap[tensorboard]"):
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
-    except ImportError:
-        raise MissingExtraError("TensorBoard(…) needs TensorBoard: pip install 'tensortap[tensorboard]'") from None
     return _Protos(Event, Summary, Summary.Value, HistogramProto)
 
 
