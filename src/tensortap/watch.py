@@ -69,6 +69,11 @@ class Tap:
         return open_run(self.path)
 
     @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        return self._closed
+
+    @property
     def counts(self) -> dict[str, int]:
         """What was dropped, thinned, skipped or not seen so far."""
         return self.recorder.ledger.counts()
@@ -156,6 +161,16 @@ class Tap:
         """Record again, from the next step on."""
         self.recorder.resume()
 
+    def mute(self) -> None:
+        """Record nothing until `unmute`; the open step waits and goes on then. For what is not part of it."""
+        self.recorder.mute()
+        self._arm()
+
+    def unmute(self) -> None:
+        """Go on with the open step."""
+        self.recorder.unmute()
+        self._arm()
+
     def flush(self) -> None:
         """Wait until everything recorded so far is written."""
         self.writer.flush()
@@ -226,6 +241,7 @@ def watch(
     resume: bool = False,
     overwrite: bool = False,
     rank: int | None = None,
+    start: int = 0,
     fast_path: Literal["keep", "leave"] = "keep",
     budget: float | None = None,
     on_nonfinite: OnNonFinite = None,
@@ -236,6 +252,7 @@ def watch(
     function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
     raised instead of counted. `fast_path="leave"` looks inside layers that would run fused, whose results then
     differ by rounding. `budget=0.02` observes as many steps as keep the cost below 2 % of the step time.
+    `start` is the first step's number; with `resume` it is at least the one after the run's last.
     `on_nonfinite` names the origin of a NaN or an infinity: "record" warns of it, "raise" ends the training, a
     function is called with it.
     """
@@ -254,7 +271,7 @@ def watch(
     kind = "values" if model is None else type(model).__name__
     sinks, folder = _sinks(to, kind, own_rank, about, ledger, resume, overwrite)
     recorder = Recorder(
-        chosen, rank=own_rank, start=_next_step(folder) if resume else 0, lookback=lookback,
+        chosen, rank=own_rank, start=max(start, _next_step(folder) if resume else 0), lookback=lookback,
         lookback_bytes=lookback_bytes, ledger=ledger, budget=None if budget is None else Budget(budget),
     )  # fmt: skip
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
