@@ -38,6 +38,7 @@ from tensortap.triggers import (
     powers_of,
     spike,
 )
+from tensortap.view.tensor import print_tensor as print
 from tensortap.watch import Tap, tap, watch
 
 __all__ = [
@@ -83,6 +84,7 @@ __all__ = [
     "nonfinite",
     "open",
     "powers_of",
+    "print",
     "probe",
     "quantiles",
     "rows",

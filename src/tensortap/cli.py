@@ -101,12 +101,29 @@ def cli() -> None:
 @click.option("--sort", type=click.Choice(SORTS), default="worst", show_default=True, help="Which rows come first.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", default=40, show_default=True,
               help="At most so many rows; 0: all.")  # fmt: skip
-def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, as_json: bool) -> None:
-    """Show a run: a line for every site, the worst first; or one site closely."""
+@click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
+def show(
+    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, live: bool, as_json: bool
+) -> None:
+    """Show a run: a line for every site, the worst first; or one site closely.
+
+    RUN may also be a file of tensors: .npy, .npz or .safetensors.
+    """
+    from tensortap.view.files import is_tensors, show_tensors
+
+    if is_tensors(path):
+        show_tensors(path, as_json)
+        return
     from tensortap.view.asked import sites_asked, steps_asked
     from tensortap.view.progress import waiting
     from tensortap.view.show import draw, look
 
+    if live and not as_json and sys.stdout.isatty():
+        from tensortap.view.live import follow
+
+        run = _open(path)
+        follow(run, sites_asked(run, sites) if run.steps else list(sites) or None, sort)
+        return
     with waiting(f"reading {path}"):
         run = _open(path)
         seen = look(run, sites_asked(run, sites), steps_asked(run, step), sort, limit)

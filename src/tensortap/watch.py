@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
+from tensortap import markup
 from tensortap.adapters.base import Adapter, adapter_for, choose
 from tensortap.budget import Budget
 from tensortap.cost import Cost
@@ -60,6 +61,13 @@ class Tap:
         if adapter is not None:
             adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), self)
         _ACTIVE.add(self)
+
+    def _repr_html_(self) -> str:
+        said = "closed" if self._closed else f"watching, step {self.recorder.current.number}"
+        lost = "".join(f", {name.replace('_', ' ')} {count}" for name, count in self.counts.items())
+        title = markup.line(markup.element("b", f"tap: {said}"), markup.coloured(lost, markup.WARN if lost else ""))
+        cost = markup.line(f"cost: {str(self.cost).splitlines()[0]}")
+        return markup.page(title, cost, *([] if self.path is None else [markup.Html(self.run._repr_html_())]))
 
     @property
     def run(self) -> Run:
