@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Protocol
 
 import pyarrow.compute as pc
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from tensortap import text
@@ -16,6 +18,7 @@ from tensortap.errors import PatternError
 from tensortap.sinks.line import printable
 from tensortap.store.chosen import all_of
 from tensortap.store.run import Run
+from tensortap.view import cells
 from tensortap.view.keys import Keys
 from tensortap.view.overview import TREND_OF, Overview, about
 from tensortap.view.recent import STEPS, left_out, recent
@@ -40,7 +43,8 @@ def follow(run: Run, asked: list[str] | None = None, sort: str = "worst", screen
     screen = screen or Screen()
     if run.state == "live" and screen.size is not None:
         with contextlib.suppress(KeyboardInterrupt), Keys() as keys, screen.live() as live:
-            draw_until(run, lambda: live.update(Group(*frame(run, asked, sort, screen.size)), refresh=True), keys)
+            picture = partial(frame, run, asked, sort, note="q ends this, not the training")
+            draw_until(run, lambda: live.update(Group(*picture(screen.size)), refresh=True), keys)
     screen.draw(*frame(run, asked, sort, screen.size))
 
 
@@ -57,16 +61,17 @@ def draw_until(
             return
 
 
-def frame(run: Run, asked: list[str] | None, sort: str, size: tuple[int, int] | None) -> list[RenderableType]:
+def frame(
+    run: Run, asked: list[str] | None, sort: str, size: tuple[int, int] | None, note: str = ""
+) -> list[RenderableType]:
     """One picture, as tall as the terminal is."""
     view = _view(run, asked, sort)
     if view is None:
-        facts = title(about(run), "no records yet", 0, 0)
-        return [facts, Text("waiting for the first step" if run.state == "live" else "", style="dim")]
+        return [title(about(run), "no records yet", 0, 0), Text(note, style="dim")]
     width, height = size or (Screen().width, 10_000)
     above = [*head(view), *_metrics(run, width), Text()]
-    below = [Text(said, style="dim") for said in _notes(run, view) if said]
-    room = max(height - len(above) - len(below) - 3, _FEWEST)
+    below = [Text(said, style="dim") for said in (left_out(run, view), note) if said]
+    room = max(height - _lines([*above, *below], width) - 3, _FEWEST)
     shown = SORTS[sort](view.rows)[:room]
     hidden = len(view.rows) - len(shown)
     more = [Text(f"… {hidden} more sites", style="dim")] if hidden else []
@@ -80,9 +85,10 @@ def _view(run: Run, asked: list[str] | None, sort: str) -> Overview | None:
         return None
 
 
-def _notes(run: Run, view: Overview) -> Iterator[str]:
-    yield left_out(run, view)
-    yield "q ends this, not the training" if run.state == "live" else ""
+def _lines(parts: list[Text], width: int) -> int:
+    """How many lines they take, broken to fit."""
+    console = Console(width=width)
+    return sum(max(len(part.wrap(console, width)), 1) for part in parts)
 
 
 def _metrics(run: Run, width: int) -> list[Text]:
@@ -90,12 +96,15 @@ def _metrics(run: Run, width: int) -> list[Text]:
     series: dict[str, list[float]] = {}
     for row in _numbers(run):
         series.setdefault(row["name"], []).append(row["value"])
-    said = [
-        f"{printable(name)} {text.number(values[-1])} {text.spark(values[-STEPS:])}" for name, values in series.items()
-    ]
-    line = Text("   ".join(said[:_METRICS]), style="cyan", no_wrap=True, overflow="ellipsis")
+    said = [_metric(name, values) for name, values in list(series.items())[:_METRICS]]
+    line = Text("   ").join(said)
     line.truncate(width, overflow="ellipsis")
     return [line] if said else []
+
+
+def _metric(name: str, values: list[float]) -> Text:
+    style = "cyan" if math.isfinite(values[-1]) else cells.ALARM
+    return Text(f"{printable(name)} {text.number(values[-1])} {text.spark(values)}", style=style)
 
 
 def _numbers(run: Run) -> list[dict[str, Any]]:
