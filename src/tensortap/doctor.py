@@ -24,6 +24,7 @@ FRAMEWORKS: Final = {
 EXTRAS: Final = {
     "duckdb": ("run.sql(…)", "pip install 'tensortap[query]'"),
     "s3fs": ("runs at s3://…", "pip install s3fs"),
+    "tensorboard": ("TensorBoard(…)", "pip install 'tensortap[tensorboard]'"),
 }
 _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip install --force-reinstall --no-deps tensortap"
 

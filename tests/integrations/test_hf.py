@@ -74,15 +74,25 @@ def test_a_trigger_sees_the_loss_of_its_step(trainer, tmp_path):
     assert watching.tap.run.steps == [n for n, loss in enumerate(losses) if loss > 1.0]
 
 
-def test_resumed(trainer, same, tmp_path):
+def test_resumed(trainer, tmp_path):
     """A training that goes on from a checkpoint goes on in the same run, with the Trainer's numbers."""
-    straight = trainer()
-    straight.train()
     first = Watch("head", to=str(tmp_path / "run"))
     trainer(first, save_strategy="steps", save_steps=2, max_steps=2, lr_scheduler_type="constant").train()
     second = Watch("head", to=str(tmp_path / "run"))
     trainer(second, lr_scheduler_type="constant").train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
     assert second.tap.run.steps == [0, 1, 2, 3]
+
+
+def test_resumed_after_a_crash(trainer, tmp_path):
+    """Steps that came after the checkpoint stay; the same ones anew are numbered after them, with `global_step`."""
+    first = Watch("head", to=str(tmp_path / "run"))
+    trainer(first, save_strategy="steps", save_steps=2, max_steps=3).train()
+    second = Watch("head", to=str(tmp_path / "run"))
+    trainer(second).train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    run = second.tap.run
+    assert run.steps == [0, 1, 2, 3, 4]
+    noted = {row["step"]: row["value"] for row in run.metrics().to_pylist() if row["name"] == "global_step"}
+    assert noted == {3: 2, 4: 3}
 
 
 def test_an_exception(trainer, data, tmp_path):

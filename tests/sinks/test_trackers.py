@@ -105,6 +105,18 @@ def test_wandb_leaves_the_users_steps_alone(wandb, tmp_path):
     assert [row["tensortap/step"] for row in rows if "tensortap/step" in row] == [1, 2]
 
 
+@pytest.mark.xdist_group("wandb")
+def test_wandb_ended_too_early(wandb, tmp_path):
+    """A run that the user ended before the tap costs its rows, which are counted; the training goes on."""
+    run = wandb.init(project="mine", dir=str(tmp_path))
+    with pytest.warns(tt.TensortapWarning, match="Weights & Biases"), tt.watch(to=tt.WandB()) as tap:
+        run.finish()
+        for _ in range(3):
+            tt.tap(X, "fc")
+            tap.step()
+    assert tap.counts == {"sink_errors": 3}
+
+
 @pytest.fixture
 def mlflow(tmp_path, monkeypatch):
     """MLflow with files in a folder of its own."""
