@@ -47,9 +47,10 @@ class WandB(Tracker):
         if self._own:
             self.run.log(logged | row.metrics)
             return
-        self.replaced += self.run.step == self._last
-        self._last = self.run.step
-        self.run.log(logged, commit=False)
+        self.run.log(logged, commit=False)  # first: of a run that has ended, the step is waited for in vain
+        now = self.run.step
+        self.replaced += now == self._last
+        self._last = now
 
     def close(self) -> None:
         """Send what is left; end the run if it is ours."""
