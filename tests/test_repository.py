@@ -20,18 +20,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Not pandas: pyarrow itself loads it where it is installed.
 FRAMEWORKS = (
-    "torch",
-    "tensorflow",
-    "jax",
-    "keras",
-    "flax",
-    "onnx",
-    "onnxruntime",
-    "polars",
-    "duckdb",
-    "sklearn",
-    "scipy",
-)
+    "torch", "tensorflow", "jax", "keras", "flax", "onnx", "onnxruntime", "polars", "duckdb", "sklearn", "scipy",
+    "tensorboard", "wandb", "trackio", "mlflow", "opentelemetry", "prometheus_client", "matplotlib",
+    "transformers", "lightning", "accelerate",
+)  # fmt: skip
 NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "runs")
 
 LOOK = """

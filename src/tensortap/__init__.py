@@ -15,7 +15,13 @@ from tensortap.sinks.console import Console
 from tensortap.sinks.csv import Csv
 from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.memory import Memory
+from tensortap.sinks.mlflow import MLflow
 from tensortap.sinks.npy import Npy
+from tensortap.sinks.otel import OpenTelemetry
+from tensortap.sinks.prometheus import Prometheus
+from tensortap.sinks.tensorboard import TensorBoard
+from tensortap.sinks.trackio import Trackio
+from tensortap.sinks.wandb import WandB
 from tensortap.step import Record
 from tensortap.store.compact import compact
 from tensortap.store.run import Run
@@ -34,6 +40,7 @@ from tensortap.triggers import (
     spike,
 )
 from tensortap.types import Call
+from tensortap.view.tensor import print_tensor as print
 from tensortap.watch import Tap, tap, watch
 
 __all__ = [
@@ -44,17 +51,23 @@ __all__ = [
     "Finding",
     "Findings",
     "JsonLines",
+    "MLflow",
     "Memory",
     "Npy",
+    "OpenTelemetry",
     "Probe",
+    "Prometheus",
     "Record",
     "Rule",
     "Run",
     "Summary",
     "Tap",
+    "TensorBoard",
     "TensortapError",
     "TensortapWarning",
+    "Trackio",
     "Trigger",
+    "WandB",
     "at",
     "between",
     "capture",
@@ -75,6 +88,7 @@ __all__ = [
     "open",
     "ops",
     "powers_of",
+    "print",
     "probe",
     "quantiles",
     "rows",

@@ -28,7 +28,7 @@ DIFFERS, TROUBLE = 1, 2  # of `diff`, as with diff(1)
 OURS, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 1, 70, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 LEVELS: Final = ("info", "warning", "error")
 SORTS: Final = ("worst", "order", "name", "std", "absmax", "zeros", "nan")
-TARGETS: Final = ("csv", "jsonl", "npy")
+TARGETS: Final = ("csv", "jsonl", "npy", "tensorboard")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -101,12 +101,29 @@ def cli() -> None:
 @click.option("--sort", type=click.Choice(SORTS), default="worst", show_default=True, help="Which rows come first.")
 @click.option("--limit", type=click.IntRange(0), metavar="N", default=40, show_default=True,
               help="At most so many rows; 0: all.")  # fmt: skip
-def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, as_json: bool) -> None:
-    """Show a run: a line for every site, the worst first; or one site closely."""
+@click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
+def show(
+    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, live: bool, as_json: bool
+) -> None:
+    """Show a run: a line for every site, the worst first; or one site closely.
+
+    RUN may also be a file of tensors: .npy, .npz or .safetensors.
+    """
+    from tensortap.view.files import is_tensors, show_tensors
+
+    if is_tensors(path):
+        show_tensors(path, as_json)
+        return
     from tensortap.view.asked import sites_asked, steps_asked
     from tensortap.view.progress import waiting
     from tensortap.view.show import draw, look
 
+    if live and not as_json and sys.stdout.isatty():
+        from tensortap.view.live import follow
+
+        run = _open(path)
+        follow(run, sites_asked(run, sites) if run.steps else list(sites) or None, sort)
+        return
     with waiting(f"reading {path}"):
         run = _open(path)
         seen = look(run, sites_asked(run, sites), steps_asked(run, step), sort, limit)
@@ -118,12 +135,19 @@ def show(path: str, sites: tuple[str, ...], step: int | slice | None, sort: str,
 
 @cli.command()
 @_selection
-@click.option("--to", type=click.Choice(TARGETS), required=True, help="csv and jsonl: records; npy: kept tensors.")
-@click.option("-o", "--output", required=True, type=click.Path(), help="The file, or for npy the folder, to write.")
+@click.option(
+    "--to",
+    type=click.Choice(TARGETS),
+    required=True,
+    help="csv and jsonl: records; npy: kept tensors; tensorboard: records and metrics.",
+)
+@click.option("-o", "--output", type=click.Path(),
+              help="The file, or for npy and tensorboard the folder, to write.  [default: RUN.csv, …]")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
 def export(
-    path: str, sites: tuple[str, ...], step: int | slice | None, to: str, output: str, overwrite: bool, as_json: bool
-) -> None:
+    path: str, sites: tuple[str, ...], step: int | slice | None, to: str, output: str | None, overwrite: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Write a run's records or tensors in another format."""
     from tensortap import export as exporting
     from tensortap.view.asked import sites_asked, steps_asked
@@ -132,6 +156,7 @@ def export(
     with waiting(f"exporting {path}") as advance:
         run = _open(path)
         chosen, steps = sites_asked(run, sites), steps_asked(run, step)
+        output = output or exporting.default_path(run, to)
         done = exporting.export(run, to, output, sites=chosen, steps=steps, overwrite=overwrite, progress=advance)
     if as_json:
         _print_json(done._asdict())

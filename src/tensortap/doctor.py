@@ -26,6 +26,7 @@ EXTRAS: Final = {
     "duckdb": ("run.sql(…)", "pip install 'tensortap[query]'"),
     "onnx": ("watching ONNX Runtime sessions", "pip install 'tensortap[onnx]'"),
     "s3fs": ("runs at s3://…", "pip install s3fs"),
+    "tensorboard": ("TensorBoard(…)", "pip install 'tensortap[tensorboard]'"),
 }
 _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip install --force-reinstall --no-deps tensortap"
 

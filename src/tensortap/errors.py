@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class TensortapError(Exception):
@@ -48,6 +49,21 @@ class SchemaError(RunError):
 
 class MissingExtraError(TensortapError, ImportError):
     """An optional package is needed for this call."""
+
+
+@contextlib.contextmanager
+def needs(what: str, package: str) -> Iterator[None]:
+    """Around the import of an optional package: say which call needs it and how to get it.
+
+    >>> with needs("Trackio(…)", "no-such-package"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    tensortap.errors.MissingExtraError: Trackio(…) needs a package that is missing: pip install 'no-such-package'
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"{what} needs a package that is missing: pip install '{package}'") from error
 
 
 def nearest(word: str, known: Iterable[str], n: int = 3) -> list[str]:

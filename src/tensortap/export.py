@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from tensortap.errors import ProbeError, RunError, suggest
 from tensortap.reduce.summary import summarize
@@ -18,7 +19,9 @@ from tensortap.sinks.base import RecordSink
 from tensortap.sinks.csv import Csv
 from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.npy import Npy
+from tensortap.sinks.tensorboard import TensorBoard
 from tensortap.step import Record
+from tensortap.store.chosen import all_of, step_filter
 from tensortap.store.run import Run
 from tensortap.store.tensors import TensorKey
 from tensortap.types import Place
@@ -30,17 +33,19 @@ _TELL: Final = 1000
 
 
 class Target(NamedTuple):
-    """A format: what makes its sink from a path, and whether records, tensors or both are replayed through it."""
+    """A format: what makes its sink from a path, and which of records, tensors and metrics are replayed through it."""
 
     sink: Callable[[Path], RecordSink]
     records: bool = True
     tensors: bool = False
+    metrics: bool = False
 
 
 TARGETS: Final[dict[str, Target]] = {
     "csv": Target(Csv),
     "jsonl": Target(JsonLines),
     "npy": Target(Npy, records=False, tensors=True),
+    "tensorboard": Target(TensorBoard, metrics=True),
 }
 
 
@@ -77,6 +82,11 @@ def export(
     return Exported(str(path), records, tensors)
 
 
+def default_path(run: Run, to: str) -> str:
+    """Where an export goes when nothing is said: into the current folder, under the run's name."""
+    return f"{run.path.rstrip('/').rpartition('/')[2]}.{to}"
+
+
 def describe(done: Exported) -> str:
     """What was written, in a line."""
     if not done.records and not done.tensors:
@@ -97,9 +107,17 @@ def _replay(
         if target.tensors:
             for tensors, (record, key, array) in enumerate(_tensors(run, sites, steps), 1):  # noqa: B007
                 sink.tensor(record, key.kind, array)
+        if target.metrics:
+            for row in run.metrics().filter(_numbers(steps)).to_pylist():
+                sink.measured(row["step"], row["rank"], int(row["time"].timestamp() * 1e6), {row["name"]: row["value"]})
     finally:
         sink.close()
     return records, tensors
+
+
+def _numbers(steps: Any) -> Any:
+    """The filter that leaves the metrics of chosen steps; labels have no value."""
+    return all_of([pc.field("value").is_valid(), step_filter(steps)])
 
 
 def _counted(run: Run, sites: list[str] | None, steps: Any, progress: Advance) -> Iterator[Record]:
@@ -155,8 +173,14 @@ def _check(path: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise RunError(f"{path} exists already and is left as it is; name another path or add --overwrite")
-    if path.is_dir() and any(path.iterdir()) and not (path / "index.jsonl").is_file():
+    if path.is_dir() and any(path.iterdir()) and not _exported(path):
         raise RunError(f"{path} is a folder that no export wrote; it is not overwritten. Name another path")
+
+
+def _exported(folder: Path) -> bool:
+    """Whether a folder is of the kind that an export writes: of `.npy` files, or of TensorBoard's events alone."""
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return (folder / "index.jsonl").is_file() or all(path.name.startswith("events.out.tfevents.") for path in files)
 
 
 def _remove(path: Path) -> None:

@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
+from tensortap import markup
+
 Severity = Literal["info", "warning", "error"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("info", "warning", "error")
+_COLOURS: Final = {"info": markup.CALM, "warning": markup.WARN, "error": markup.ALARM}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,9 @@ class Finding:
         where = f" at {self.site}" if self.site else ""
         when = f", {self.steps}" if self.steps else ""
         return f"{self.severity} {self.rule}{where}{when}: {self.message}"
+
+    def _repr_html_(self) -> str:
+        return markup.page(_html(self))
 
     def as_json(self) -> dict[str, Any]:
         """Itself as plain values; what is not finite is null."""
@@ -110,11 +116,24 @@ class Findings(Sequence[Finding]):
     def __repr__(self) -> str:
         return f"<Findings: {self.summary()}>"
 
+    def _repr_html_(self) -> str:
+        return markup.page(markup.line(markup.element("b", self.summary())), *map(_html, self.found))
+
     def as_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         counts = {name: self.count(name) for name in SEVERITIES}
         findings = [finding.as_json() for finding in self.found]
         return {"counts": counts, "findings": findings, "rules": list(self.rules), "skipped": dict(self.skipped)}
+
+
+def _html(finding: Finding) -> str:
+    """A finding as a few lines of a notebook: what, where and when, the sentence, the advice, the numbers."""
+    where = " ".join(filter(None, [finding.site, str(finding.steps or "")]))
+    title = [markup.coloured(f"{finding.severity} {finding.rule}", _COLOURS.get(finding.severity, "")), f" {where}"]
+    lines = [line for line in (finding.message, finding.advice) if line]
+    shown = ", ".join(f"{name} {value}" for name, value in _plain(finding.evidence).items())
+    inside = [markup.line(line) for line in lines] + [markup.element("small", shown, style="opacity:.65")]
+    return markup.element("div", markup.line(*title), markup.element("div", *inside, style="margin:0 0 6px 16px"))
 
 
 def _rank(finding: Finding) -> int:

@@ -98,6 +98,7 @@ class Recorder:
         self.names = Names()
         self.ledger = ledger or Ledger()
         self.paused = False
+        self._muted: int | None = None  # what was armed before
         self._clock = clock
         self._numbers = itertools.count(start)
         self._points: dict[tuple[Place, int], Point] = {}
@@ -229,6 +230,16 @@ class Recorder:
     def resume(self) -> None:
         """Record again, from the next step on."""
         self.paused = False
+
+    def mute(self) -> None:
+        """Record nothing until `unmute`, and leave the open step as it is."""
+        if self._muted is None:
+            self._muted, self.current.armed = self.current.armed, 0
+
+    def unmute(self) -> None:
+        """Go on with the step that was open."""
+        if self._muted is not None:
+            self.current.armed, self._muted = 0 if self.paused else self._muted, None
 
     def close(
         self, metrics: Mapping[str, float] | None = None, *, phase: str = "", step: OpenStep | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from tensortap import markup, text
 from tensortap.late import LateNumbers
 from tensortap.reduce.summary import Summary, describe
 from tensortap.table import Kept, Names, StepTable
@@ -52,6 +53,12 @@ class Record(Mapping[str, Any]):
     def __str__(self) -> str:
         call = f" call {self.call}" if self.call else ""
         return f"{self.place}{call} {describe(self.summary)}"
+
+    def _repr_html_(self) -> str:
+        call, why = f" call {self.call}" if self.call else "", f", kept because {self.reason}" if self.reason else ""
+        own = [markup.line(f"{name} {text.number(value)}") for name, value in self.numbers.items()]
+        title = markup.line(markup.element("b", str(self.place)), f"{call} at step {self.step}{why}")
+        return markup.page(title, markup.Html(self.summary._repr_html_()), *own)
 
 
 class _Known(NamedTuple):

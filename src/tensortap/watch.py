@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
+from tensortap import markup
 from tensortap.adapters.base import Adapter, adapter_for, check_operations, offered, part_for
 from tensortap.budget import Budget
 from tensortap.cost import Cost
@@ -62,12 +63,24 @@ class Tap:
             adapter.attach(recorder, offered(adapter, recorder.probes), self)
         _ACTIVE.add(self)
 
+    def _repr_html_(self) -> str:
+        said = "closed" if self._closed else f"watching, step {self.recorder.current.number}"
+        lost = "".join(f", {name.replace('_', ' ')} {count}" for name, count in self.counts.items())
+        title = markup.line(markup.element("b", f"tap: {said}"), markup.coloured(lost, markup.WARN if lost else ""))
+        cost = markup.line(f"cost: {str(self.cost).splitlines()[0]}")
+        return markup.page(title, cost, *([] if self.path is None else [markup.Html(self.run._repr_html_())]))
+
     @property
     def run(self) -> Run:
         """What has been written so far."""
         if self.path is None:
             raise UnsupportedError("this tap writes to no run folder; give one: watch(..., to='runs/exp1')")
         return open_run(self.path)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is over."""
+        return self._closed
 
     @property
     def counts(self) -> dict[str, int]:
@@ -166,6 +179,16 @@ class Tap:
         self.recorder.resume()
         self._last = time.perf_counter()
 
+    def mute(self) -> None:
+        """Record nothing until `unmute`; the open step waits and goes on then. For what is not part of it."""
+        self.recorder.mute()
+        self._arm()
+
+    def unmute(self) -> None:
+        """Go on with the open step."""
+        self.recorder.unmute()
+        self._arm()
+
     def flush(self) -> None:
         """Wait until everything recorded so far is written."""
         self.writer.flush()
@@ -238,6 +261,7 @@ def watch(
     resume: bool = False,
     overwrite: bool = False,
     rank: int | None = None,
+    start: int = 0,
     fast_path: Literal["keep", "leave"] = "keep",
     budget: float | None = None,
     on_nonfinite: OnNonFinite = None,
@@ -250,6 +274,7 @@ def watch(
     function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
     raised instead of counted. `fast_path="leave"` looks inside layers that would run fused, whose results then
     differ by rounding. `budget=0.02` observes as many steps as keep the cost below 2 % of the step time.
+    `start` is the first step's number; with `resume` it is at least the one after the run's last.
     `on_nonfinite` names the origin of a NaN or an infinity: "record" warns of it, "raise" ends the training, a
     function is called with it.
     """
@@ -270,7 +295,7 @@ def watch(
     kind = "values" if model is None else type(model).__name__
     sinks, folder = _sinks(to, kind, own_rank, about, ledger, resume, overwrite)
     recorder = Recorder(
-        chosen, rank=own_rank, start=_next_step(folder) if resume else 0, lookback=lookback,
+        chosen, rank=own_rank, start=max(start, _next_step(folder) if resume else 0), lookback=lookback,
         lookback_bytes=lookback_bytes, ledger=ledger, budget=None if budget is None else Budget(budget),
     )  # fmt: skip
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap import text
+from tensortap import markup, text
 from tensortap.reduce import buckets, kernels
 from tensortap.reduce.buffers import buffer_of
 from tensortap.types import DTYPES
@@ -72,16 +72,22 @@ class Summary(Mapping[str, Any]):
             buckets.quantile(q, self.hist_offset, self.hist_counts, self.zeros, minimum=self.min, maximum=self.max)
         )
 
-    def bars(self, width: int = 8) -> str:
-        """The histogram between minimum and maximum as one short line; empty when it was not kept."""
+    def heights(self, width: int) -> list[float]:
+        """The histogram in equal steps between minimum and maximum; empty when it was not kept."""
         if self.hist_counts is None or self.hist_offset is None or not self.finite:
-            return ""
-        return text.bars(
-            buckets.rebin(self.hist_offset, self.hist_counts, self.zeros, self.min, self.max, width).tolist()
-        )
+            return []
+        counts = buckets.rebin(self.hist_offset, self.hist_counts, self.zeros, self.min, self.max, width)
+        return [float(count) for count in counts]
+
+    def bars(self, width: int = 8) -> str:
+        """The same as one short line."""
+        return text.bars(self.heights(width))
 
     def __str__(self) -> str:
         return describe(self)
+
+    def _repr_html_(self) -> str:
+        return markup.page(*_lines(self))
 
 
 _NAMES = tuple(f.name for f in fields(Summary))
@@ -89,12 +95,39 @@ _NAMES = tuple(f.name for f in fields(Summary))
 
 def describe(summary: Summary) -> str:
     """The one-line form: `[8,128,256] f32 mean 0.013 std 1.02 min −4.1 max 4.4 zeros 0.1% nan 0 ▁▂▅█▅▂▁`."""
-    head = f"{text.shape(summary.shape)} {_SHORT.get(summary.dtype, summary.dtype)}"
     moments = " ".join(f"{name} {text.number(summary[name])}" for name in ("mean", "std", "min", "max"))
     tail = f"zeros {text.percent(summary.zeros, summary.numel)} nan {summary.nan}"
     if infinite := summary.posinf + summary.neginf:
         tail += f" inf {infinite}"
-    return f"{head} {moments} {tail} {summary.bars()}".rstrip()
+    return f"{head(summary)} {moments} {tail} {summary.bars()}".rstrip()
+
+
+def head(summary: Summary) -> str:
+    """Shape and type: `[8,128,256] f32`."""
+    return f"{text.shape(summary.shape)} {_SHORT.get(summary.dtype, summary.dtype)}"
+
+
+def trouble(summary: Summary) -> str:
+    """How many elements are NaN or infinite, and how large a share; empty when none is.
+
+    >>> trouble(summarize([1.0, float("nan"), float("inf"), 2.0]))
+    'NaN 1 (25%), +inf 1 (25%)'
+    """
+    counts = (("NaN", summary.nan), ("+inf", summary.posinf), ("−inf", summary.neginf))
+    return ", ".join(f"{name} {count} ({text.percent(count, summary.numel)})" for name, count in counts if count)
+
+
+def _lines(summary: Summary) -> list[str]:
+    """What a notebook shows of a tensor: trouble first."""
+    bad = trouble(summary)
+    low, high, mean, std = (text.number(summary[name]) for name in ("min", "max", "mean", "std"))
+    drawn = markup.bars(summary.heights(32), 192, 28, "histogram")
+    said = f"mean {mean} ± {std} · zeros {text.percent(summary.zeros, summary.numel)}"
+    return [
+        markup.line(head(summary)),
+        *([markup.line(bad, colour=markup.ALARM)] if bad else []),
+        *([markup.line(f"{low} ", drawn, f" {high}"), markup.line(said)] if summary.finite else []),
+    ]
 
 
 def summarize(value: Any, *, histogram: bool = True) -> Summary:

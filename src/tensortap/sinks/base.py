@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -22,6 +23,8 @@ class RecordSink:
         if not step.tensors_only:
             for record in step.records():
                 self.record(record)
+            if step.metrics:
+                self.measured(step.number, step.rank, step.time, step.metrics)
         for record, kept in step.tensors():
             self.tensor(record, kept.kind, kept.array)
         self.flush()
@@ -31,6 +34,9 @@ class RecordSink:
 
     def tensor(self, record: Record, kind: str, array: npt.NDArray[Any]) -> None:
         """Take what one reducer kept of a record's tensor."""
+
+    def measured(self, step: int, rank: int, time: int, metrics: Mapping[str, float]) -> None:
+        """Take the user's metrics of a step; `time` is in microseconds."""
 
     def flush(self) -> None:
         """Write out what is buffered. Called after every step."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
 from tensortap.errors import ProbeError
 from tensortap.sinks.base import RecordSink
-from tensortap.step import Record, Step
+from tensortap.step import Record
 
 
 class KeptTensor(NamedTuple):
@@ -36,11 +37,9 @@ class Memory(RecordSink):
         self.metrics: dict[int, dict[str, float]] = {}
         self.forgotten = 0
 
-    def write(self, step: Step) -> None:
-        """Take a step with its metrics."""
-        super().write(step)
-        if step.metrics:
-            self.metrics.setdefault(step.number, {}).update(step.metrics)
+    def measured(self, step: int, rank: int, time: int, metrics: Mapping[str, float]) -> None:
+        """Keep the metrics of a step."""
+        self.metrics.setdefault(step, {}).update(metrics)
 
     def record(self, record: Record) -> None:
         """Keep one record."""

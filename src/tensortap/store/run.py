@@ -48,6 +48,8 @@ class Run:
     """
 
     diagnose: ClassVar[Callable[..., Findings]]  # set by tensortap.diagnose: rules read runs, runs know no rules
+    drawn: ClassVar[Callable[..., str]]  # set by tensortap.view, and so is this:
+    plotted: ClassVar[Callable[..., Any]]
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.files = Files(path)
@@ -58,6 +60,9 @@ class Run:
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.state}, {len(self.steps)} steps, {len(self.sites)} sites>"
+
+    def _repr_html_(self) -> str:
+        return self.drawn(self)
 
     @property
     def state(self) -> Literal["live", "finished", "crashed"]:
@@ -204,6 +209,13 @@ class Run:
         `reference` is a run to hold this one against.
         """
         return self.diagnose(self, rules, reference)
+
+    def plot(self, site: str, **place: Any) -> Any:
+        """One site over steps as a figure: of matplotlib where that is installed, else an SVG that notebooks show.
+
+        `port`, `slot`, `call` and `rank` choose as in `series`. A figure is saved with `.savefig("site.png")`.
+        """
+        return self.plotted(self, site, **place)
 
     def sql(self, query: str) -> Any:
         """Ask DuckDB about the tables `records` and `metrics`; the answer is a `pyarrow.Table`."""

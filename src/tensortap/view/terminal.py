@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any, Final
 
 from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from tensortap import text
@@ -41,6 +43,15 @@ class Screen:
             self._console.width = _UNBOUNDED
         self.width = self._console.width
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Columns and lines of the terminal as it is now; None when it is none."""
+        return tuple(self._console.size) if self._console.is_terminal else None  # type: ignore[return-value]
+
+    def live(self) -> Live:
+        """What draws over itself, on the terminal's other screen."""
+        return Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
+
     def draw(self, *parts: RenderableType) -> None:
         """Print parts one below the other."""
         for part in parts:
@@ -59,10 +70,14 @@ class Screen:
 
 def draw_overview(view: Overview, shown: Sequence[SiteRow], screen: Screen) -> None:
     """The head, what is not finite, then the rows; and how many there is no room for."""
-    screen.draw(*head(view), Text())
-    screen.draw(grid(list(_columns(view, shown)), shown, screen.width))
+    screen.draw(*head(view), Text(), sites(view, shown, screen.width))
     if hidden := len(view.rows) - len(shown):
         screen.draw(Text(f"… {hidden} more sites; --limit 0 shows all", style="dim"))
+
+
+def sites(view: Overview, shown: Sequence[SiteRow], width: int) -> Table:
+    """The rows as a table."""
+    return grid(list(_columns(view, shown)), shown, width)
 
 
 def head(view: Overview) -> Iterator[Text]:

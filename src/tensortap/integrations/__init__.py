@@ -1,0 +1,1 @@
+"""Callbacks for other people's training loops."""

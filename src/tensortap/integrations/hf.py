@@ -1,0 +1,53 @@
+"""A callback for the Trainer of transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from tensortap.integrations.session import Session, numbers_in
+
+
+class Watch(Session, TrainerCallback):  # type: ignore[misc]  # the base is untyped
+    """Observes a Trainer's model: `Watch(...)` takes what `tt.watch` takes.
+
+    >>> from tensortap.integrations.hf import Watch
+    >>> watching = Watch("**", "**:grad", to="runs/exp1")                  # doctest: +SKIP
+    >>> Trainer(model, args, callbacks=[watching], ...).train()            # doctest: +SKIP
+    >>> watching.tap.run.findings()                                        # doctest: +SKIP
+
+    A step is a step of the optimizer, micro-batches included, and has the Trainer's number, counted from 0. What the
+    Trainer logs of a step are its metrics: with `logging_steps=1`, triggers see every loss. Evaluation is left out,
+    unless `evaluation=True`. The Trainer does not tell callbacks of an exception: `with Watch(...) as watching:` around
+    `train()` takes the taps off then too.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
+        """Put the taps on."""
+        self._waiting = False
+        self.begin(model, state.global_step, args.process_index)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """The first micro-batch of a step comes."""
+        self.enter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Close the step, or wait for what is about to be logged of it."""
+        self._waiting = control.should_log
+        if not self._waiting:
+            self.step(state.global_step - 1)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+        """Close the step with what is logged. The Trainer logs before it evaluates."""
+        if getattr(self, "_waiting", False):
+            self._waiting = False
+            self.step(state.global_step - 1, **numbers_in(logs))
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """A batch of an evaluation is over."""
+        self.evaluated()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """Take the taps off and write everything."""
+        self.close()

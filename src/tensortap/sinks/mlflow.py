@@ -1,0 +1,74 @@
+"""Records as metrics in MLflow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from tensortap.errors import needs
+from tensortap.sinks.numbers import STATS
+from tensortap.sinks.tracker import Row, Tracker, plain_row
+
+_PREFIX: Final = "tensortap/"
+_MOST: Final = 1000  # metrics that MLflow takes at once
+_LONGEST: Final = 250
+_UNFIT: Final = re.compile(r"[^\w. :/-]")
+
+
+class MLflow(Tracker):
+    """Logs to the run that is active, or to one of its own that ends with the tap.
+
+    >>> import tensortap as tt
+    >>> tt.watch(model, to=["runs/exp1", tt.MLflow()])                              # doctest: +SKIP
+    >>> tt.watch(model, to=tt.MLflow(experiment="layers", uri="http://mlflow:5000"))  # doctest: +SKIP
+
+    Metrics are called `tensortap/blocks.3.mlp/output/std`, with the tap's step numbers; what MLflow does not take in a
+    name becomes `_`. MLflow has no histograms. NaN and infinities are counted in `…/nonfinite`.
+    """
+
+    def __init__(
+        self, run_id: str | None = None, *, experiment: str | None = None, uri: str | None = None,
+        stats: Iterable[str] = STATS,
+    ) -> None:  # fmt: skip
+        super().__init__(stats=stats, histograms=False)
+        with needs("MLflow(…)", "tensortap[mlflow]"):
+            import mlflow
+        self._mlflow = mlflow
+        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+        active = None if run_id or experiment or uri else self._mlflow.active_run()
+        self._own = run_id is None and active is None
+        self.run_id: str = run_id or (active.info.run_id if active else self._new_run(experiment))
+
+    def send(self, row: Row) -> None:
+        """Hand over a row: a thousand metrics at a time, with the user's own if the run is ours."""
+        named = plain_row(row, _PREFIX) | (row.metrics if self._own else {})
+        metric = self._mlflow.entities.Metric
+        all_of_them = [metric(_fit(name), value, row.time // 1000, row.step) for name, value in named.items()]
+        for some in _batches(all_of_them):
+            self._client.log_batch(self.run_id, metrics=some)
+
+    def close(self) -> None:
+        """Send what is left; end the run if it is ours."""
+        try:
+            self.flush()
+        finally:
+            if self._own:
+                self._client.set_terminated(self.run_id)
+
+    def __str__(self) -> str:
+        return f"MLflow run {self.run_id}"
+
+    def _new_run(self, experiment: str | None) -> str:
+        name = experiment or "tensortap"
+        found = self._client.get_experiment_by_name(name)
+        number = found.experiment_id if found else self._client.create_experiment(name)
+        return str(self._client.create_run(number).info.run_id)
+
+
+def _fit(name: str) -> str:
+    return _UNFIT.sub("_", name)[-_LONGEST:]
+
+
+def _batches(items: list[Any]) -> Iterator[list[Any]]:
+    return (items[i : i + _MOST] for i in range(0, len(items), _MOST))

@@ -1,0 +1,80 @@
+"""What sinks for experiment trackers share: a step becomes one row of named numbers and histograms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from tensortap.sinks.base import RecordSink
+from tensortap.sinks.numbers import STATS, Bins, bins, numbers, stats_asked, stream, tag
+from tensortap.step import Record
+
+
+class Row(NamedTuple):
+    """One step, as trackers take it: `values` by name such as `blocks.3.mlp/output/std`, histograms likewise."""
+
+    step: int
+    time: int
+    values: dict[str, float]
+    histograms: dict[str, Bins]
+    metrics: dict[str, float]
+
+
+class Tracker(RecordSink):
+    """Gathers the records and metrics of a step, and sends them as one row.
+
+    >>> class Prints(Tracker):
+    ...     def send(self, row):
+    ...         print(row.step, row.values, row.metrics)
+    >>> import numpy as np, tensortap as tt
+    >>> with tt.watch(to=Prints(stats=["std"])) as tap:
+    ...     _ = tt.tap(np.ones(3), "x")
+    ...     tap.step(loss=0.5)
+    0 {'x/output/std': 0.0} {'loss': 0.5}
+    """
+
+    def __init__(self, *, stats: Iterable[str] = STATS, histograms: bool = True) -> None:
+        self._stats = stats_asked(stats)
+        self._histograms = histograms
+        self._row: Row | None = None
+
+    def send(self, row: Row) -> None:
+        """Hand a row to the tracker."""
+        raise NotImplementedError
+
+    def record(self, record: Record) -> None:
+        """Put a record into its step's row. What is computed again for backward is in it already."""
+        if record.recomputed:
+            return
+        row = self._open(record.step, record.time)
+        name = "/".join(filter(None, [stream(record.rank, record.phase), tag(record)]))
+        row.values.update({f"{name}/{stat}": value for stat, value in numbers(record, self._stats).items()})
+        drawn = bins(record.summary) if self._histograms else None
+        if drawn is not None:
+            row.histograms[f"{name}/histogram"] = drawn
+
+    def measured(self, step: int, rank: int, time: int, metrics: Mapping[str, float]) -> None:
+        """Put metrics into their step's row."""
+        self._open(step, time).metrics.update({_ranked(rank, name): value for name, value in metrics.items()})
+
+    def flush(self) -> None:
+        """Send what there is."""
+        row, self._row = self._row, None
+        if row is not None:
+            self.send(row)
+
+    def _open(self, step: int, time: int) -> Row:
+        if self._row is not None and self._row.step != step:
+            self.flush()
+        if self._row is None:
+            self._row = Row(step, time, {}, {}, {})
+        return self._row
+
+
+def _ranked(rank: int, name: str) -> str:
+    return f"{stream(rank)}/{name}" if rank else name
+
+
+def plain_row(row: Row, prefix: str) -> dict[str, Any]:
+    """The numbers of a row under a common prefix, which trackers make a section of their page."""
+    return {f"{prefix}{name}": value for name, value in row.values.items()}

@@ -1,0 +1,41 @@
+"""One site over steps, read for drawing."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.store.run import Run
+
+Floats = npt.NDArray[np.float64]
+_MOST_QUANTILES: Final = 2000  # steps; each quantile of a step is derived from its histogram
+
+
+class Curves(NamedTuple):
+    """By step: the range, the middle nine tenths where a histogram tells, the mean; and where it was not finite."""
+
+    title: str
+    steps: npt.NDArray[np.int64]
+    low: Floats
+    high: Floats
+    mean: Floats
+    q05: Floats | None
+    q95: Floats | None
+    bad: npt.NDArray[np.int64]
+
+
+def curves_of(run: Run, site: str, **place: Any) -> Curves:
+    """Read what is drawn."""
+    series = {stat: run.series(site, stat, **place) for stat in ("min", "max", "mean", "nonfinite")}
+    steps = series["mean"].steps
+    low, high, mean = (np.asarray(series[stat].values, np.float64) for stat in ("min", "max", "mean"))
+    q05, q95 = _quantiles(run, site, place) if len(steps) <= _MOST_QUANTILES else (None, None)
+    title = f"{site} · {len(steps)} steps"
+    return Curves(title, steps, low, high, mean, q05, q95, steps[np.asarray(series["nonfinite"].values) > 0])
+
+
+def _quantiles(run: Run, site: str, place: dict[str, Any]) -> tuple[Floats | None, Floats | None]:
+    found = [np.asarray(run.series(site, stat, **place).values, np.float64) for stat in ("q0.05", "q0.95")]
+    return (None, None) if np.isnan(found[0]).all() else (found[0], found[1])
