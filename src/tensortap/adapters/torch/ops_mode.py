@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
@@ -72,6 +73,17 @@ class OpMode(TorchFunctionMode):
     def on_top(self) -> bool:
         """Whether it is on, and no mode was put on since."""
         return bool(_depth()) and _at(_depth() - 1) is self
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """While this lasts, no function mode is on in this thread: what is run again is none of the user's doing."""
+    taken = [_pop() for _ in range(_depth())]
+    try:
+        yield
+    finally:
+        for mode in reversed(taken):
+            _push(mode)
 
 
 def depth() -> int:
