@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -272,6 +274,45 @@ def test_modes_of_the_users_see_what_they_saw(watch):
     assert run(model) == bare and modes() == 0
     seen.tap.step()
     assert [r["op"] for r in seen.records if r.place.port == "output"] == ["linear", "softmax", "matmul"]
+
+
+def test_modes_of_the_users_see_no_gradient_taken():
+    """What is done to tensors for gradients of modules, operations and named values is not seen by a mode around it."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return tt.tap(x * 2 + x * 3, "my/value").tanh()
+
+    def run(*probes: Any) -> list[str]:
+        model, x = Model(), torch.ones(2, requires_grad=True)
+        tap = tt.watch(model, *probes, to=tt.Memory(), strict=True) if probes else None
+        with Counting() as outer:
+            torch.autograd.backward(model(x).sum())
+        if tap is not None:
+            tap.close()
+            assert tap.counts == {}
+        return outer.seen
+
+    assert run("op:*:*", ":*", "my/value:{output,grad_output}") == run()
+
+
+def test_a_closure_that_goes_through_the_mode_is_not_kept(watch):
+    """A function that somebody makes for one call, with a tensor in it, is free after it."""
+    refs = []
+
+    def scaled(by: Tensor, x: Tensor) -> Tensor:
+        def scale(x: Tensor) -> Tensor:
+            return torch.overrides.handle_torch_function(scale, (x,), x) if modes() else x * by
+
+        refs.append(weakref.ref(by))
+        return scale(x)
+
+    model = nn.Identity()
+    model.forward = lambda x: scaled(x + 1, x)
+    watch(model, "op:*", strict=True)
+    model(torch.ones(2))
+    gc.collect()
+    assert refs[0]() is None
 
 
 def test_a_mode_that_is_left_on_stays_on(watch):

@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-_MOST_FUNCTIONS: Final = 8192  # some libraries make a new function for every call
+_MOST_FUNCTIONS: Final = 8192  # some libraries make a new one for every call
 _depth: Final = torch._C._len_torch_function_stack
 _at: Final = torch._C._get_function_stack_at
 _push: Final = torch._C._push_on_torch_function_stack
@@ -51,9 +51,11 @@ class OpMode(TorchFunctionMode):
         return self.observer.observe(name, func, args, kwargs or {})
 
     def _decide(self, function: Any) -> str | None:
-        if len(self.known) >= _MOST_FUNCTIONS:
-            self.known.clear()
-        name = self.known[function] = self.observer.wants(function)
+        name = self.observer.wants(function)
+        if not getattr(function, "__closure__", None) or str(function.__module__).startswith("torch"):
+            if len(self.known) >= _MOST_FUNCTIONS:
+                self.known.clear()
+            self.known[function] = name  # not of a closure, which may hold tensors
         return name
 
     def on(self, above: int | None = None) -> None:
