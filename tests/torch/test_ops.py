@@ -475,10 +475,15 @@ def test_the_line_is_in_the_run_and_shown(tmp_path):
 
 
 def test_nonfinite_origin_with_operations_tapped(watch, tmp_path):
-    """The first non-finite record names the operation, with what it was given."""
+    """A module that is run again to find the origin is not recorded again."""
     model = Does(lambda x: (x - 1).log() @ torch.ones(2, 2))
     origins = []
-    with tt.watch(model, "op:*:{input,output}", to=tmp_path / "run", on_nonfinite=origins.append) as tap:
+    with tt.watch(model, "op:*:{input,output}", ":input", to=tmp_path / "run", on_nonfinite=origins.append) as tap:
         model(torch.ones(2, 2))
         tap.step()
-    assert origins[0].site == "/log#0" and origins[0].inputs[0].summary.max == 0
+    assert (origins[0].site, origins[0].operation, origins[0].why) == ("", "log", "log of 0")
+    assert tap.run.sites == [
+        ":input", "/sub#0:input", "/sub#0:output", "/log#0:input", "/log#0:output", "/ones#0:output",
+        "/matmul#0:input[0]", "/matmul#0:input[1]", "/matmul#0:output",
+    ]  # fmt: skip
+    assert set(tap.run.table(columns=["call"])["call"].to_pylist()) == {0}

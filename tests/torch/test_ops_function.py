@@ -247,7 +247,7 @@ def test_call_is_for_functions_only():
     """A model is called itself, and a block is not called; the error says so. A class is no function."""
     with tt.watch(nn.Linear(2, 2), to=tt.Memory()) as tap, pytest.raises(UnsupportedError, match="call the watched"):
         tap.call(1)
-    with tt.ops(to=tt.Memory()) as tap, pytest.raises(TypeError, match="a block of code"):
+    with tt.ops(to=tt.Memory()) as tap, pytest.raises(UnsupportedError, match="a block of code"):
         tap.call(1)
     with pytest.raises(UnsupportedError, match="cannot be watched"):
         tt.watch(object(), "op:mul")

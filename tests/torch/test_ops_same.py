@@ -1,14 +1,18 @@
-"""It changes nothing with operations tapped: bits, random numbers, errors, modes, fused paths and compiled graphs."""
+"""It changes nothing with operations tapped: bits, random numbers, errors and other people's modes."""
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -194,6 +198,67 @@ def test_autocast_is_the_same_bit_for_bit(name):
     assert differing(train(name, False, autocast=True), train(name, True, autocast=True)) == []
 
 
+STEPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "matmul": lambda x, w: x @ w,
+    "both": lambda x, w: x @ x.mT,
+    "linear": lambda x, w: F.linear(x, w, w[0]),
+    "einsum": lambda x, w: torch.einsum("ij,kj->ik", x, w),
+    "softmax": lambda x, w: x.softmax(-1),
+    "norm": lambda x, w: F.layer_norm(x, (4,)),
+    "dropout": lambda x, w: F.dropout(x, 0.4),
+    "in place": lambda x, w: (x * 1).relu_(),
+    "view": lambda x, w: (y := x.clone(), y[0].mul_(2), y)[-1],
+    "chunk": lambda x, w: torch.cat(x.chunk(2, -1)[::-1], -1),
+    "skip": lambda x, w: x + torch.tanh(x) * 0.5,
+    "where": lambda x, w: torch.where(x > 0, x, w),
+    "noise": lambda x, w: x + torch.randn_like(x),
+}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=7))
+def test_random_programs_are_the_same_bit_for_bit(kinds):
+    """Any short program gives the same output, gradients and random state with every operation tapped."""
+
+    class Program(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for kind in kinds:
+                x = STEPS[kind](x, self.w)
+            return x
+
+    def run(watched: bool) -> list[Tensor | None]:
+        torch.manual_seed(6)
+        model, x = Program(), torch.randn(4, 4, requires_grad=True)
+        tap = tt.watch(model, EVERYTHING, to=tt.Memory(), strict=True) if watched else None
+        out = model(x)
+        out.square().sum().backward()
+        if tap is not None:
+            tap.close()
+        return [out.detach(), x.grad, model.w.grad, torch.get_rng_state()]
+
+    assert all(map(_equal, run(False), run(True)))
+
+
+def test_a_default_device_is_no_obstacle(watch):
+    """PyTorch's own mode for a device, put on inside the forward, comes and goes below ours."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.device("cpu"):
+                y = torch.zeros(2) + x
+            return y.relu()
+
+    model = Model()
+    seen = watch(model, "op:*", strict=True)
+    model(torch.ones(2))
+    seen.tap.step()
+    assert modes() == 0 and [r["op"] for r in seen.records] == ["zeros", "add", "relu"]
+
+
 def test_autocast_types_are_recorded(watch):
     """An operation under autocast takes float32 and gives bfloat16."""
     model = nn.Linear(4, 4)
@@ -272,6 +337,45 @@ def test_modes_of_the_users_see_what_they_saw(watch):
     assert run(model) == bare and modes() == 0
     seen.tap.step()
     assert [r["op"] for r in seen.records if r.place.port == "output"] == ["linear", "softmax", "matmul"]
+
+
+def test_modes_of_the_users_see_no_gradient_taken():
+    """What is done to tensors for gradients of modules, operations and named values is not seen by a mode around it."""
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return tt.tap(x * 2 + x * 3, "my/value").tanh()
+
+    def run(*probes: Any) -> list[str]:
+        model, x = Model(), torch.ones(2, requires_grad=True)
+        tap = tt.watch(model, *probes, to=tt.Memory(), strict=True) if probes else None
+        with Counting() as outer:
+            torch.autograd.backward(model(x).sum())
+        if tap is not None:
+            tap.close()
+            assert tap.counts == {}
+        return outer.seen
+
+    assert run("op:*:*", ":*", "my/value:{output,grad_output}") == run()
+
+
+def test_a_closure_that_goes_through_the_mode_is_not_kept(watch):
+    """A function that somebody makes for one call, with a tensor in it, is free after it."""
+    refs = []
+
+    def scaled(by: Tensor, x: Tensor) -> Tensor:
+        def scale(x: Tensor) -> Tensor:
+            return torch.overrides.handle_torch_function(scale, (x,), x) if modes() else x * by
+
+        refs.append(weakref.ref(by))
+        return scale(x)
+
+    model = nn.Identity()
+    model.forward = lambda x: scaled(x + 1, x)
+    watch(model, "op:*", strict=True)
+    model(torch.ones(2))
+    gc.collect()
+    assert refs[0]() is None
 
 
 def test_a_mode_that_is_left_on_stays_on(watch):
@@ -373,157 +477,6 @@ def test_threads_have_modes_of_their_own(watch):
     assert len(seen.records) == 60
 
 
-def encoder() -> nn.Module:
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-    return nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(8))
-
-
-class Around(nn.Module):
-    """Something between a fused layer and the root."""
-
-    def __init__(self, layer: nn.Module, *more: Any) -> None:
-        super().__init__()
-        self.layer = layer
-        self.more = more
-
-    def forward(self, x: Tensor) -> Tensor:
-        found = self.layer(x * 1, *self.more)
-        return (found[0] if isinstance(found, tuple) else found).relu()
-
-
-PADDING = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-FUSED: dict[str, Callable[[], tuple[nn.Module, tuple[Any, ...]]]] = {
-    "layer": lambda: (Around(encoder().layers[0]), ()),
-    "encoder": lambda: (Around(encoder()), ()),
-    "padded": lambda: (Around(encoder(), None, PADDING), ()),
-    "attention": lambda: (SelfAttention(), ()),
-    "root layer": lambda: (encoder().layers[0], ()),
-    "root encoder": lambda: (encoder(), ()),
-}
-
-
-class SelfAttention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mha = nn.MultiheadAttention(8, 2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mha(x, x, x)[0].relu()
-
-
-@pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of fused kernels."""
-    calls: list[str] = []
-    for name in ("_transformer_encoder_layer_fwd", "_native_multi_head_attention"):
-        real = getattr(torch, name)
-
-        def counted(*args: Any, name: str = name, real: Any = real, **kwargs: Any) -> Any:
-            calls.append(name)
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(torch, name, counted)
-    return calls
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("name", FUSED)
-def test_fused_layers_stay_fused(watch, fused, name):
-    """In inference they run the same kernels and give the same bits; what is inside is reported as unseen."""
-    torch.manual_seed(1)
-    model, more = FUSED[name]()
-    model.eval()
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad():
-        bare = model(x, *more)
-        kernels = [*fused]
-        fused.clear()
-        seen = watch(model, "op:*", "op:softmax", strict=True)
-        tapped = model(x, *more)
-    assert torch.equal(bare, tapped) and fused == kernels and kernels
-    seen.tap.step()
-    assert "fused" in seen.unseen()["op:softmax"]
-    assert ("relu" in {r["op"] for r in seen.records}) == (not name.startswith("root"))
-    assert ("norm/layer_norm#0:output" in seen.places) == (name == "root encoder")
-    assert modes() == 0
-
-
-@pytest.mark.parametrize("name", ["layer", "attention", "root layer"])
-def test_fused_layers_are_opened_when_asked(watch, fused, name):
-    """With fast_path="leave" the operations inside are seen, the results are close, and that is said once."""
-    torch.manual_seed(1)
-    model, more = FUSED[name]()
-    model.eval()
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad(), pytest.warns(tt.TensortapWarning, match="does not run fused|do not run fused"):
-        bare = model(x, *more)
-        fused.clear()
-        seen = watch(model, "op:{softmax,@attention}", fast_path="leave", strict=True)
-        tapped = model(x, *more)
-    assert torch.allclose(bare, tapped, atol=1e-5) and fused == []
-    seen.tap.step()
-    assert {"softmax", "scaled_dot_product_attention"} & {r["op"] for r in seen.records}
-
-
-def test_training_after_inference_is_seen(watch):
-    """A layer that ran fused is looked into as soon as it runs in the open."""
-    model = Around(encoder().layers[0])
-    seen = watch(model, "op:linear", strict=True)
-    x = torch.randn(2, 5, 8)
-    with torch.no_grad():
-        model.eval()(x)
-    seen.tap.step()
-    assert seen.places == []
-    model.train()(x)
-    seen.tap.step()
-    assert "layer.linear1/linear#0:output" in seen.places
-
-
-def compiled_count(model: nn.Module, part: nn.Module, x: Tensor, *probes: Any) -> int:
-    """How many graphs are compiled while a model with a compiled part runs six times, watched or not."""
-    graphs = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    part.compile(backend=backend)
-    model(x)
-    tap = tt.watch(model, *probes, to=tt.Memory(), strict=True) if probes else None
-    for _ in range(6):
-        model(x)
-    if tap is not None:
-        tap.close()
-    torch.compiler.reset()
-    return len(graphs)
-
-
-def test_compiled_parts_are_not_compiled_again():
-    """The mode is off where compiled code is called, so that nothing is compiled once more; that is reported."""
-    x = torch.randn(2, 4)
-
-    def model() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), Around(nn.Linear(4, 4)))
-
-    bare, watched = model(), model()
-    assert compiled_count(watched, watched[1], x, tt.probe("op:*", when=tt.every(2))) == compiled_count(
-        bare, bare[1], x
-    )
-
-
-def test_a_compiled_root_hides_everything(watch):
-    """Of a model that is compiled as a whole no operation is seen, and that is the reason given."""
-    model = nn.Sequential(nn.Linear(4, 4))
-    model.compile(backend="eager")
-    seen = watch(model, "op:linear", strict=True)
-    model(torch.randn(2, 4))
-    seen.tap.step()
-    torch.compiler.reset()
-    assert seen.places == [] and "compiled" in seen.unseen()["op:linear"]
-
-
 def test_a_function_that_is_no_key(watch):
     """A library's own callable that cannot be hashed runs as it did, and is not seen."""
 
@@ -538,16 +491,3 @@ def test_a_function_that_is_no_key(watch):
     assert torch.equal(model(torch.ones(2)), torch.full((2,), 2.0))
     seen.tap.step()
     assert seen.places == ["/relu#0:output"]
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-def test_around_compiled_parts_the_rest_is_seen(watch):
-    """Modules beside a compiled one are seen; what it hides has that for a reason."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].compile(backend="eager")
-    seen = watch(model, "op:linear", "op:tanh", strict=True)
-    model(torch.randn(2, 4))
-    seen.tap.step()
-    torch.compiler.reset()
-    assert seen.places == ["0/linear#0:output"]
-    assert "compiled" in seen.unseen()["op:tanh"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from tensortap.adapters.base import Port
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.recorder import OpenStep
 
 _MOST_NODES: Final = 100_000
@@ -125,7 +125,7 @@ class Sum(Awaited):
                 torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.left -= 1
         if gradient is not None:
-            with torch.no_grad():
+            with torch.no_grad(), aside():
                 self.total = gradient if self.total is None else self.total + gradient
         if not self.left:
             self.finish()

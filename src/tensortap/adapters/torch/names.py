@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from tensortap.adapters.base import Port, Wanted
 from tensortap.adapters.torch.gradients import Steps, await_outputs
 from tensortap.adapters.torch.hooks import backward_task, count_call
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.sites import Candidate
 
@@ -46,7 +46,8 @@ class NamedValues:
                 self._taker.take(known.output.point(slot), tensor, step, recomputed)
         if known.gradient is not None and step.armed & known.gradient.bits:
             call = count_call(step, known.gradient, recomputed)
-            await_outputs(self._taker, self._steps, [known.gradient], found, step, call)
+            with aside():
+                await_outputs(self._taker, self._steps, [known.gradient], found, step, call)
         return bool(found)
 
     def unseen(self, compiled: bool) -> dict[str, str]:

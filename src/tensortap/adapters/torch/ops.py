@@ -90,7 +90,7 @@ class OpTaps:
             return name
         if not any(p.operation is not None and p.operation.means(name, GROUPS) for p in self.patterns):
             return None
-        return None if is_silent(function, name) else name
+        return None if is_silent(name) else name
 
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of an operation in the innermost module that is running."""

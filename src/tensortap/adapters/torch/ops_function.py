@@ -20,6 +20,7 @@ from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_names import known_operations
 from tensortap.adapters.torch.tensors import Taker
+from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
 
@@ -134,7 +135,7 @@ class Operations:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function and see what it does."""
         if self.function is None:
-            raise TypeError("a block of code is not called: what runs inside `with tensortap.ops(...)` is seen")
+            raise UnsupportedError("a block of code is not called: what runs inside `with tensortap.ops(...)` is seen")
         self._called = True
         if self._taps.idle():
             self._steps.begin()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
-_MOST_FUNCTIONS: Final = 8192  # some libraries make a new function for every call
+_MOST_FUNCTIONS: Final = 8192  # some libraries make a new one for every call
 _depth: Final = torch._C._len_torch_function_stack
 _at: Final = torch._C._get_function_stack_at
 _push: Final = torch._C._push_on_torch_function_stack
@@ -50,9 +51,11 @@ class OpMode(TorchFunctionMode):
         return self.observer.observe(name, func, args, kwargs or {})
 
     def _decide(self, function: Any) -> str | None:
-        if len(self.known) >= _MOST_FUNCTIONS:
-            self.known.clear()
-        name = self.known[function] = self.observer.wants(function)
+        name = self.observer.wants(function)
+        if not getattr(function, "__closure__", None) or str(function.__module__).startswith("torch"):
+            if len(self.known) >= _MOST_FUNCTIONS:
+                self.known.clear()
+            self.known[function] = name  # not of a closure, which may hold tensors
         return name
 
     def on(self, above: int | None = None) -> None:
@@ -72,6 +75,17 @@ class OpMode(TorchFunctionMode):
     def on_top(self) -> bool:
         """Whether it is on, and no mode was put on since."""
         return bool(_depth()) and _at(_depth() - 1) is self
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """While this lasts, no function mode is on in this thread: what is run again is none of the user's doing."""
+    taken = [_pop() for _ in range(_depth())]
+    try:
+        yield
+    finally:
+        for mode in reversed(taken):
+            _push(mode)
 
 
 def depth() -> int:

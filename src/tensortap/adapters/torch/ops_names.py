@@ -62,8 +62,9 @@ def _operator(plain: str) -> str:
     return _OPERATORS.get(plain, plain)
 
 
-def is_silent(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function gives no tensor, so that there is nothing to see."""
+@cache
+def is_silent(name: str) -> bool:
+    """Whether a function of this name gives no tensor, so that there is nothing to see."""
     if not name or name in _SILENT or name.startswith(("is_", "sym_")):
         return True
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")

@@ -7,6 +7,7 @@ with it. So it stays off there, what runs inside is not seen, and that is said.
 from __future__ import annotations
 
 import sys
+import weakref
 from typing import Final
 
 import torch
@@ -36,7 +37,7 @@ class Visibility:
         self.hidden = ""
         self._ledger = ledger
         self._keep = keep_fused
-        self._compiled: dict[int, bool] = {}
+        self._compiled: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._graphs = -1
 
     def begin(self) -> None:
@@ -61,9 +62,9 @@ class Visibility:
 
     def _calls_compiled(self, module: nn.Module) -> bool:
         """Whether it, or something in it, is compiled: nothing tells when such a module is called."""
-        known = self._compiled.get(id(module))
+        known = self._compiled.get(module)
         if known is None:
-            known = self._compiled[id(module)] = any(map(_is_compiled, module.modules()))
+            known = self._compiled[module] = any(map(_is_compiled, module.modules()))
         return known
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,13 +19,13 @@ from torch.overrides import TorchFunctionMode
 from tensortap.adapters.results import Origin, Seen
 from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.domain import operation_name, why
+from tensortap.adapters.torch.ops_mode import without_modes
+from tensortap.adapters.torch.ops_names import is_silent, op_name
 from tensortap.adapters.torch.source import OURS, TORCH, current_line
 from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
-
-_SILENT: Final = frozenset(("__get__", "__set__", "size", "dim", "stride", "numel", "is_contiguous", "shape"))
 
 
 def locate(model: nn.Module, batch: Any) -> Origin | None:
@@ -43,7 +43,7 @@ def locate(model: nn.Module, batch: Any) -> Origin | None:
 
 def explain(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
     """Run one module again on inputs that gave a non-finite output; RNG and module are left as they were."""
-    with preserved(module) as restore, torch.no_grad():
+    with without_modes(), preserved(module) as restore, torch.no_grad():
         restore()
         with _Operations(path, module) as operations:
             module.forward(*args, **kwargs)
@@ -124,7 +124,7 @@ class _Operations(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.origin is not None or getattr(function, "__name__", "") in _SILENT:
+        if self.origin is not None or is_silent(op_name(function)):
             return function(*args, **kwargs)
         tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
         given = [Seen(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
@@ -259,7 +259,8 @@ def _bad_weights(module: nn.Module) -> str:
 
 def is_finite(value: Any) -> bool:
     """Whether every floating-point tensor in a value is finite."""
-    return all(not t.is_floating_point() or bool(torch.isfinite(t).all()) for _, t in tensors_in(value))
+    with aside():
+        return all(not t.is_floating_point() or bool(torch.isfinite(t).all()) for _, t in tensors_in(value))
 
 
 def _summary(tensor: Tensor) -> Any:
