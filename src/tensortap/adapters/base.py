@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.probes import Probe
+from tensortap.ranks import World, of_environment
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
@@ -152,6 +154,16 @@ def adapter_for(model: Any, **options: Any) -> Adapter:
     if found is None:
         raise UnsupportedError(_unknown(model))
     return found
+
+
+def world_now() -> World:
+    """Which of several processes this is: what a framework that is loaded says, else what the launcher says."""
+    for framework in FRAMEWORKS:
+        if f"{framework}.distributed" in sys.modules:
+            found: World | None = importlib.import_module(f"tensortap.adapters.{framework}.world").world()
+            if found is not None:
+                return found
+    return of_environment()
 
 
 def part_for(model: Any, part: str) -> ModuleType:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from tensortap.adapters.results import Origin, Seen
 from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.domain import operation_name, why
+from tensortap.adapters.torch.parts import local_of
 from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
@@ -269,7 +270,8 @@ def _bad_weights(module: nn.Module) -> str:
 
 def is_finite(value: Any) -> bool:
     """Whether every floating-point tensor in a value is finite."""
-    return all(not t.is_floating_point() or bool(torch.isfinite(t).all()) for _, t in tensors_in(value))
+    parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())  # asking a DTensor is a collective
+    return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def _summary(tensor: Tensor) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from tensortap.adapters.torch.parts import Parts, is_dtensor, local_of
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.types import DTYPES, Buffer
 
@@ -19,17 +20,20 @@ _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 class Taker:
     """Records tensors. `take` is what every hook ends in."""
 
-    __slots__ = ("leaves", "recorder")
+    __slots__ = ("leaves", "parts", "recorder")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
+        self.parts: Parts | None = None  # where there are several ranks: which part of a tensor this one holds
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Reduce a tensor into the step's table; the row, or −1. What goes wrong is counted and goes no further."""
         armed = step.armed & point.probes
         if not armed:
             return -1
+        if self.parts is not None and point.key not in self.parts.known:
+            self._look(point, tensor)
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
@@ -54,11 +58,18 @@ class Taker:
                 buffer.dtype, buffer.address, buffer.shape, buffer.strides,
             )  # fmt: skip
             if row >= 0 and armed & point.keeping:
-                self.recorder.keep(step.table, row, point, armed, buffer, tensor.detach())
+                self.recorder.keep(step.table, row, point, armed, buffer, _given(tensor))
             return row
         except Exception as error:
             self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
             return -1
+
+    def _look(self, point: Point, tensor: Tensor) -> None:
+        try:
+            assert self.parts is not None
+            self.parts.look(point, tensor)
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_parts", f"finding which part {point.text} holds", error)
 
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         """A tensor that has a shape but no values here: its metadata only."""
@@ -78,9 +89,13 @@ def readable(tensor: Tensor) -> Buffer | None:
     return Buffer(plain.data_ptr(), CODES[plain.dtype], tuple(plain.shape), strides, plain)
 
 
+def _given(tensor: Tensor) -> Any:
+    """The tensor as a function of the user's gets it. Of a DTensor the local part: its mean() would be a collective."""
+    return local_of(tensor).detach() if is_dtensor(tensor) else tensor.detach()
+
+
 def _plain(tensor: Any) -> Tensor:
-    if hasattr(tensor, "to_local"):  # a DTensor's own part: free, where full_tensor() would be a collective
-        tensor = tensor.to_local()
+    tensor = local_of(tensor)  # free, where full_tensor() would be a collective
     if tensor.is_quantized:
         tensor = tensor.dequantize()
     if tensor.is_nested:
