@@ -1,0 +1,142 @@
+"""Models trained by several processes that torchrun started: what each rank records, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import tensortap as tt
+
+HERE = Path(__file__).parent / "parallel"
+COUNTS = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
+MOMENTS = ("mean", "std", "l1", "l2")
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+class Played(NamedTuple):
+    """One scenario: what each rank wrote down by hand, and the run."""
+
+    results: list[dict[str, Any]]
+    path: Path
+
+    @property
+    def run(self) -> tt.Run:
+        return tt.open(self.path)
+
+
+def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Start a script on so many ranks."""
+    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(HERE / script), str(out)]
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=150, check=False)
+    assert not check or done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+Play = Callable[[int, str], Played]
+
+
+@pytest.fixture(scope="session")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
+    """`play(ranks, name)`: a scenario's results. All scenarios of a number of ranks are played in one start."""
+    played: dict[int, Path] = {}
+
+    def get(ranks: int, name: str) -> Played:
+        if ranks not in played:
+            played[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
+            torchrun(played[ranks], ranks, "world.py")
+        out = played[ranks]
+        results = [json.loads((out / f"{rank}.json").read_text())[name] for rank in range(ranks)]
+        for result in results:
+            assert "error" not in result, result["error"]
+        return Played(results, out / name)
+
+    return get
+
+
+SCENES = [
+    *((2, name) for name in ("ddp", "inner", "fsdp", "tensors", "gpipe", "1f1b")),
+    *((4, name) for name in ("ddp", "fsdp", "hybrid", "tensors", "1f1b")),
+]
+scenes = pytest.mark.parametrize(("ranks", "name"), SCENES)
+
+
+@scenes
+def test_no_collective_is_added_or_moved(play: Play, ranks: int, name: str) -> None:
+    """On every rank the process groups are called for the same, in the same order, with and without taps."""
+    for result in play(ranks, name).results:
+        assert result["collectives"] and result["with taps"] == result["collectives"]
+
+
+@scenes
+def test_training_is_the_same(play: Play, ranks: int, name: str) -> None:
+    """Every rank ends with the same bits in its parameters as without taps."""
+    for result in play(ranks, name).results:
+        bare, tapped = result["bits"]
+        assert bare == tapped
+
+
+@scenes
+def test_every_rank_records_its_part_of_one_run(play: Play, ranks: int, name: str) -> None:
+    """One run, finished, with every rank's rows at the same steps, and nothing dropped or gone wrong."""
+    run = play(ranks, name).run
+    assert run.ranks == list(range(ranks)) and run.state == "finished"
+    assert not set(run.counts) - {"unseen"}
+    table = run.table(columns=["rank", "step"])
+    for rank in range(ranks):
+        assert {row["step"] for row in table.to_pylist() if row["rank"] == rank} == {0, 1, 2}
+
+
+def merged(run: tt.Run, **more: Any) -> dict[str, dict[str, Any]]:
+    rows = run.merged("ranks", **more).to_pylist()
+    return {
+        f"{row['step']} {row['site']}:{row['port']}{row['slot']} {row['call']}": row
+        for row in rows
+        if not row["recomputed"]
+    }
+
+
+def wrong(row: dict[str, Any], whole: dict[str, Any]) -> list[str]:
+    """In what a merged row differs from the statistics of the whole."""
+    exact = [name for name in COUNTS if row[name] != whole[name]]
+    scale = {"mean": max(abs(whole["mean"]), whole["std"])}  # a mean near zero is a small rest of large sums
+    off = [name for name in MOMENTS if not _close(row[name], whole[name], scale.get(name, abs(whole[name])))]
+    hist = [] if row["hist_counts"] == whole["hist_counts"] else ["hist_counts"]
+    return exact + off + hist
+
+
+def _close(a: float, b: float, scale: float) -> bool:
+    return math.isclose(a, b, rel_tol=0.0, abs_tol=1e-6 * scale)  # float32 is summed as float32 within a block
+
+
+# Plain tensors between tensor-parallel layers say nothing of themselves: the user must.
+SAME = {"tensors": ["embed:output", "blocks.*.norm:output", "head:output"]}
+
+
+@scenes
+def test_merged_over_ranks_is_the_gathered_tensor(play: Play, ranks: int, name: str) -> None:
+    """Folded over ranks, rows have the statistics of the gathered tensors: counts exact, moments to rounding."""
+    played = play(ranks, name)
+    rows = merged(played.run, replicated=SAME.get(name))
+    seen = {place: summary for result in played.results for place, summary in result["whole"].items()}
+    whole = {_as_watched(place, name): summary for place, summary in seen.items()}
+    assert whole and not [place for place in whole if place not in rows]
+    bad = {place: wrong(rows[place], summary) for place, summary in whole.items()}
+    assert not {place: names for place, names in bad.items() if names}
+
+
+def _as_watched(place: str, name: str) -> str:
+    """By hand every name is the wrapper's."""
+    step, site, call = place.split(" ")
+    if name == "inner":
+        site = site.removeprefix("module.")
+    return f"{step} {site} {call}"
