@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 import tensortap as tt
 
-HERE = Path(__file__).parent / "parallel"
 COUNTS = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
 MOMENTS = ("mean", "std", "l1", "l2")
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-class Played(NamedTuple):
-    """One scenario: what each rank wrote down by hand, and the run."""
-
-    results: list[dict[str, Any]]
-    path: Path
-
-    @property
-    def run(self) -> tt.Run:
-        return tt.open(self.path)
-
-
-def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Start a script on so many ranks."""
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(HERE / script), str(out)]
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True, timeout=150, check=False)
-    assert not check or done.returncode == 0, done.stderr[-4000:]
-    return done
-
-
-Play = Callable[[int, str], Played]
-
-
-@pytest.fixture(scope="session")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Play:
-    """`play(ranks, name)`: a scenario's results. All scenarios of a number of ranks are played in one start."""
-    played: dict[int, Path] = {}
-
-    def get(ranks: int, name: str) -> Played:
-        if ranks not in played:
-            played[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
-            torchrun(played[ranks], ranks, "world.py")
-        out = played[ranks]
-        results = [json.loads((out / f"{rank}.json").read_text())[name] for rank in range(ranks)]
-        for result in results:
-            assert "error" not in result, result["error"]
-        return Played(results, out / name)
-
-    return get
-
-
+Play = Callable[[int, str], Any]
 SCENES = [
     *((2, name) for name in ("ddp", "inner", "fsdp", "tensors", "gpipe", "1f1b")),
     *((4, name) for name in ("ddp", "fsdp", "hybrid", "tensors", "1f1b")),
