@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,3 +95,50 @@ def _as_watched(place: str, name: str) -> str:
     if name == "inner":
         site = site.removeprefix("module.")
     return f"{step} {site} {call}"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "place", "mesh", "placements"),
+    [
+        (2, "ddp", "module.embed.weight:param", {"ddp": 2}, ["R"]),
+        (2, "inner", "embed.weight:grad", {"ddp": 2}, ["R"]),
+        (2, "fsdp", "embed.weight:grad", None, ["S(0)"]),
+        (4, "hybrid", "embed.weight:update", {"copies": 2, "shards": 2}, ["R", "S(0)"]),
+        (4, "tensors", "blocks.0.fc2.weight:param", {"tp": 4}, ["S(1)"]),
+        (4, "tensors", "embed.weight:param", {"tp": 4}, ["R"]),  # a plain one beside DTensors
+        (2, "tensors", "blocks.0.fc1:output", {"tp": 2}, ["S(1)"]),  # a local tensor
+        (2, "tensors", "blocks.0.fc2:grad_output", {"tp": 2}, ["R"]),
+        (2, "tensors", "blocks.1.fc1:output", {"tp": 2}, ["S(1)"]),  # a DTensor
+    ],
+)
+def test_the_part_of_a_record_can_be_found(
+    play: Play, ranks: int, name: str, place: str, mesh: dict[str, int] | None, placements: list[str]
+) -> None:
+    """Mesh, place on it and placements are with the run, for each rank."""
+    parts = [of[place] for of in play(ranks, name).run.parts.values()]
+    assert len(parts) == ranks and len({tuple(part["at"]) for part in parts}) == ranks
+    for part in parts:
+        assert part["placements"] == placements and (mesh is None or part["mesh"] == mesh)
+
+
+def test_recomputed_activations_are_told_apart(play: Play) -> None:
+    """Under FSDP2 with activation checkpointing each block's rows come twice, the second time marked, on every rank."""
+    rows = play(2, "fsdp").run.table("blocks.*.fc1:output").to_pylist()
+    for rank in range(2):
+        of = [row for row in rows if row["rank"] == rank]
+        assert (
+            len([row for row in of if row["recomputed"]]) == len(of) // 2 == 2 * 2 * 3
+        )  # blocks, micro-batches, steps
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(2, "gpipe"), (2, "1f1b"), (4, "1f1b")])
+def test_stages_have_sites_of_their_own(play: Play, ranks: int, name: str) -> None:
+    """Each rank has its stage's names, its own module tree, and the microbatches of a step as calls of it."""
+    run = play(ranks, name).run
+    for rank in range(ranks):
+        rows = [row for row in run.table().to_pylist() if row["rank"] == rank]
+        assert {row["site"].split(".")[0] for row in rows} == {f"stage{rank}"}
+        calls = [(row["step"], row["call"]) for row in rows if (row["site"], row["port"]) == (f"stage{rank}", "output")]
+        assert calls == [(step, call) for step in range(3) for call in range(4)]
+        own = json.loads((Path(run.path) / f"rank={rank}/_rank.json").read_text()).get("model", run.info["model"])
+        assert own["modules"][1]["path"] == f"stage{rank}"

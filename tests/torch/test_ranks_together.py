@@ -30,6 +30,20 @@ def test_dtensors_are_read_where_they_are(play: Play, name: str) -> None:
         assert result["bare"] and result["tapped"] == result["bare"]
 
 
+def test_parts_are_known_without_a_graph(play: Play) -> None:
+    """In inference, copies and pieces that tensor-parallel layers return as plain tensors are told apart."""
+    rows = {row["site"]: row["numel"] for row in play(2, "dtensors").run.merged("ranks").to_pylist()}
+    assert rows["blocks.0.fc1"] == 3 * 12 and rows["blocks.0.fc2"] == rows["blocks.1.fc2"] == 3 * 6
+
+
+def test_a_parameter_that_is_not_sharded_now_is_recorded_as_its_shard(play: Play) -> None:
+    """After a forward alone FSDP2 has whole parameters in place; ranks still record their shards."""
+    played = play(2, "evaluated")
+    assert played.results[0]["whole"] == "Parameter"
+    rows = {row["site"]: row for row in played.run.merged("ranks").to_pylist()}
+    assert rows["embed.weight"]["numel"] == 30 and rows["embed.weight"]["records"] == 2
+
+
 def test_the_chosen_rank_records(play: Play) -> None:
     """With ranks=1 rank 0 puts no hook on and writes nothing, and its tap does all that a tap does."""
     played = play(2, "chosen")

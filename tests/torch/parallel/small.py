@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from byhand import collectives, digest
-from scenes import Ddp, Net, Tensors
+from scenes import Ddp, Fsdp, Net, Tensors
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
@@ -173,6 +173,15 @@ def dtensors(path: Path) -> Any:
     return {"bare": collectives(lambda: run(False))[1], "tapped": collectives(lambda: run(True))[1]}
 
 
+def evaluated(path: Path) -> Any:
+    """After a forward alone FSDP2 may leave whole parameters in the place of shards."""
+    model = Fsdp(path).model()
+    with torch.no_grad(), tt.watch(model, "**:param", to=path, strict=True) as tap:
+        model(torch.ones(2, 5))
+        tap.step()
+    return {"whole": type(model.embed.weight).__name__}
+
+
 class Fork(nn.Module):
     """Its input is used twice, by layers that lay their gradients out alike."""
 
@@ -210,5 +219,5 @@ def forked(path: Path) -> Any:
 
 SMALL = {
     "planted": planted, "chosen": chosen, "agreed": agreed, "uneven": uneven, "shared": shared, "refused": refused,
-    "nan": nan, "dtensors": dtensors, "forked": forked,
+    "nan": nan, "dtensors": dtensors, "forked": forked, "evaluated": evaluated,
 }  # fmt: skip
