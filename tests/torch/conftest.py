@@ -91,6 +91,7 @@ def _seed() -> None:
 
 
 PARALLEL = Path(__file__).parent / "parallel"
+collect_ignore = ["parallel"]  # scripts that torchrun starts
 
 
 class Played(NamedTuple):
