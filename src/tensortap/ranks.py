@@ -99,6 +99,7 @@ class Part(NamedTuple):
     at: tuple[int, ...]
     placements: tuple[str, ...]
     shape: tuple[int, ...]  # of the whole
+    ranks: tuple[int, ...] = ()  # those on the mesh: other ranks, on another mesh like it, hold another tensor
 
     @property
     def replica(self) -> bool:
@@ -114,5 +115,5 @@ class Part(NamedTuple):
         """Plain values, with what follows from them."""
         return {
             "mesh": dict(self.mesh), "at": list(self.at), "placements": list(self.placements),
-            "shape": list(self.shape), "replica": self.replica, "summand": self.summand,
+            "shape": list(self.shape), "ranks": list(self.ranks), "replica": self.replica, "summand": self.summand,
         }  # fmt: skip

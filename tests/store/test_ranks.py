@@ -157,7 +157,7 @@ def test_a_fast_rank_does_not_mislead_a_slow_one(tmp_path: Path, monkeypatch: py
 
 def part(at: list[int], placements: list[str]) -> dict[str, Any]:
     mesh = {"dp": 2, "tp": 2}
-    return Part(mesh, tuple(at), tuple(placements), (4,)).as_json()
+    return Part(mesh, tuple(at), tuple(placements), (4,), (0, 1, 2, 3)).as_json()
 
 
 def test_copies_count_once_whoever_records(make_run: Any) -> None:
@@ -175,3 +175,7 @@ def test_copies_count_once_whoever_records(make_run: Any) -> None:
     assert rows["x"]["numel"] == 2 and run.merged("ranks", sites="x").to_pylist()[0]["numel"] == 6
     assert [rows[name]["summands"] for name in "wxs"] == [False, False, True]
     assert run.series("w", "mean").values.tolist() == [1.5] and run.series("w", "mean", rank=3).values.tolist() == [3.0]
+    beside = run.merged("ranks", sites="x", replicated={"tp": "x"}).to_pylist()[0]
+    assert beside["numel"] == 4  # ranks 1 and 2; rank 3 lies beside rank 2
+    with pytest.raises(RunError, match=r"a side 'pp' that no mesh in this run has\. There are dp, tp\."):
+        run.merged("ranks", replicated={"pp": "x"})

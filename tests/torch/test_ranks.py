@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 Play = Callable[[int, str], Any]
 SCENES = [
     *((2, name) for name in ("ddp", "inner", "fsdp", "tensors", "gpipe", "1f1b")),
-    *((4, name) for name in ("ddp", "fsdp", "hybrid", "tensors", "1f1b")),
+    *((4, name) for name in ("ddp", "fsdp", "hybrid", "tensors", "1f1b", "grid")),
 ]
 scenes = pytest.mark.parametrize(("ranks", "name"), SCENES)
 
@@ -74,7 +74,8 @@ def _close(a: float, b: float, scale: float) -> bool:
 
 
 # Plain tensors between tensor-parallel layers say nothing of themselves: the user must.
-SAME = {"tensors": ["embed:output", "blocks.*.norm:output", "head:output"]}
+PLAIN = ["embed:output", "blocks.*.norm:output", "head:output"]
+SAME: dict[str, Any] = {"tensors": PLAIN, "grid": {"tp": PLAIN}}
 
 
 @scenes
@@ -106,6 +107,7 @@ def _as_watched(place: str, name: str) -> str:
         (4, "hybrid", "embed.weight:update", {"copies": 2, "shards": 2}, ["R", "S(0)"]),
         (4, "tensors", "blocks.0.fc2.weight:param", {"tp": 4}, ["S(1)"]),
         (4, "tensors", "embed.weight:param", {"tp": 4}, ["R"]),  # a plain one beside DTensors
+        (4, "grid", "embed.weight:param", {"dp": 2, "tp": 2}, ["S(0)", "R"]),  # sharded along one side only
         (2, "tensors", "blocks.0.fc1:output", {"tp": 2}, ["S(1)"]),  # a local tensor
         (2, "tensors", "blocks.0.fc2:grad_output", {"tp": 2}, ["R"]),
         (2, "tensors", "blocks.1.fc1:output", {"tp": 2}, ["S(1)"]),  # a DTensor

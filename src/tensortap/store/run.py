@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -37,6 +37,7 @@ from tensortap.store.tensors import Array, TensorKey
 from tensortap.store.vault import Held, Vault
 from tensortap.types import COUNTS, STATISTICS, Place
 
+Replicated = Sites | Mapping[str, Sites]
 _OF_SUMMARY = ("dtype", "numel", *COUNTS, *STATISTICS)
 
 
@@ -184,21 +185,23 @@ class Run:
         return series_of(self._read(self._catalog.records, PLAIN_RECORDS, wanted, chosen).sort_by("step"), stat)
 
     def merged(
-        self, over: Over | Sequence[Over], sites: Sites = None, steps: Steps = None, replicated: Sites = None
+        self, over: Over | Sequence[Over], sites: Sites = None, steps: Steps = None, replicated: Replicated = None
     ) -> Any:
         """Records folded over ranks, steps or calls: counts exact, moments to rounding, histograms exact.
 
         Over ranks, copies of one tensor count once where `run.parts` or you, by the patterns in `replicated`, say
-        that they are copies.
+        that they are copies: `["embed:output"]` on all ranks, `{"tp": ["embed:output"]}` along one side of the mesh.
         """
         return fold(self.table(sites, steps=steps), over, self.copies(replicated))
 
-    def copies(self, replicated: Sites = None) -> Parts:
+    def copies(self, replicated: Replicated = None) -> Parts:
         """Which rows are copies of another rank's, by `parts` and by the patterns given; for folding over ranks."""
         if len(self.ranks) < 2:
             return NO_PARTS
         places = self.places
-        return parts_of(self.parts, places, () if replicated is None else places_matching(replicated, places))
+        named = replicated if isinstance(replicated, Mapping) else {"": replicated}
+        alike = {side: places_matching(of, places) for side, of in named.items() if of is not None}
+        return parts_of(self.parts, places, alike)
 
     def tensor(
         self, site: str, step: int, *, port: str | None = None, slot: str | None = None, call: int = 0,

@@ -45,7 +45,7 @@ class ByHand:
 
     def __init__(self, model: nn.Module, scene: Any) -> None:
         self.model, self.share, self.prefix = model, scene.share, scene.prefix
-        self._rehearsals = scene.rehearsals
+        self._rehearsals, self.firsts = scene.rehearsals, scene.firsts
         self.step = 0
         self.whole: dict[str, Any] = {}
         self._seen: dict[str, list[Tensor]] = {}
@@ -71,7 +71,7 @@ class ByHand:
             holders = [seen[name] for seen in everyone if name in seen]
             for call in range(max(map(len, holders))):
                 parts = [held[call] for held in holders if call < len(held)]
-                parts = parts[:1] if self.share(name) == "same" else parts
+                parts = [parts[i] for i in self.firsts] if self.share(name) == "same" else parts
                 self._keep(f"{name}:output", call, torch.cat([part.reshape(-1) for part in parts]))
         self._seen = {}
         self.step += 1

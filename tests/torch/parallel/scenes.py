@@ -61,6 +61,7 @@ class Scene:
     """One way to train."""
 
     prefix = ""  # of the names that sites have in the run
+    firsts: tuple[int, ...] = (0,)  # the ranks that count where others hold the same
     rehearsals = 0  # calls of the model on made-up tensors in the first step
 
     def __init__(self, path: Path) -> None:
@@ -186,6 +187,25 @@ class Tensors(Scene):
     def share(self, name: str) -> str:
         """Between columns and rows each rank has its piece."""
         return "cat" if name.endswith(("fc1", "act")) else "same"
+
+
+class Grid(Tensors):
+    """Tensor-parallel along one side of the mesh, sharded with batches of their own along the other."""
+
+    firsts = (0, 2)
+
+    def build(self) -> Any:
+        """The model and its step."""
+        mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("dp", "tp"))
+        model: Any = self.parallel(Net(), mesh["tp"])
+        fully_shard(model, mesh=mesh["dp"])
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(number: int, before: Callable[[], None] = nothing) -> None:
+            model(self._batch(100 * number + mesh.get_local_rank("dp"))).square().mean().backward()
+            update(optimizer, before)
+
+        return model, step
 
 
 class Pipeline(Scene):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from byhand import train
-from scenes import Ddp, Fsdp, Hybrid, Inner, Pipeline, Scene, Tensors
+from scenes import Ddp, Fsdp, Grid, Hybrid, Inner, Pipeline, Scene, Tensors
 from small import SMALL
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
@@ -48,7 +48,8 @@ TWO = {
     "1f1b": scene(OneByOne), **SMALL,
 }  # fmt: skip
 FOUR = {
-    "ddp": scene(Ddp), "fsdp": scene(Fsdp), "hybrid": scene(Hybrid), "tensors": scene(Tensors), "1f1b": scene(OneByOne)
+    "ddp": scene(Ddp), "fsdp": scene(Fsdp), "hybrid": scene(Hybrid), "tensors": scene(Tensors), "1f1b": scene(OneByOne),
+    "grid": scene(Grid),
 }  # fmt: skip
 
 

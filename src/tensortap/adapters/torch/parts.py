@@ -26,6 +26,13 @@ class Layout(NamedTuple):
     mesh: Any
     placements: tuple[Any, ...]
 
+    def widened(self) -> Layout:
+        """On the whole mesh that this one may be a side of: along its other sides a parameter is copied."""
+        root = self.mesh._get_root_mesh() if hasattr(self.mesh, "_get_root_mesh") else self.mesh
+        own = dict(zip(self.mesh.mesh_dim_names or (), self.placements, strict=False))
+        sides = root.mesh_dim_names or ()
+        return Layout(root, tuple(own.get(side, "R") for side in sides)) if own.keys() < set(sides) else self
+
     def part(self, shape: Iterable[int]) -> Part | None:
         """This rank's part of a tensor that is laid out so; nothing for a rank that is not on the mesh."""
         at = self.mesh.get_coordinate()
@@ -33,7 +40,8 @@ class Layout(NamedTuple):
             return None
         names = self.mesh.mesh_dim_names or [f"dim{i}" for i in range(self.mesh.ndim)]
         sizes = dict(zip(names, self.mesh.shape, strict=True))
-        return Part(sizes, tuple(at), tuple(map(str, self.placements)), tuple(shape))
+        on = tuple(self.mesh.mesh.flatten().tolist())
+        return Part(sizes, tuple(at), tuple(map(str, self.placements)), tuple(shape), on)
 
 
 class Parts:
@@ -50,7 +58,7 @@ class Parts:
         self._styles = dict(_styles(root))
         self._copies: list[tuple[str, Part]] = list(_wrapped(root))
         known = next((layout for p in root.parameters() if (layout := layout_of(p)) is not None), None)
-        self._beside = None if known is None else _everywhere(known.mesh)
+        self._beside = None if known is None else _everywhere(known.widened().mesh)
 
     def inside(self) -> None:
         """The root is being called: if DistributedDataParallel calls it, its parameters are copies."""
@@ -77,17 +85,19 @@ class Parts:
 
     def of(self, place: Place, tensor: Tensor) -> Part | None:
         """Which part a tensor at a place is, if that can be known."""
-        found = self._of_tensor(place, tensor)
         if place.port not in _OF_PARAMETERS:
-            return found
+            return self._of_value(place, tensor)
+        layout = layout_of(tensor)
+        found = None if layout is None else layout.widened().part(_whole(tensor))
         copy = next((part for prefix, part in self._copies if place.site.startswith(prefix)), None)
         if found is None:
             found = self._beside and self._beside._replace(shape=tuple(tensor.shape))
         if found is None or copy is None:
             return found or (copy and copy._replace(shape=tuple(tensor.shape)))
-        return Part(copy.mesh | found.mesh, copy.at + found.at, copy.placements + found.placements, found.shape)  # type: ignore[operator]
+        both = {**copy.mesh, **found.mesh}
+        return Part(both, copy.at + found.at, copy.placements + found.placements, found.shape)
 
-    def _of_tensor(self, place: Place, tensor: Tensor) -> Part | None:
+    def _of_value(self, place: Place, tensor: Tensor) -> Part | None:
         layout = layout_of(tensor)
         if layout is not None:
             return layout.part(_whole(tensor))
@@ -154,7 +164,7 @@ def _everywhere(mesh: Any) -> Part | None:
 
 def _copy(ddp: DistributedDataParallel) -> Part:
     size, rank = distributed.get_world_size(ddp.process_group), distributed.get_rank(ddp.process_group)
-    return Part({"ddp": size}, (rank,), ("R",), ())
+    return Part({"ddp": size}, (rank,), ("R",), (), tuple(distributed.get_process_group_ranks(ddp.process_group)))
 
 
 def _wrapped(root: nn.Module) -> Iterator[tuple[str, Part]]:
