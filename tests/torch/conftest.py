@@ -111,12 +111,12 @@ def _torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Start a script on so many ranks."""
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(PARALLEL / script)]
+    """Start a script on so many ranks, or with 0 by itself."""
+    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    words = [sys.executable, *words, str(out)]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=150, check=False)
+    words = [sys.executable, *by, str(PARALLEL / script), str(out)]
+    done = subprocess.run(words, env=env, cwd=out, capture_output=True, text=True, timeout=150, check=False)
     assert not check or done.returncode == 0, done.stderr[-4000:]
     return done
 

@@ -61,6 +61,13 @@ def test_ranks_agree_on_a_new_folder(play: Play) -> None:
     assert first["ranks"] == [[0, 1], [0, 1], [0]]
 
 
+def test_ranks_that_nobody_launched(torchrun: Callable[..., Any], tmp_path: Path) -> None:
+    """Processes that torch.multiprocessing started share a run, the one named and the one agreed on."""
+    torchrun(tmp_path, 0, "spawned.py")
+    (agreed,) = (tmp_path / "runs").glob("2*")
+    assert tt.open(tmp_path / "run").ranks == tt.open(agreed).ranks == [0, 1]
+
+
 def test_a_rank_that_runs_out_of_batches(play: Play) -> None:
     """Under join() each rank has as many steps as it had batches, numbered alike."""
     table = play(2, "uneven").run.table("module.0").to_pylist()
