@@ -20,10 +20,11 @@ OnNonFinite = Literal["record", "raise"] | Callable[[Origin], object] | None
 class Watchman:
     """Finds the origin of a step's first non-finite value and does with it what the user wants."""
 
-    def __init__(self, wish: OnNonFinite, ledger: Ledger) -> None:
+    def __init__(self, wish: OnNonFinite, ledger: Ledger, where: str = "") -> None:
         if not (wish is None or wish in ("record", "raise") or callable(wish)):
             raise ProbeError(f"on_nonfinite={wish!r} is neither 'record' nor 'raise' nor a function of the origin")
         self.wish = wish
+        self._where = where  # on which of several ranks this is
         self._ledger = ledger
 
     def look(self, step: OpenStep, names: Names) -> Origin | None:
@@ -45,7 +46,7 @@ class Watchman:
             except Exception as error:
                 self._ledger.failed("callback_errors", "on_nonfinite", error)
             return
-        text = f"step {number} is not finite: {origin}"
+        text = f"step {number} is not finite{self._where}: {origin}"
         if self.wish == "raise":
             raise NonFiniteError(text, origin)
         self._ledger.warn("nonfinite", text)

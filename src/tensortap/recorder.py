@@ -222,6 +222,13 @@ class Recorder:
                 else:
                     tensors.append(Kept(row, custom.name, kept, bit))
 
+    def restart(self, step: OpenStep) -> None:
+        """Forget what an open step has seen so far: it was not what the step is about."""
+        with self._lock:
+            step.table.reset(int(self._clock() * 1e6) if self._clock else 0)
+            step.origin = None
+            step.calls.clear()
+
     def pause(self) -> None:
         """Record nothing until `resume`."""
         self.paused = True

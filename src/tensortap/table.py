@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.late import Arrived, Landing, Late
+from tensortap.ranks import Part
 from tensortap.reduce import kernels
 from tensortap.reduce.buckets import BUCKETS
 from tensortap.types import PHASES, Place
@@ -344,6 +345,7 @@ class Names:
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.lines: dict[str, str] = {}  # for sites of operations: the line of the user's code
+        self.parts: dict[Place, Part] = {}  # which part of a tensor this rank holds, where that is known
         self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason", "phase")}
         self.words["phase"] = {phase: i for i, phase in enumerate(PHASES)}
         self._keys: dict[Place, int] = {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import os
 import threading
 import time
@@ -11,26 +13,30 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 from tensortap import markup
-from tensortap.adapters.base import Adapter, adapter_for, check_operations, offered, part_for
+from tensortap.adapters.base import Adapter, Wanted, adapter_for, check_operations, offered, part_for, world_now
+from tensortap.adapters.bystander import Bystander
 from tensortap.budget import Budget
 from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
+from tensortap.global_stats import GlobalStats, Sharing, check
 from tensortap.late import LateNumber, LateNumbers
 from tensortap.ledger import Ledger
 from tensortap.nonfinite import OnNonFinite, Watchman
 from tensortap.probes import Probe, as_probes, probe
+from tensortap.ranks import Ranks, World, records
 from tensortap.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.sinks.convert import as_sink
 from tensortap.sites import Candidate, Pattern
+from tensortap.store.claim import launch_id
+from tensortap.store.files import Files
 from tensortap.store.folder import RunFolder
-from tensortap.store.place import default_path
+from tensortap.store.place import agreed_path, default_path
 from tensortap.store.run import Run, open_run
 from tensortap.types import Place, WhenFull
 from tensortap.writer import QUEUE_BYTES, Sink, Writer
 
 T = TypeVar("T")
-_RANK_VARIABLES: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Tap:
@@ -47,8 +53,9 @@ class Tap:
     """
 
     def __init__(
-        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, watchman: Watchman
-    ) -> None:
+        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, watchman: Watchman,
+        sharing: Sharing | None = None,
+    ) -> None:  # fmt: skip
         self.recorder = recorder
         self.writer = writer
         self.path = None if folder is None else str(folder)
@@ -56,12 +63,15 @@ class Tap:
         self._folder = folder
         self._adapter = adapter
         self._watchman = watchman
+        self._sharing = sharing
+        self._agreed: Callable[[], str | None] = lambda: None  # where other ranks write, when this one does not
         self._last = time.perf_counter()
         self._points: dict[str, Point | None] = {}
         self._closed = False
         if adapter is not None:
             adapter.attach(recorder, offered(adapter, recorder.probes), self)
-        _ACTIVE.add(self)
+        if recorder.probes:
+            _ACTIVE.add(self)
 
     def _repr_html_(self) -> str:
         said = "closed" if self._closed else f"watching, step {self.recorder.current.number}"
@@ -73,6 +83,7 @@ class Tap:
     @property
     def run(self) -> Run:
         """What has been written so far."""
+        self.path = self.path or self._agreed()
         if self.path is None:
             raise UnsupportedError("this tap writes to no run folder; give one: watch(..., to='runs/exp1')")
         return open_run(self.path)
@@ -91,6 +102,11 @@ class Tap:
     def cost(self) -> Cost:
         """What observing has cost so far, in all and by site."""
         return self.recorder.account.report(self.recorder.names)
+
+    @property
+    def global_stats(self) -> GlobalStats | None:
+        """With `watch(global_stats=True)`: what all ranks together saw in the last observed step that was closed."""
+        return None if self._sharing is None else self._sharing.latest
 
     def see(self, value: Any, name: str) -> None:
         """Record a value under a name of your own."""
@@ -143,6 +159,8 @@ class Tap:
         closing = step or self.recorder.current
         if self._adapter is not None:
             self._adapter.closing(closing)
+        if self._sharing is not None and closing is self.recorder.current and not self._closed:
+            self._sharing.share(closing, self.recorder.names)
         observed = closing.table.rows > 0
         origin = self._watchman.look(closing, self.recorder.names)
         for finished in self.recorder.close(metrics, step=step):
@@ -235,7 +253,7 @@ class Tap:
         if unseen:
             self.recorder.ledger.add("unseen", len(unseen))
             if self._folder is not None:
-                self._folder.describe(unseen=unseen)
+                self._folder.note(unseen=unseen)
 
     def _unseen_names(self) -> dict[str, str]:
         """Patterns for values that are named while running can only be judged at the end."""
@@ -262,6 +280,8 @@ def watch(
     overwrite: bool = False,
     rank: int | None = None,
     start: int = 0,
+    ranks: Ranks = None,
+    global_stats: bool = False,
     fast_path: Literal["keep", "leave"] = "keep",
     budget: float | None = None,
     on_nonfinite: OnNonFinite = None,
@@ -276,30 +296,40 @@ def watch(
     differ by rounding. `budget=0.02` observes as many steps as keep the cost below 2 % of the step time.
     `start` is the first step's number; with `resume` it is at least the one after the run's last.
     `on_nonfinite` names the origin of a NaN or an infinity: "record" warns of it, "raise" ends the training, a
-    function is called with it.
+    function is called with it. Of several processes `ranks=0`, `ranks=[0, 2]` or `ranks=lambda rank, world: ...`
+    chooses those that record; `global_stats=True` adds one all-reduce at the end of an observed step, whose result is
+    `tap.global_stats`.
     """
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
     if when_full not in ("block", "drop"):
         raise ProbeError(f"when_full={when_full!r} is neither 'block' nor 'drop'")
     ledger = Ledger(strict=strict)
-    watchman = Watchman(on_nonfinite, ledger)
+    world = world_now() if rank is None else World(rank, max(world_now().size, rank + 1))
+    watchman = Watchman(on_nonfinite, ledger, f" on rank {world.rank}" if world.size > 1 else "")
     adapter = None if model is None else adapter_for(model, fast_path=fast_path, origins=on_nonfinite is not None)
     chosen = as_probes(probes) or (probe("**" if adapter is None else getattr(adapter, "default_sites", leaves)),)
-    if adapter is None:
-        check_operations(chosen, None)
-    else:
-        offered(adapter, chosen)  # a pattern that matches nothing raises before anything is made
-    own_rank = _rank() if rank is None else rank
+    # A pattern that matches nothing raises before anything is made.
+    wanted = _no_model(chosen) if adapter is None else offered(adapter, chosen)
+    if global_stats:
+        check(chosen, model=adapter is not None, all_ranks=ranks is None, budget=budget is not None)
+    if not records(ranks, world):
+        return _bystander(to, world, ledger, watchman)
     about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
     kind = "values" if model is None else type(model).__name__
-    sinks, folder = _sinks(to, kind, own_rank, about, ledger, resume, overwrite)
+    sinks, folder = _sinks(to, kind, world, about, ledger, resume, overwrite)
     recorder = Recorder(
-        chosen, rank=own_rank, start=max(start, _next_step(folder) if resume else 0), lookback=lookback,
+        chosen, rank=world.rank, start=max(start, folder.start if resume and folder is not None else 0),
+        lookback=lookback,
         lookback_bytes=lookback_bytes, ledger=ledger, budget=None if budget is None else Budget(budget),
     )  # fmt: skip
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
-    return Tap(recorder, writer, folder, adapter, watchman)
+    try:
+        sharing = _sharing(model, chosen, wanted, world, ledger) if global_stats else None
+        return Tap(recorder, writer, folder, adapter, watchman, sharing)
+    except BaseException:
+        writer.close()
+        raise
 
 
 def tap(value: T, name: str) -> T:
@@ -331,28 +361,57 @@ _UNKNOWN: Final = Point(Place(""), -1, 0, 0)
 
 
 def _sinks(
-    to: Any, kind: str, rank: int, about: Mapping[str, Any], ledger: Ledger, resume: bool, overwrite: bool
+    to: Any, kind: str, world: World, about: Mapping[str, Any], ledger: Ledger, resume: bool, overwrite: bool
 ) -> tuple[list[Sink], RunFolder | None]:
     given: Iterable[Any] = to if isinstance(to, (list, tuple)) else [to]
     sinks: list[Sink] = []
     folder = None
     for item in given:
         if item is None or isinstance(item, (str, os.PathLike)):
-            path = default_path(kind, rank) if item is None else item
-            folder = RunFolder(path, rank=rank, about=about, resume=resume, overwrite=overwrite, ledger=ledger)
+            path = _default_path(kind, world) if item is None else item
+            folder = RunFolder(
+                path, rank=world.rank, about=about, resume=resume, overwrite=overwrite, ledger=ledger,
+                launch=launch_id(world.size > 1), after=functools.partial(_next_step, path),
+            )  # fmt: skip
             sinks.append(folder)
         else:
             sinks.append(as_sink(item))
     return sinks, folder
 
 
-def _rank() -> int:
-    return next((int(os.environ[name]) for name in _RANK_VARIABLES if os.environ.get(name, "").isdigit()), 0)
-
-
-def _next_step(folder: RunFolder | None) -> int:
+def _next_step(path: str | os.PathLike[str]) -> int:
     """The number after the last step that left anything: one that a crash cut short is not begun again."""
-    return open_run(str(folder)).last_step + 1 if folder is not None else 0
+    return open_run(path).last_step + 1
+
+
+_TURNS: Final = itertools.count()
+
+
+def _default_path(kind: str, world: World) -> str:
+    return default_path(kind, world.rank, turn=next(_TURNS), spawned=world.size > 1)
+
+
+def _no_model(probes: tuple[Probe, ...]) -> Wanted:
+    check_operations(probes, None)
+    return Wanted({}, probes)
+
+
+def _bystander(to: Any, world: World, ledger: Ledger, watchman: Watchman) -> Tap:
+    """The tap of a rank that does not record: it works, costs nothing and writes nothing."""
+    recorder = Recorder((), rank=world.rank, ledger=ledger)
+    tap = Tap(recorder, Writer((), ledger=ledger, release=recorder.release), None, Bystander(), watchman)
+    for item in to if isinstance(to, (list, tuple)) else [to]:
+        if isinstance(item, (str, os.PathLike)):
+            tap.path = str(Files(item))
+        elif item is None:
+            tap._agreed = functools.partial(agreed_path, turn=next(_TURNS), spawned=world.size > 1)
+    return tap
+
+
+def _sharing(model: Any, probes: tuple[Probe, ...], wanted: Wanted, world: World, ledger: Ledger) -> Sharing | None:
+    if world.size == 1:
+        return Sharing(probes, wanted.ports, world, lambda packed: packed, ledger)
+    return Sharing(probes, wanted.ports, world, part_for(model, "world").summed, ledger)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tensortap.errors import RunError, RunExistsError
+from tensortap.ranks import Part
 from tensortap.store.claim import launch_id
 from tensortap.store.folder import RunFolder
-from tensortap.store.place import default_path
+from tensortap.store.place import agreed_path, default_path
 from tensortap.store.run import open_run
 
 SCRIPT = """
@@ -118,3 +120,62 @@ def test_a_default_path_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     RunFolder(first).close()
     second = default_path("MLP", 0, clock=lambda: 0.0)
     assert second == f"{first}-2" and first.endswith("-MLP")
+
+
+def test_resumed_ranks_begin_at_the_same_step(tmp_path: Path) -> None:
+    """A rank that resumes late begins where the first one did, not after what that one has written since."""
+    path = tmp_path / "run"
+
+    def begin(rank: int, launched: str, at: int) -> int:
+        folder = RunFolder(path, rank=rank, launch=launched, resume=True, after=lambda: at)
+        folder.close()
+        return folder.start
+
+    assert [begin(0, "one", 7), begin(1, "one", 9)] == [0, 0]  # a new run
+    assert [begin(1, "two", 5), begin(0, "two", 8)] == [5, 5]
+    assert [begin(0, "two", 11), begin(1, "two", 13)] == [11, 11]  # the same launcher on the same port once more
+
+
+def test_spawned_ranks_are_told_by_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a launcher's variables, processes that one parent started as ranks share an id."""
+    for name in ("MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    assert launch_id(spawned=True) == launch_id(spawned=True) != launch_id()
+
+
+def test_a_fast_rank_does_not_mislead_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that begins its second run before another begins its first still shares both with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    fast = []
+    for turn in range(2):
+        fast.append(default_path("MLP", 0, turn=turn))
+        RunFolder(fast[-1], rank=0).close()
+    slow = [default_path("MLP", 1, turn=turn) for turn in range(2)]
+    assert slow == fast and agreed_path(turn=1) == fast[1] and agreed_path(turn=2) is None
+
+
+def part(at: list[int], placements: list[str]) -> dict[str, Any]:
+    mesh = {"dp": 2, "tp": 2}
+    return Part(mesh, tuple(at), tuple(placements), (4,), (0, 1, 2, 3)).as_json()
+
+
+def test_copies_count_once_whoever_records(make_run: Any) -> None:
+    """Of ranks that hold the same piece the first that is there counts; summands are marked, copies by word too."""
+    for rank in (1, 2, 3):
+        path = make_run([({"w": np.full(4, float(rank)), "x": np.ones(2), "s": np.ones(1)}, {})], rank=rank)
+        file = Path(path) / f"rank={rank}/_rank.json"
+        state = json.loads(file.read_text())
+        at = [rank // 2, rank % 2]
+        state["parts"] = {"w:output": part(at, ["S(0)", "R"]), "s:output": part(at, ["P(sum)", "S(0)"])}
+        file.write_text(json.dumps(state))
+    run = open_run(path)
+    rows = {row["site"]: row for row in run.merged("ranks", replicated="x").to_pylist()}
+    assert rows["w"]["numel"] == 8 and rows["w"]["mean"] == 1.5  # ranks 1 and 2; rank 3 has what rank 2 has
+    assert rows["x"]["numel"] == 2 and run.merged("ranks", sites="x").to_pylist()[0]["numel"] == 6
+    assert [rows[name]["summands"] for name in "wxs"] == [False, False, True]
+    assert run.series("w", "mean").values.tolist() == [1.5] and run.series("w", "mean", rank=3).values.tolist() == [3.0]
+    beside = run.merged("ranks", sites="x", replicated={"tp": "x"}).to_pylist()[0]
+    assert beside["numel"] == 4  # ranks 1 and 2; rank 3 lies beside rank 2
+    with pytest.raises(RunError, match=r"a side 'pp' that no mesh in this run has\. There are dp, tp\."):
+        run.merged("ranks", replicated={"pp": "x"})

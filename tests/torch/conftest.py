@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -88,3 +92,52 @@ def _same() -> Callable[[tt.Record, torch.Tensor], bool]:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+PARALLEL = Path(__file__).parent / "parallel"
+collect_ignore = ["parallel"]  # scripts that torchrun starts
+
+
+class Played(NamedTuple):
+    """One scenario: what each rank wrote down by hand, and the run."""
+
+    results: list[dict[str, Any]]
+    path: Path
+
+    @property
+    def run(self) -> tt.Run:
+        return tt.open(self.path)
+
+
+@pytest.fixture(name="torchrun", scope="session")
+def _torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    return torchrun
+
+
+def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Start a script on so many ranks, or with 0 by itself."""
+    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, *by, str(PARALLEL / script), str(out)]
+    done = subprocess.run(words, env=env, cwd=out, capture_output=True, text=True, timeout=150, check=False)
+    assert not check or done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+@pytest.fixture(scope="session")
+def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Played]:
+    """`play(ranks, name)`: a scenario's results. All scenarios of a number of ranks are played in one start."""
+    played: dict[int, Path] = {}
+
+    def get(ranks: int, name: str) -> Played:
+        if ranks not in played:
+            played[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
+            torchrun(played[ranks], ranks, "world.py")
+        out = played[ranks]
+        results = [json.loads((out / f"{rank}.json").read_text())[name] for rank in range(ranks)]
+        for result in results:
+            assert "error" not in result, result["error"]
+        return Played(results, out / name)
+
+    return get

@@ -108,6 +108,15 @@ def test_looking_for_the_origin_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+def test_weights_that_are_nan_already_are_left_alone():
+    """Backward goes on after a search among NaN weights: putting them back would spoil what autograd saved."""
+    model = nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 1))
+    nn.init.constant_(model[0].weight, float("nan"))
+    with tt.watch(model, to=tt.Memory(), on_nonfinite=lambda origin: None):
+        model(torch.ones(2, 4)).sum().backward()
+    assert model[2].weight.grad is not None
+
+
 def test_a_wish_that_is_none_is_refused():
     """The error names what may be wished."""
     with pytest.raises(tt.TensortapError, match="neither 'record' nor 'raise'"):

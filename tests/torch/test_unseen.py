@@ -67,12 +67,13 @@ def test_attention_uses_its_projection_by_weight(watch):
 
 
 def test_unseen_sites_are_counted_and_written(tmp_path: Path):
-    """`tap.counts` and `run.json` have them."""
+    """`tap.counts`, `_rank.json` and `run.info` have them."""
     model = Partly()
     with tt.watch(model, "idle", "used", to=tmp_path / "run") as tap:
         model(torch.randn(2, 3))
     assert tap.counts["unseen"] == 1
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["unseen"] == {"idle:output": unseen.NEVER}
+    written = json.loads((tmp_path / "run/rank=0/_rank.json").read_text())
+    assert written["unseen"] == tap.run.info["unseen"] == {"idle:output": unseen.NEVER}
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tensortap.adapters.numpy import layers
 from tensortap.errors import PatternError, UnsupportedError, nearest
 from tensortap.operations import GROUPS
 from tensortap.probes import Probe
+from tensortap.ranks import World, of_environment
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
@@ -279,6 +280,15 @@ def _for_function(function: Any, **options: Any) -> Adapter:
         raise UnsupportedError(_unknown(function))
     adapter: Adapter = importlib.import_module("tensortap.adapters.torch.ops_function").Operations(function, **options)
     return adapter
+
+
+def world_now() -> World:
+    """Which of several processes this is: what a framework that is loaded says, else what the launcher says."""
+    if "torch.distributed" in sys.modules:
+        found: World | None = importlib.import_module("tensortap.adapters.torch.world").world()
+        if found is not None:
+            return found
+    return of_environment()
 
 
 def part_for(model: Any, part: str) -> ModuleType:

@@ -187,8 +187,12 @@ class Snapshot:
     def _of_port(self, port: str) -> list[Site]:
         if port not in self._sites:
             table = self.run.table(ports=port, columns=[*_KEYS, "dtype", "shape", *_NUMBERS])
-            self._sites[port] = list(self._split(_folded(table, ("ranks", "calls"))))
+            self._sites[port] = list(self._split(self._folded(table, ("ranks", "calls"))))
         return self._sites[port]
+
+    def _folded(self, table: Any, over: Iterable[Any]) -> Any:
+        table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
+        return fold(table, list(over), self.run.copies())
 
     def _split(self, rows: Any) -> Iterator[Site]:
         columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in _NUMBERS}
@@ -211,7 +215,7 @@ class Snapshot:
         ends = [site.steps[-last:] for site in self._of_port(port)]
         wanted = np.unique(np.concatenate(ends)).tolist() if ends else []
         table = self.run.table(ports=port, steps=wanted, columns=[*_KEYS, *_NUMBERS, "hist_offset", "hist_counts"])
-        rows = _folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
+        rows = self._folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
         for place, index in _by_place(rows):
             row = rows.slice(int(index[0]), 1).to_pylist()[0]
             if row["min"] is not None and row["hist_counts"] is not None:
@@ -230,11 +234,6 @@ class Snapshot:
 def _latest(items: list[Held], last: int) -> list[Held]:
     steps = sorted({item.key.step for item in items})[-last:]
     return [item for item in items if item.key.step in steps]
-
-
-def _folded(table: Any, over: Iterable[Any]) -> Any:
-    table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
-    return fold(table, list(over))
 
 
 def _by_place(rows: Any) -> Iterator[tuple[Place, npt.NDArray[np.int64]]]:

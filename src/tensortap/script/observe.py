@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tensortap import writer
+from tensortap.adapters.base import world_now
 from tensortap.errors import ProbeError, RunError, RunExistsError
 from tensortap.probes import Probe, probe
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
@@ -22,7 +23,7 @@ from tensortap.store.files import Files
 from tensortap.store.layout import RUN_JSON
 from tensortap.store.place import default_path
 from tensortap.triggers import every
-from tensortap.watch import Tap, _rank, leaves, watch
+from tensortap.watch import Tap, leaves, watch
 
 if TYPE_CHECKING:
     from tensortap.adapters.torch.models import Models
@@ -75,7 +76,7 @@ class Session:
 
     def begin(self, models: Models) -> Tap:
         """The first model is there: open the run."""
-        to = self._to or default_path(_kind(self.plan), _rank(), str(self._start / "runs"))
+        to = self._to or default_path(_kind(self.plan), world_now().rank, str(self._start / "runs"))
         found = replace(self.probe, patterns=models.matching())
         self.tap = watch(models, found, to=[to, self.tally], resume=self.plan.resume, overwrite=self.plan.overwrite)
         writer._Exit.install()

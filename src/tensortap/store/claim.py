@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from tensortap.store.files import Files
 from tensortap.store.layout import LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
 
 _LAUNCH_VARIABLES: Final = (
-    "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
+    "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
     "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE",
 )  # fmt: skip
 _TAKEN: Final = ".overwriting"
@@ -36,13 +36,26 @@ def launched() -> bool:
     return any(name in os.environ for name in _LAUNCH_VARIABLES)
 
 
-def launch_id() -> str:
-    """What the processes of one launch have in common; of a process that nobody launched, only its own."""
+def launch_id(spawned: bool = False) -> str:
+    """What the processes of one launch have in common; of a process that nobody launched, only its own.
+
+    `spawned`: no launcher, but one of several ranks all the same, which their parent started.
+    """
     shared = [f"{name}={os.environ[name]}" for name in _LAUNCH_VARIABLES if name in os.environ]
-    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", ""):
-        shared.append(f"parent={os.getppid()}")  # torchrun on one machine: its next launch may use the same port
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE", "") or (spawned and not shared):
+        shared.append(f"parent={_parent()}")  # torchrun on one machine: its next launch may use the same port
     own = [] if shared else [platform.node(), str(os.getpid()), str(time.time_ns())]
     return hashlib.sha256("|".join(shared or own).encode()).hexdigest()[:16]
+
+
+def _parent() -> str:
+    """The process that started this one, and when that began: its number alone is used again."""
+    parent = os.getppid()
+    try:
+        began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        began = ""
+    return f"{platform.node()}:{parent}:{began}"
 
 
 def read_info(files: Files) -> dict[str, Any]:
@@ -79,13 +92,20 @@ def _runs_near(files: Files) -> str:
 
 
 def claim(
-    files: Files, rank: int, about: Mapping[str, Any], *, resume: bool, overwrite: bool, launch: str
-) -> tuple[dict[str, Any], Lock]:
-    """Make the folder this run's; its `run.json` and the hold on this rank. Raises when it belongs to another run."""
+    files: Files, rank: int, about: Mapping[str, Any], *, resume: bool, overwrite: bool, launch: str,
+    after: Callable[[], int] = lambda: 0,
+) -> tuple[dict[str, Any], Lock]:  # fmt: skip
+    """Make the folder this run's; its `run.json` and the hold on this rank. Raises when it belongs to another run.
+
+    `after` gives the step that a resumed run goes on with. The first rank of a launch asks, while nobody writes yet,
+    and leaves the answer for the others: a step is to mean the same step everywhere.
+    """
     if resume and overwrite:
         raise RunError("resume=True and overwrite=True exclude each other; give one of them")
     with alone(files.local.parent if files.local else None):
         info = _join(files, rank, {"launch": launch, **about}, resume, overwrite)
+        if resume:
+            info = _resumed(files, rank, info, launch, after)
         folder = files.staging() / rank_folder(rank)
         files.make_folder(folder)
         return info, Lock(folder / LOCK)
@@ -104,6 +124,20 @@ def _join(files: Files, rank: int, about: Mapping[str, Any], resume: bool, overw
             raise RunExistsError(_exists(files))
         _remove(files)
     raise RunError(f"could not take {files} over: another process keeps writing to it")
+
+
+def _resumed(files: Files, rank: int, info: dict[str, Any], launch: str, after: Callable[[], int]) -> dict[str, Any]:
+    known: Mapping[str, Any] = info.get("resumed", {})
+    began_before = rank in known.get("ranks", ()) if known else files.exists(rank_folder(rank))
+    if info.get("launch") == launch and not began_before:
+        if not known:  # a new run, as for the ranks before
+            return info
+        resumed = {**known, "ranks": [*known["ranks"], rank]}
+    else:  # the first of its launch, or of a launch that looks like the one before, e.g. on the same port
+        resumed = {"start": after(), "ranks": [rank]}
+    info = {**info, "launch": launch, "resumed": resumed}
+    files.write(RUN_JSON, json.dumps(info, indent=1).encode())
+    return info
 
 
 def _create(files: Files, info: Mapping[str, Any]) -> bool:

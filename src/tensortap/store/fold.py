@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
+from tensortap.store.parts import Parts
 from tensortap.types import COUNTS, STATISTICS
 
 Over = Literal["ranks", "steps", "calls"]
@@ -19,12 +20,15 @@ _KEYS: Final = ("step", "rank", "site", "port", "slot", "call", "op", "recompute
 _NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
 
 
-def fold(rows: Any, over: Over | Sequence[Over]) -> Any:
+def fold(rows: Any, over: Over | Sequence[Over], parts: Parts | None = None) -> Any:
     """One row for each place, and for each of step, rank and call that is not folded over.
 
-    `records` is how many were folded into it, `first_step` and `last_step` what they spanned.
+    `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
+    one tensor (`parts` tells) count once, and `summands` says where ranks hold summands of it instead of pieces.
     """
     names = [over] if isinstance(over, str) else list(over)
+    if "ranks" in names and parts:
+        rows = parts.without_replicas(rows)
     for name in names:
         if name not in _FOLDED:
             raise RunError(f"cannot fold over {name!r}; over= takes ranks, steps or calls.{suggest(name, _FOLDED)}")
@@ -43,6 +47,8 @@ def fold(rows: Any, over: Over | Sequence[Over]) -> Any:
     folded |= {name: pa.array(merged[name], from_pandas=True) for name in _NUMBERS}
     if "hist_counts" in rows.column_names:
         folded |= _histograms(rows, starts)
+    if "ranks" in names and parts and parts.summands:
+        folded["summands"] = parts.are_summands(folded)
     return pa.table(folded)
 
 

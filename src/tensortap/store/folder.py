@@ -54,6 +54,7 @@ class RunFolder:
         resume: bool = False,
         overwrite: bool = False,
         launch: str | None = None,
+        after: Callable[[], int] = lambda: 0,
         ledger: Ledger | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,8 +78,11 @@ class RunFolder:
         self._state: dict[str, Any] = {"state": "live", "pid": os.getpid(), "steps": 0, "records": 0}
         self._closed = False
         self._info, self._held = claim(
-            self.files, rank, about or {}, resume=resume, overwrite=overwrite, launch=launch or launch_id()
-        )
+            self.files, rank, about or {}, resume=resume, overwrite=overwrite, launch=launch or launch_id(),
+            after=after,
+        )  # fmt: skip
+        if self._info.get("model") != (about or {}).get("model", self._info.get("model")):
+            self._state["model"] = (about or {})["model"]  # a stage of a pipeline: every rank has a model of its own
         try:
             self._sealing.extend(self._orphans())
             self._save_state()
@@ -94,10 +98,21 @@ class RunFolder:
         """The content of `run.json`."""
         return self._info
 
+    @property
+    def start(self) -> int:
+        """The step that this launch begins with: 0, or where a resumed run goes on."""
+        return int(self._info.get("resumed", {}).get("start", 0))
+
     def describe(self, **more: Any) -> None:
-        """Add to `run.json`: the model's tree, the probes, what was learnt while running."""
+        """Add to `run.json` what is true of the whole run: the model's tree, the probes."""
         self._info = {**self._info, **more}
         self.files.write(layout.RUN_JSON, json.dumps(self._info, indent=1).encode())
+
+    def note(self, **more: Any) -> None:
+        """Add to `_rank.json` what is true of this rank: what it has not seen, and which parts it holds."""
+        with self._lock:
+            self._state |= more
+            self._save_state()
 
     def append(self, step: Step) -> bool:
         """Put a step's rows, metrics and small tensors into the tails. True when large tensors are left to `write`."""
@@ -161,8 +176,15 @@ class RunFolder:
         if self._batches is None:
             self._batches = Batches(step.names)
             self._lines = step.names.lines
+        self._note_parts(step)
         self._tail("records").append(self._batches.of(step))
         self._state["records"] += step.table.rows
+
+    def _note_parts(self, step: Step) -> None:
+        """Which part of a tensor this rank holds, as durable as the rows that need it to be folded."""
+        parts = step.names.parts
+        if len(parts) != len(self._state.get("parts", ())):
+            self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:

@@ -11,12 +11,18 @@ from tensortap.store.claim import alone, launch_id, launched
 from tensortap.store.layout import rank_folder
 
 
-def default_path(kind: str, rank: int, base: str = "runs", clock: Callable[[], float] = time.time) -> str:
-    """`runs/<date>-<time>-<kind>`. Ranks of one launch agree on it through a small file beside it."""
+def default_path(
+    kind: str, rank: int, base: str = "runs", clock: Callable[[], float] = time.time, *, turn: int = 0,
+    spawned: bool = False,
+) -> str:  # fmt: skip
+    """`runs/<date>-<time>-<kind>`. Ranks of one launch agree on it through a small file beside it.
+
+    `turn` tells the runs of one process apart: a fast rank's second must not become a slow rank's first.
+    """
     name = f"{base}/{time.strftime('%Y%m%d-%H%M%S', time.localtime(clock()))}-{kind}"
-    if not launched():
+    if not (launched() or spawned):
         return _free(name)
-    pointer = Path(base, f".launch-{launch_id()}")
+    pointer = _pointer(base, turn, spawned)
     with alone(pointer.parent):
         known = pointer.read_text() if pointer.exists() else ""
         if known and not Path(known, rank_folder(rank)).exists():
@@ -27,6 +33,16 @@ def default_path(kind: str, rank: int, base: str = "runs", clock: Callable[[], f
         draft.write_text(path)
         draft.replace(pointer)
         return path
+
+
+def agreed_path(base: str = "runs", *, turn: int = 0, spawned: bool = False) -> str | None:
+    """The path that other ranks of this launch have agreed on, if they have."""
+    pointer = _pointer(base, turn, spawned)
+    return pointer.read_text() if pointer.exists() else None
+
+
+def _pointer(base: str, turn: int, spawned: bool) -> Path:
+    return Path(base, f".launch-{launch_id(spawned)}" + (f"-{turn}" if turn else ""))
 
 
 def _free(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from tensortap.store.chosen import Sites, Steps, all_of, any_place, equal, place
 from tensortap.store.claim import is_locked, read_info
 from tensortap.store.files import Files
 from tensortap.store.fold import Over, fold
+from tensortap.store.parts import NO_PARTS, Parts, parts_of
 from tensortap.store.series import Series, columns_for, series_of
 from tensortap.store.sources import (
     PLAIN_METRICS,
@@ -36,6 +37,7 @@ from tensortap.store.tensors import Array, TensorKey
 from tensortap.store.vault import Held, Vault
 from tensortap.types import COUNTS, STATISTICS, Place
 
+Replicated = Sites | Mapping[str, Sites]
 _OF_SUMMARY = ("dtype", "numel", *COUNTS, *STATISTICS)
 
 
@@ -54,7 +56,7 @@ class Run:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.files = Files(path)
         self.path = self.files.url
-        self.info = read_info(self.files)
+        self._info = read_info(self.files)
         self._catalog = Catalog(self.files)
         self._vault = Vault(self.files)
 
@@ -71,6 +73,21 @@ class Run:
         if any(is_locked(self.files.staging() / layout.rank_folder(rank)) for rank in ranks):
             return "live"
         return "finished" if all(s.get("state") == "finished" for s in self._states()) else "crashed"
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """The content of `run.json`, and as `unseen` what no rank that looked for it has seen."""
+        said = [state["unseen"] for state in self._states() if "unseen" in state]
+        if not said:
+            return self._info
+        seen = set(self.sites) if len(self.ranks) > 1 else set()
+        merged = {name: why for names in said for name, why in names.items() if name not in seen}
+        return {**self._info, "unseen": merged}
+
+    @property
+    def parts(self) -> dict[int, dict[str, dict[str, Any]]]:
+        """By rank and place, which part of a tensor the rank holds, where that is known; see docs/ranks.md."""
+        return {rank: state.get("parts", {}) for rank, state in zip(self.ranks, self._states(), strict=True)}
 
     @property
     def ranks(self) -> list[int]:
@@ -164,8 +181,10 @@ class Run:
         gave.
         """
         place = self._place(site, port, slot)
+        copies = [rank for rank, key in self.copies().replicas if key == place[:3]] if rank is None else []
         chosen = all_of(
             [
+                ~pc.field("rank").isin(copies) if copies else None,
                 equal(place),
                 ~pc.field("recomputed"),  # the same tensors once more, for the backward pass
                 None if call is None else pc.field("call") == call,
@@ -175,9 +194,24 @@ class Run:
         wanted = ["step", "rank", "call", "seq", *columns_for(stat)]
         return series_of(self._read(self._catalog.records, PLAIN_RECORDS, wanted, chosen).sort_by("step"), stat)
 
-    def merged(self, over: Over | Sequence[Over], sites: Sites = None, steps: Steps = None) -> Any:
-        """Records folded over ranks, steps or calls: counts exact, moments to rounding, histograms exact."""
-        return fold(self.table(sites, steps=steps), over)
+    def merged(
+        self, over: Over | Sequence[Over], sites: Sites = None, steps: Steps = None, replicated: Replicated = None
+    ) -> Any:
+        """Records folded over ranks, steps or calls: counts exact, moments to rounding, histograms exact.
+
+        Over ranks, copies of one tensor count once where `run.parts` or you, by the patterns in `replicated`, say
+        that they are copies: `["embed:output"]` on all ranks, `{"tp": ["embed:output"]}` along one side of the mesh.
+        """
+        return fold(self.table(sites, steps=steps), over, self.copies(replicated))
+
+    def copies(self, replicated: Replicated = None) -> Parts:
+        """Which rows are copies of another rank's, by `parts` and by the patterns given; for folding over ranks."""
+        if len(self.ranks) < 2:
+            return NO_PARTS
+        places = self.places
+        named = replicated if isinstance(replicated, Mapping) else {"": replicated}
+        alike = {side: places_matching(of, places) for side, of in named.items() if of is not None}
+        return parts_of(self.parts, places, alike)
 
     def tensor(
         self, site: str, step: int, *, port: str | None = None, slot: str | None = None, call: int = 0,

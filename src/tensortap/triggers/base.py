@@ -51,6 +51,11 @@ class Trigger:
 
     bracketed: ClassVar[bool] = False  # inside a larger expression its text needs brackets
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether the step's number alone decides, so that every process decides the same, and before the step."""
+        return False
+
     def before(self, step: int) -> Answer:
         """Whether `step` will be kept, as far as its number tells."""
         return Answer.MAYBE
@@ -108,6 +113,10 @@ class _Pair(Trigger):
         reasons = [reason for reason in asked if reason is not None]
         return f" {self.sign} ".join(reasons) if len(reasons) >= self.needed else None
 
+    @property
+    def scheduled(self) -> bool:
+        return self.left.scheduled and self.right.scheduled
+
     def metrics(self) -> frozenset[str]:
         return self.left.metrics() | self.right.metrics()
 
@@ -141,6 +150,10 @@ class _Not(Trigger):
 
     def after(self, step: int, seen: Seen) -> str | None:
         return str(self) if self.inner.after(step, seen) is None else None
+
+    @property
+    def scheduled(self) -> bool:
+        return self.inner.scheduled
 
     def metrics(self) -> frozenset[str]:
         return self.inner.metrics()

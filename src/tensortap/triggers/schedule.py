@@ -18,6 +18,10 @@ class _Scheduled(Trigger):
     def __init__(self, text: str, steps: Container[int]) -> None:
         self.text, self.steps = text, steps
 
+    @property
+    def scheduled(self) -> bool:
+        return True
+
     def before(self, step: int) -> Answer:
         return Answer.YES if step in self.steps else Answer.NO
 

@@ -24,9 +24,13 @@ from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
 from tensortap.adapters.torch.ops_names import known_operations
 from tensortap.adapters.torch.ops_visible import COMPILED
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
+from tensortap.adapters.torch.parts import Parts
+from tensortap.adapters.torch.pipeline import is_stage, tree_of
+from tensortap.adapters.torch.sharded import Sharded
 from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
 from tensortap.adapters.torch.tensors import Taker, taker_for
 from tensortap.adapters.torch.threads import Lending
+from tensortap.adapters.torch.world import world
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
@@ -36,19 +40,26 @@ Puts = list[Callable[[nn.Module], RemovableHandle]]
 
 
 def adapt(model: Any, **options: Any) -> TorchAdapter | None:
-    """The adapter for a module, or nothing for other objects that PyTorch defines."""
+    """The adapter for a module or a pipeline's stage, or nothing for other objects that PyTorch defines."""
+    if is_stage(model):
+        root, called = tree_of(model)
+        return TorchAdapter(root, called=called, **options)
     return TorchAdapter(model, **options) if isinstance(model, nn.Module) else None
 
 
 class TorchAdapter:
     """Taps on one module tree. It holds no reference that would keep the model alive."""
 
-    def __init__(self, root: nn.Module, *, fast_path: str = "keep", origins: bool = False) -> None:
+    def __init__(
+        self, root: nn.Module, *, called: nn.Module | None = None, fast_path: str = "keep", origins: bool = False
+    ) -> None:
         if fast_path not in _FAST_PATHS:
             raise UnsupportedError(f"fast_path={fast_path!r} is neither 'keep' nor 'leave'")
         self.fast_path = fast_path
         self.origins = origins
         self._root = weakref.ref(root)
+        self._called = self._root if called is None else weakref.ref(called)
+        self._tree = None if called in (None, root) else root  # a tree made for the names, which nobody else holds
         self._ports: list[Port] = []
         self._handles: list[RemovableHandle] = []
         self._sets: list[HookSet] = []
@@ -69,7 +80,7 @@ class TorchAdapter:
     def describe(self) -> dict[str, Any]:
         """The module tree."""
         root = self._model()
-        return {"framework": "torch", "class": type(root).__name__, "modules": modules.tree_of(root)}
+        return {"framework": "torch", "class": type(self._called()).__name__, "modules": modules.tree_of(root)}
 
     def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
         """Put hooks on what the probes want, and two on the root to find steps."""
@@ -78,13 +89,14 @@ class TorchAdapter:
         self._taker = taker or taker_for(recorder)
         self._finder = StepFinder(recorder, clock, self._collecting)
         self._names = NamedValues(self._taker, self._finder, wanted)
-        self._handles = _put_on_root(root, RootBefore(self._finder, self.arm), RootAfter(self._finder))
+        called = self._called() or root
+        self._handles = _put_on_root(called, RootBefore(self._finder, self.arm), RootAfter(self._finder))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
         for module, puts, bits, paths in self._hooks(root):
             inside = next((hooks for path, hooks in fused.items() if _within(paths, path)), None)
-            if module is root and inside is None:  # its call has begun when a step is found to begin
-                self._handles += [put(root) for put in puts]
+            if module is called and inside is None:  # its call has begun when a step is found to begin
+                self._handles += [put(module) for put in puts]
             else:
                 (inside or plain).add(module, puts, bits, paths)
         self._sets = [plain, *fused.values()]
@@ -96,12 +108,21 @@ class TorchAdapter:
 
     def arm(self) -> None:
         """Hooks are on only while a probe may want the open step; once threads have steps of their own, always."""
+        self._learn_parts()
         armed = -1 if self._finder.spread else self._recorder.current.armed
         if armed:
             self._lending.adjust()
         for hooks in self._sets:
             hooks.adjust(armed)
         self._parameters.arm(armed)
+
+    def _learn_parts(self) -> None:
+        """Where there are several ranks, each place's first tensor tells which part of it is here."""
+        parts, root = self._taker.parts, self._root()
+        if parts is not None:
+            parts.inside()
+        elif root is not None and (here := world()) is not None and here.size > 1:
+            self._taker.parts = Parts(self._recorder.names, root)
 
     def detach(self) -> None:
         """Take every hook off."""
@@ -240,7 +261,7 @@ class TorchAdapter:
             for kind in modules.PARAMETER_PORTS
         }
         tell = Stepping(self._finder.optimizer_starts, self._finder.optimizer_stepped)
-        return ParameterTaps(self._taker, self._finder, owners, ports, tell)
+        return ParameterTaps(self._taker, self._finder, owners, ports, tell, Sharded(root))
 
     def _collecting(self) -> bool:
         return self._parameters.any_gradient()

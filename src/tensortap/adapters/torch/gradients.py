@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from tensortap.adapters.base import Port
+from tensortap.adapters.torch.parts import added
 from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.recorder import OpenStep
 
@@ -106,12 +107,13 @@ class LeafHook(Awaited):
 class Sum(Awaited):
     """Adds up what the edges into one input bring, and records it when all have come or backward is over."""
 
-    __slots__ = ("edges", "left", "task", "total")
+    __slots__ = ("edges", "left", "spoilt", "task", "total")
 
     def expect(self, senders: list[Edge]) -> None:
         """Ask each sender for what it sends."""
         self.edges = len(senders)
         self.task = self.left = -1
+        self.spoilt = False
         self.total: Tensor | None = None
         for node, position in senders:
             node.register_hook(_Sender(self, position))
@@ -120,15 +122,22 @@ class Sum(Awaited):
         """One edge's gradient. Edges that this backward does not use never come."""
         task = torch._C._current_graph_task_id()
         if task != self.task:
-            self.task, self.left, self.total = task, self.edges, None
+            self.task, self.left, self.total, self.spoilt = task, self.edges, None, False
             if self.edges > 1:
                 torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.left -= 1
-        if gradient is not None:
-            with torch.no_grad(), aside():
-                self.total = gradient if self.total is None else self.total + gradient
+        if gradient is not None and not self.spoilt:
+            self._add(gradient)
         if not self.left:
             self.finish()
+
+    def _add(self, gradient: Tensor) -> None:
+        try:
+            with torch.no_grad(), aside():
+                self.total = gradient if self.total is None else added(self.total, gradient)
+        except Exception:  # half a sum is no gradient
+            self.total, self.spoilt = None, True
+            raise
 
     def finish(self) -> None:
         """Record what has come."""
@@ -211,6 +220,8 @@ def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, s
 
 def await_one(taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int) -> None:
     """Arrange for the gradient of one tensor to be recorded."""
+    if taker.parts is not None:
+        taker.parts.note(port.point(slot), tensor)
     node = tensor.grad_fn
     if node is None:
         leaf = LeafHook(taker, steps, port, slot, step, call)

@@ -9,7 +9,9 @@ from torch.compiler import is_compiling
 
 from tensortap.adapters.torch.hooks import Hook, backward_task
 from tensortap.adapters.torch.origin import explain, is_finite
+from tensortap.adapters.torch.parts import may_communicate
 from tensortap.adapters.torch.steps import StepFinder
+from tensortap.adapters.torch.walk import tensors_in
 
 
 class OriginHook(Hook):
@@ -27,6 +29,9 @@ class OriginHook(Hook):
             return
         step = self.steps.current()
         if step.origin is not None or not step.table.nonfinite or backward_task() != -1:
+            return
+        # Other ranks do not run it again, so one that might wait for them is not run either; its record tells.
+        if may_communicate(module, [tensor for _, tensor in tensors_in((args, kwargs))]):
             return
         if not is_finite(output) and is_finite((args, kwargs)):
             step.origin = explain(self.path, module, args, kwargs)

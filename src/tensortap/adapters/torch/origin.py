@@ -21,6 +21,7 @@ from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.domain import operation_name, why
 from tensortap.adapters.torch.ops_mode import without_modes
 from tensortap.adapters.torch.ops_names import is_silent, op_name
+from tensortap.adapters.torch.parts import local_of
 from tensortap.adapters.torch.source import OURS, TORCH, current_line
 from tensortap.adapters.torch.state import preserved
 from tensortap.adapters.torch.tensors import aside
@@ -260,7 +261,8 @@ def _bad_weights(module: nn.Module) -> str:
 def is_finite(value: Any) -> bool:
     """Whether every floating-point tensor in a value is finite."""
     with aside():
-        return all(not t.is_floating_point() or bool(torch.isfinite(t).all()) for _, t in tensors_in(value))
+        parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())  # asking a DTensor is a collective
+        return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def _summary(tensor: Tensor) -> Any:

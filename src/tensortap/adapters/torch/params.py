@@ -23,6 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tensortap.adapters.base import Port
 from tensortap.adapters.torch.clipping import CLIPPING
 from tensortap.adapters.torch.gradients import Steps
+from tensortap.adapters.torch.parts import local_of
+from tensortap.adapters.torch.sharded import Sharded
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.adapters.torch.values import values_of
 from tensortap.recorder import OpenStep
@@ -56,9 +58,11 @@ class ParameterTaps:
     """Watches the parameters that probes want, and tells when an optimizer that owns one of ours has stepped."""
 
     def __init__(
-        self, taker: Taker, steps: Steps, owners: dict[str, Owner], ports: dict[str, list[Port]], tell: Stepping
-    ) -> None:
+        self, taker: Taker, steps: Steps, owners: dict[str, Owner], ports: dict[str, list[Port]], tell: Stepping,
+        sharded: Sharded,
+    ) -> None:  # fmt: skip
         self._taker = taker
+        self._sharded = sharded
         self._steps = steps
         self._owners = owners
         self._ports = ports
@@ -114,7 +118,7 @@ class ParameterTaps:
     def any_gradient(self) -> bool:
         """Whether there are gradients that a further backward would add to."""
         parameters = (owner.parameter() for owner in self._owners.values())
-        return any(p.grad is not None for p in parameters if p is not None)
+        return any(p.grad is not None for p in parameters if p is not None) or self._sharded.pending()
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
@@ -205,7 +209,7 @@ class ParameterTaps:
             if row >= 0 and self._taker.devices.wants(old):
                 self._taker.devices.number(step, row, "ratio", ratio(change, old), port.bits)
             elif row >= 0:
-                size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(old))
+                size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(local_of(old)))
                 step.table.values.append(Value(row, "ratio", size / norm if norm else float("inf"), port.bits))
 
     def _wanted(self, kind: str, step: OpenStep, ids: set[int] | None) -> Iterable[tuple[Port, nn.Parameter]]:
@@ -214,7 +218,7 @@ class ParameterTaps:
             if step.armed & port.bits:
                 parameter = self._owners[port.path].parameter()
                 if parameter is not None and (ids is None or id(parameter) in ids):
-                    yield port, parameter
+                    yield port, parameter if ids is not None else self._sharded.shard(parameter)
 
     def _failed(self, error: Exception) -> None:
         self._taker.recorder.ledger.failed("skipped_tensors", "observing an optimizer's step", error)

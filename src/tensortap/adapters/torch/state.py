@@ -40,8 +40,14 @@ def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 def _put_back(tensor: Tensor, kept: Tensor) -> None:
     """Only what has changed is written, so that nobody's saved tensors are touched for nothing."""
-    if tensor.shape != kept.shape or not torch.equal(tensor, kept):
+    if tensor.shape != kept.shape or not _equal(tensor, kept):
         tensor.copy_(kept)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """NaN equals NaN here: weights that are NaN already have not changed."""
+    floats = a.is_floating_point() or a.is_complex()
+    return torch.equal(a, b) or (floats and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:

@@ -14,6 +14,7 @@ from torch.compiler import is_compiling
 from tensortap.adapters import steps
 from tensortap.adapters.base import Clock
 from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.pipeline import REHEARSAL, microbatch
 from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.errors import NonFiniteError
@@ -33,6 +34,7 @@ class Lane(steps.Lane):
         self.backward = False
         self.stepped = False
         self.micro = 0
+        self.rehearsed = False  # what the open step has seen so far was made up by a pipeline
         self.optimizers: set[int] = set()  # those that have stepped in the open step
 
     def follow(self, other: Lane) -> None:
@@ -118,6 +120,24 @@ class StepFinder(steps.LaneSteps[Lane]):
         if step is self.recorder.current:
             self._lane().optimizers.clear()
         super().closed(step)
+
+    def _begin_home(self, lane: Lane) -> None:
+        chunk = microbatch()
+        if not self._clock.explicit and self._first_of(lane, chunk):
+            self._next(lane)
+        self._rehearse(lane, chunk)
+
+    def _first_of(self, lane: Lane, chunk: int | None) -> bool:
+        """Whether a call can be the first of a step: later microbatches of a pipeline are not."""
+        return chunk is None or chunk == REHEARSAL or (chunk == 0 and not lane.rehearsed)
+
+    def _rehearse(self, lane: Lane, chunk: int | None) -> None:
+        """Forget what a pipeline's rehearsal showed as soon as the first true microbatch comes."""
+        if lane.rehearsed and chunk != REHEARSAL:
+            self.recorder.restart(self.current())
+            lane.reset()
+            lane.used = True
+        lane.rehearsed = chunk == REHEARSAL
 
     def _next(self, lane: Lane) -> None:
         collecting = lane.backward and not lane.stepped and (lane.stepping or self._collecting())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.device import VARIABLE, Devices
+from tensortap.adapters.torch.parts import Parts, is_dtensor, local_of
 from tensortap.adapters.torch.values import CODES, values_of
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of_plain
@@ -25,12 +26,13 @@ mode_is_on: Final = torch._C._is_torch_function_mode_enabled  # a function mode 
 class Taker:
     """Records tensors. `take` is what every hook ends in."""
 
-    __slots__ = ("devices", "leaves", "recorder")
+    __slots__ = ("devices", "leaves", "parts", "recorder")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.devices = Devices(recorder)
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
+        self.parts: Parts | None = None  # where there are several ranks: which part of a tensor this one holds
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Reduce a tensor into the step's table; the row, or −1. What goes wrong is counted and goes no further."""
@@ -40,6 +42,8 @@ class Taker:
         if mode_is_on():
             with aside():
                 return self.take(point, tensor, step, recomputed)
+        if self.parts is not None and point.key not in self.parts.known:
+            self._look(point, tensor)
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
@@ -68,7 +72,7 @@ class Taker:
                 buffer.dtype, buffer.address, buffer.shape, buffer.strides,
             )  # fmt: skip
             if row >= 0 and armed & point.keeping:
-                self.recorder.keep(step.table, row, point, armed, buffer, tensor.detach())
+                self.recorder.keep(step.table, row, point, armed, buffer, _given(tensor))
             return row
         except Exception as error:
             self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
@@ -83,6 +87,13 @@ class Taker:
         self.recorder.ledger.add("tensors_in_cuda_graphs")
         self.recorder.ledger.warn("cuda_graphs", _CAPTURED)
         return self._without_values(point, tensor, step, armed, recomputed)
+
+    def _look(self, point: Point, tensor: Tensor) -> None:
+        try:
+            assert self.parts is not None
+            self.parts.look(point, tensor)
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_parts", f"finding which part {point.text} holds", error)
 
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         """A tensor that has a shape but no values here: its metadata only."""
@@ -105,6 +116,11 @@ class DeviceTaker(Taker):
         """As its base, without the short way."""
         armed = step.armed & point.probes
         return self._take_any(point, tensor, step, armed, recomputed) if armed else -1
+
+
+def _given(tensor: Tensor) -> Any:
+    """The tensor as a function of the user's gets it. Of a DTensor the local part: its mean() would be a collective."""
+    return local_of(tensor).detach() if is_dtensor(tensor) else tensor.detach()
 
 
 def taker_for(recorder: Recorder) -> Taker:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from tensortap.adapters.torch.parts import local_of
 from tensortap.reduce.buffers import buffer_of_plain
 from tensortap.reduce.plain import plain_of
 from tensortap.types import DTYPES, Buffer
@@ -21,7 +22,7 @@ def values_of(tensor: Tensor) -> Tensor | None:
         return None
     inside = _unwrapped(tensor.detach())
     with torch.no_grad(), torch._C._DisableFuncTorch():
-        plain: Tensor = plain_of(inside)
+        plain: Tensor = plain_of(local_of(inside))
         return plain
 
 

@@ -14,18 +14,34 @@ from tensortap.diagnose.snapshot import Snapshot
 from tensortap.finding import Finding, Steps
 from tensortap.types import Place
 
-_LIGHT: Final = ("step", "rank", "seq", "site", "port", "slot", "op", "numel", "nan", "posinf", "neginf", "dtype")
+_LIGHT: Final = (
+    "step",
+    "rank",
+    "seq",
+    "time",
+    "site",
+    "port",
+    "slot",
+    "op",
+    "numel",
+    "nan",
+    "posinf",
+    "neginf",
+    "dtype",
+)
 ADVICE: Final = (
     "Look at what went into this site one step earlier (tt.watch(..., lookback=5) keeps it); usual causes are log or "
     "division of 0, overflow in half precision, and too high a learning rate."
 )
 
+_FORWARD: Final = ("input", "output")
+_REDUCED: Final = ("grad", "update", "param")
 GIVEN: Final = "It came in with the batch: look at how the data is read, scaled and augmented."
 
 
 @rule("nonfinite", severity="error")
 def nonfinite(snapshot: Snapshot) -> Iterator[Finding]:
-    """NaN or Inf in a tensor or metric; the first by step, rank and order of execution leads.
+    """NaN or Inf in a tensor or metric; the first by step and order of execution, on whichever rank, leads.
 
     A batch that was not finite when it came in leads before what it spoilt. Tensors that hold −Inf and nothing worse at
     every step, as attention masks do, are only noted.
@@ -34,7 +50,7 @@ def nonfinite(snapshot: Snapshot) -> Iterator[Finding]:
     masks = _masks(snapshot, rows)
     events = [row for row in rows if _name(row) not in masks]
     if events:
-        yield _lead(events)
+        yield _lead(events, several=len(snapshot.run.ranks) > 1)
     elif bad := _bad_metrics(snapshot):
         yield bad
     if masks and not events:
@@ -61,8 +77,13 @@ def _name(row: dict[str, Any]) -> str:
     return str(Place(row["site"], row["port"], row["slot"]))
 
 
-def _lead(events: list[dict[str, Any]]) -> Finding:
-    first = min(events, key=lambda row: (row["step"], row["rank"], row["seq"]))
+def _when(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What came first, on whichever rank. A reduced gradient is bad on every rank: what made it so came before it."""
+    return row["step"], row["port"] not in _FORWARD, row["port"] in _REDUCED, row["time"], row["rank"], row["seq"]
+
+
+def _lead(events: list[dict[str, Any]], several: bool) -> Finding:
+    first = min(events, key=_when if several else lambda row: (row["step"], row["seq"]))
     first = _given(first, events)
     others = list(dict.fromkeys(name for row in events if (name := _name(row)) != _name(first)))
     steps = sorted({row["step"] for row in events})
@@ -71,7 +92,7 @@ def _lead(events: list[dict[str, Any]]) -> Finding:
         for word, count in (("NaN", first["nan"]), ("Inf", first["posinf"] + first["neginf"]))
         if count
     )
-    rank = f" on rank {first['rank']}" if first["rank"] else ""
+    rank = f" on rank {first['rank']}" if several or first["rank"] else ""
     spread = f"; spread to {len(others)} other site{'s' * (len(others) > 1)} by step {steps[-1]}" if others else ""
     evidence = {name: first[name] for name in ("step", "rank", "seq", "numel", "nan", "posinf", "neginf", "dtype")}
     evidence |= {"spread": len(others), "to": others[:8]}
