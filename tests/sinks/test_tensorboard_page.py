@@ -54,7 +54,7 @@ def address(make_step, tmp_path):
 
 
 def test_page(address, tmp_path):
-    """Modules are groups, each with a histogram that has shapes in it, the one with NaN too; metrics are beside them."""
+    """Modules are groups, each with a histogram that is drawn, the one with NaN too; metrics are beside them."""
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         page = browser.new_page(viewport={"width": 1400, "height": 1600})
