@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Clock
-from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.compiled import CALLED, Found, Regions, Target, is_exporting, tell
+from tensortap.adapters.torch.compiled_backward import expect
+from tensortap.adapters.torch.gradients import backward_task
+from tensortap.adapters.torch.hooks import Hook, tracing
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.errors import NonFiniteError
 from tensortap.recorder import OpenStep, Recorder
@@ -109,15 +113,20 @@ class StepFinder:
         elif not step.phase:
             step.phase = "eval"
 
-    def root_returned(self, output: Any) -> None:
-        """After the root's forward, also when it failed."""
+    def root_returned(self, output: Any, awaits: bool | None = None) -> None:
+        """After the root's forward, also when it failed. Inside a compiled graph, `awaits` says if backward may come."""
         lane = self._lane()
         lane.depth = max(0, lane.depth - 1)
         if lane.depth or lane.span:
             return
-        awaits = torch.is_grad_enabled() and self._mark(output, lane)
+        if awaits is None:
+            awaits = torch.is_grad_enabled() and self._mark(output, lane)
         if lane is not self._home_lane and not awaits and backward_task() == -1:
             self._end(lane)
+
+    def backward_came(self) -> None:
+        """A gradient reached what the root returned, inside a compiled graph."""
+        self._lane().backward = True
 
     def optimizer_starts(self, optimizer: Any, closure: Any) -> None:
         """A closure calls the root inside the optimizer's step, and that is where the next step begins.
@@ -239,43 +248,86 @@ class _Mark:
         self.lane.backward = True
 
 
-class RootBefore(Hook):
-    """Sits before the root's forward."""
+class RootSite(Target):
+    """The root where the compiler took its hooks into a graph: a step begins and ends as the graph runs."""
 
-    __slots__ = ("finder", "prepare")
+    __slots__ = ("finder", "prepare", "root")
 
-    def __init__(self, finder: StepFinder, prepare: Callable[[], None]) -> None:
+    def __init__(self, finder: StepFinder, prepare: Callable[[], None], root: nn.Module, regions: Regions) -> None:
+        super().__init__(regions)
         self.finder = finder
         self.prepare = prepare
+        self.root = weakref.ref(root)
 
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Before the forward."""
-        if is_compiling() or tracing():
-            return
+    def see(self, tensor: Tensor, slot: str) -> None:
+        """Backward has come."""
+        self.finder.backward_came()
+
+    def told(self, note: str, slots: list[str]) -> None:
+        """The root is called, or has returned what backward may come back to."""
+        root = self.root()
+        if note == CALLED and root is not None:
+            self.begin(root)
+        else:
+            self.end(None, bool(slots))
+
+    def expect(self, found: Found) -> None:
+        """The root has returned these, where autograd is at work while the graph runs."""
+        self.end([tensor for _, tensor in found])
+
+    def begin(self, root: nn.Module) -> None:
+        """Before the root's forward."""
         try:
-            self.finder.root_called(module)
+            self.finder.root_called(root)
             self.prepare()
         except NonFiniteError:  # the user asked for it
             raise
         except Exception as error:
             self.finder.recorder.ledger.failed("step_errors", "beginning a step", error)
 
-
-class RootAfter(Hook):
-    """Sits after the root's forward."""
-
-    __slots__ = ("finder",)
-
-    def __init__(self, finder: StepFinder) -> None:
-        self.finder = finder
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the forward, or after its failure."""
-        if is_compiling() or tracing():
-            return
+    def end(self, output: Any, awaits: bool | None = None) -> None:
+        """After it, or after its failure."""
         try:
-            self.finder.root_returned(output)
+            self.finder.root_returned(output, awaits)
         except NonFiniteError:
             raise
         except Exception as error:
             self.finder.recorder.ledger.failed("step_errors", "ending a step", error)
+
+
+class RootBefore(Hook):
+    """Sits before the root's forward."""
+
+    __slots__ = ("site", "target")
+
+    def __init__(self, target: RootSite) -> None:
+        self.target = target
+        self.site = target.site
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Before the forward."""
+        if is_compiling():
+            if not is_exporting():
+                tell(self.site, CALLED)
+            return
+        if not tracing():
+            self.target.begin(module)
+
+
+class RootAfter(Hook):
+    """Sits after the root's forward."""
+
+    __slots__ = ("site", "target")
+
+    def __init__(self, target: RootSite) -> None:
+        self.target = target
+        self.site = target.site
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After the forward, or after its failure."""
+        if is_compiling():
+            if not is_exporting():
+                expect(self.site, list(tensors_in(output))[:_MOST_MARKS])
+            return
+        if not tracing():
+            self.target.end(output)

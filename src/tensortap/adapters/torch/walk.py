@@ -49,15 +49,24 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
 
 def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors a module was called with, by the names of its parameters; a single one needs no name."""
-    found = [pair for i, item in enumerate(args) for pair in tensors_in(item, _name(forward, i))]
+    return inputs_by(names_of(forward), args, kwargs)
+
+
+def inputs_by(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """The same where the names are known."""
+    found = [pair for i, item in enumerate(args) for pair in tensors_in(item, _slot(names, i))]
     found += [pair for key, item in kwargs.items() for pair in tensors_in(item, f".{key}")]
     return [("", found[0][1])] if len(found) == 1 else found
 
 
-def _name(forward: Any, position: int) -> str:
+def names_of(forward: Any) -> tuple[str, ...]:
+    """The names of what a module's forward takes by position."""
     function = inspect.unwrap(getattr(forward, "__func__", forward))
     code = getattr(function, "__code__", None)
-    names = _positional(code, hasattr(forward, "__self__")) if code is not None else ()
+    return _positional(code, hasattr(forward, "__self__")) if code is not None else ()
+
+
+def _slot(names: tuple[str, ...], position: int) -> str:
     return f".{names[position]}" if position < len(names) else f"[{position}]"
 
 
