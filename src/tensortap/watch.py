@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from tensortap.adapters.base import Adapter, adapter_for, choose
+from tensortap.adapters.base import Adapter, adapter_for, choose, compiled_values
 from tensortap.budget import Budget
 from tensortap.cost import Cost
 from tensortap.errors import ProbeError, UnsupportedError
@@ -57,6 +57,7 @@ class Tap:
         self._last = time.perf_counter()
         self._points: dict[str, Point | None] = {}
         self._closed = False
+        self._compiled = compiled_values(self.see) if adapter is None else None
         if adapter is not None:
             adapter.attach(recorder, choose(recorder.probes, adapter.candidates()), self)
         _ACTIVE.add(self)
@@ -82,6 +83,8 @@ class Tap:
         """Record a value under a name of your own."""
         try:
             if self._adapter is not None and self._adapter.named(name, value):
+                return
+            if self._compiled is not None and self._compiled(value, name):
                 return
             point = self._points.get(name, _UNKNOWN)
             if point is _UNKNOWN:

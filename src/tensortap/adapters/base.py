@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -161,6 +162,15 @@ def part_for(model: Any, part: str) -> ModuleType:
         if framework in FRAMEWORKS:
             return importlib.import_module(f"tensortap.adapters.{framework}.{part}")
     raise UnsupportedError(_unknown(model))
+
+
+def compiled_values(see: Callable[[Any, str], None]) -> Callable[[Any, str], bool] | None:
+    """What sees named values in compiled code, of the frameworks that are loaded; True: it is compiled, and seen to."""
+    for framework in FRAMEWORKS:
+        if framework in sys.modules:
+            part = importlib.import_module(f"tensortap.adapters.{framework}.values")
+            return part.CompiledValues(see)  # type: ignore[no-any-return]
+    return None
 
 
 def _unknown(model: Any) -> str:

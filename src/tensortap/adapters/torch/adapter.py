@@ -157,7 +157,10 @@ class TorchAdapter:
         if self._finder.lost and any(port.seen for port in self._ports):
             self._recorder.ledger.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
-        found = unseen.explain(self._ports, self._root(), fused, compiled_code.graphs() > 0)
+        hidden = compiled_code.graphs() > 0 and not self._regions.ran
+        found = unseen.explain(self._ports, self._root(), fused, hidden)
+        if self._regions.ran:
+            found = unseen.inside_graphs(found)
         if unseen.all_hidden(self._ports, found):
             self._recorder.ledger.warn("compiled", unseen.ALL_HIDDEN)
         return found | self._refused | self._names.unseen()

@@ -1,10 +1,10 @@
 """Taps inside what torch.compile makes: operations that stay in the graph and that the compiler cannot look into.
 
-A hook that is compiled with its module calls one of these instead of looking at the tensor. Each declares that it writes
-to `order`, one tensor that they all share: so none is removed as dead code, none is a graph break, and they keep their
-order. Nothing is written. `site` holds a number, by which the operation finds its target when it runs: whether the
-step is observed is asked there, never by the graph. The number is data, so blocks that are compiled one by one share
-a graph, and nothing here keeps a target alive.
+A hook that is compiled with its module calls one of these instead of looking at the tensor. Each declares that it
+writes to `order`, one tensor that they all share: so none is removed as dead code, none is a graph break, and they keep
+their order. Nothing is written. `site` holds a number, by which the operation finds its target when it runs: whether
+the step is observed is asked there, never by the graph. The number is data, so blocks that are compiled one by one
+share a graph, and nothing here keeps a target alive.
 
 Gradients are arranged for while the compiler follows autograd, in `compiled_backward`.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -31,20 +32,19 @@ BACK: Final = torch.zeros(())  # of what backward does: a graph that saved it fo
 _NUMBERS: Final = itertools.count(1)
 _TARGETS: Final[weakref.WeakValueDictionary[int, Target]] = weakref.WeakValueDictionary()
 
-LIBRARY: Final = torch.library.Library("tensortap", "FRAGMENT")
+LIBRARY: Final[Any] = torch.library.Library("tensortap", "FRAGMENT")  # type: ignore[no-untyped-call]
 LIBRARY.define("see(Tensor x, Tensor(a!) order, Tensor site, str slot) -> ()")
 LIBRARY.define("tell(Tensor(a!) order, Tensor site, str note, str slots) -> ()")
 LIBRARY.define("expect(Tensor[] outs, Tensor(a!) order, Tensor back, Tensor site, str slots) -> ()")
 LIBRARY.define("enter(Tensor[] given, Tensor(a!) order, Tensor site, str slots) -> ()")
 LIBRARY.define("leave(Tensor[] outs, Tensor(a!) order, Tensor back, Tensor site) -> ()")
-OPERATIONS: Final = ("see", "tell", "expect", "enter", "leave")
 
 
 class Regions:
-    """Whether anything of one model runs compiled: an operation that runs is the proof."""
+    """Whether anything of one model is due to be compiled, is, and has run with an operation of ours in it."""
 
     def __init__(self) -> None:
-        self.compiled = False
+        self.due = self.compiled = self.ran = False
 
 
 class Target:
@@ -95,7 +95,7 @@ def target_of(site: Tensor) -> Target | None:
     """The target behind a number, unless its tap is gone."""
     found = _TARGETS.get(int(site))
     if found is not None:
-        found.regions.compiled = True
+        found.regions.compiled = found.regions.ran = True
     return found
 
 
@@ -138,9 +138,15 @@ def _nothing(*args: Any) -> None:
     """What an operation gives without data."""
 
 
-RUN: Final = {"see": _see, "tell": _tell, "expect": _expect, "enter": _enter, "leave": _leave}
-for _name in OPERATIONS:
-    LIBRARY.impl(_name, RUN[_name], "CompositeExplicitAutograd")
+RUN: Final[dict[str, Callable[..., None]]] = {
+    "see": _see,
+    "tell": _tell,
+    "expect": _expect,
+    "enter": _enter,
+    "leave": _leave,
+}
+for _name, _run in RUN.items():
+    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
     # Nothing is written, so no version is counted up: what saved `back` for its backward finds it as it was.
     LIBRARY.impl(_name, torch.library.fallthrough_kernel, "ADInplaceOrView")
     torch.library.register_fake(f"tensortap::{_name}", _nothing, lib=LIBRARY)

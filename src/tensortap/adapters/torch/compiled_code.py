@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any, Final
 
@@ -32,13 +32,19 @@ class ModelRegions(Regions):
 
     def look(self) -> bool:
         """Ask before a step, while nothing is known to be compiled. True when something is."""
-        self.compiled = compiling_now() or (_anything() and any(map(_is_compiled, self._modules)))
+        self.compiled = self.due or (_anything() and any(map(_is_compiled, self._modules)))
         return self.compiled
 
 
-def compiling_now() -> bool:
-    """Whether what runs now was called by something compiled, and what it calls is going to be."""
-    return callable(eval_frame.get_eval_frame_callback())
+# What compiles the frames that are called now; nothing where the compiler is not at work, and in what it passes by.
+compiler: Final = eval_frame.get_eval_frame_callback
+
+
+def pass_by(function: Callable[..., Any], inside: bool = True) -> None:
+    """Have the compiler compile neither a function's calls nor, `inside`, what it calls. It may still follow them."""
+    skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
+    strategy = eval_frame._FrameExecStrategy(skip, skip if inside else default)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
 def forget(root: nn.Module) -> int:

@@ -101,4 +101,3 @@ class GradientSite(Site):
             call = count_call(step, self, backward_task() != -1)
             found = [("", tensor) for tensor in outs]
             await_inputs(self.taker, self.steps, self.ports, noted, found, step, call)
-

@@ -24,7 +24,7 @@ from tensortap.recorder import OpenStep
 _MOST_NODES: Final = 100_000
 backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
 _SWITCHED_OFF: Final = "ran with gradients switched off"
-_NO_BACKWARD: Final = "ran, but no backward came back to it"
+NO_BACKWARD: Final = "ran, but no backward came back to it"
 _OUTPUT_NOT_NEEDED: Final = "its output needs no gradient"
 _INPUT_NOT_NEEDED: Final = "its input needs no gradient"
 _HANDED_ON: Final = "hands its input on as it is, so the gradient is that of its output"
@@ -199,7 +199,7 @@ def _newest() -> int:
 def count_call(step: OpenStep, what: object, recomputed: bool) -> int:
     """Which call in its step this is, and one more: gradients come in the opposite order."""
     key = (what, True) if recomputed else what
-    call = step.calls.get(key, 0)
+    call: int = step.calls.get(key, 0)
     step.calls[key] = call + 1
     return call
 
@@ -212,7 +212,7 @@ def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, s
             port.note = reason_for_outputs(False)
             for slot, tensor in found:
                 if enabled and tensor.requires_grad:
-                    port.note = _NO_BACKWARD
+                    port.note = NO_BACKWARD
                     await_one(taker, steps, port, slot, tensor, step, call)
 
 
@@ -246,7 +246,7 @@ def await_inputs(
 def reason_for_outputs(awaited: bool) -> str:
     """Why no gradient of an output may come; overtaken by events when one does."""
     if awaited:
-        return _NO_BACKWARD
+        return NO_BACKWARD
     return _OUTPUT_NOT_NEEDED if torch.is_grad_enabled() else _SWITCHED_OFF
 
 
@@ -257,7 +257,7 @@ def reason_for_inputs(noted: Noted, roots: list[Any]) -> str:
     if not noted.edges:
         return _INPUT_NOT_NEEDED
     given = {node for node, _ in noted.edges.values()}
-    return _HANDED_ON if any(root in given for root in roots) else _NO_BACKWARD
+    return _HANDED_ON if any(root in given for root in roots) else NO_BACKWARD
 
 
 def senders_of(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:

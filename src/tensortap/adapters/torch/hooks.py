@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.compiler import is_compiling
 
 from tensortap.adapters.base import Port
-from tensortap.adapters.torch import compiled, compiled_backward
+from tensortap.adapters.torch import compiled, compiled_backward, compiled_code
 from tensortap.adapters.torch.compiled import Regions, is_exporting
 from tensortap.adapters.torch.compiled_sites import GradientSite, Site
 from tensortap.adapters.torch.gradients import (
@@ -45,8 +44,7 @@ class Hook:
     def __init_subclass__(cls) -> None:
         """Have the compiler pass by every hook that runs by itself."""
         if "__call__" in vars(cls):
-            skip = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-            set_code_exec_strategy(cls.__call__.__code__, skip)  # type: ignore[attr-defined]
+            compiled_code.pass_by(vars(cls)["__call__"])
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # A callable of the standard library that does nothing: the pickle opens where tensortap is not installed.

@@ -16,6 +16,7 @@ from torch.compiler import is_compiling
 from tensortap.adapters.base import Clock
 from tensortap.adapters.torch.compiled import CALLED, Found, Regions, Target, is_exporting, tell
 from tensortap.adapters.torch.compiled_backward import expect
+from tensortap.adapters.torch.compiled_code import compiler, pass_by
 from tensortap.adapters.torch.gradients import backward_task
 from tensortap.adapters.torch.hooks import Hook, tracing
 from tensortap.adapters.torch.walk import tensors_in
@@ -114,7 +115,7 @@ class StepFinder:
             step.phase = "eval"
 
     def root_returned(self, output: Any, awaits: bool | None = None) -> None:
-        """After the root's forward, also when it failed. Inside a compiled graph, `awaits` says if backward may come."""
+        """After the root's forward, also when it failed. In a compiled graph, `awaits` says if backward may come."""
         lane = self._lane()
         lane.depth = max(0, lane.depth - 1)
         if lane.depth or lane.span:
@@ -275,8 +276,9 @@ class RootSite(Target):
         """The root has returned these, where autograd is at work while the graph runs."""
         self.end([tensor for _, tensor in found])
 
-    def begin(self, root: nn.Module) -> None:
-        """Before the root's forward."""
+    def begin(self, root: nn.Module, compiled: bool = False) -> None:
+        """Before the root's forward, which the compiler may be about to see."""
+        self.regions.due |= compiled
         try:
             self.finder.root_called(root)
             self.prepare()
@@ -311,7 +313,12 @@ class RootBefore(Hook):
                 tell(self.site, CALLED)
             return
         if not tracing():
-            self.target.begin(module)
+            self.target.begin(module, callable(compiler()))
+
+
+# It must see the compiler at work, and `begin` must not be its work.
+pass_by(RootBefore.__call__, inside=False)
+pass_by(RootSite.begin)
 
 
 class RootAfter(Hook):

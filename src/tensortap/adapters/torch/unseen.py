@@ -9,6 +9,7 @@ from torch import nn
 
 from tensortap.adapters.base import Port
 from tensortap.adapters.torch import modules
+from tensortap.adapters.torch.gradients import NO_BACKWARD
 from tensortap.adapters.torch.params import NO_OPTIMIZER
 
 NEVER: Final = "never ran in a step that was observed"
@@ -17,9 +18,10 @@ MAYBE_COMPILED: Final = (
     "put on later are passed by: watch first, or call torch.compiler.reset() after watch()"
 )
 ALL_HIDDEN: Final = (
-    "nothing was seen inside the watched model: it did not run, or it ran in a function that was compiled before it was "
-    "watched, where hooks put on later are passed by. Watch first, or call torch.compiler.reset() after watch()"
+    "nothing was seen inside the watched model: it did not run, or it ran in a function that was compiled before it "
+    "was watched, where hooks put on later are passed by. Watch first, or call torch.compiler.reset() after watch()"
 )
+OR_INSIDE: Final = " outside the compiled graph that uses it too"
 FUSED: Final = (
     "ran fused inside nn.TransformerEncoderLayer; watch(..., fast_path='leave') shows it, with other rounding"
 )
@@ -33,6 +35,11 @@ def explain(ports: Iterable[Port], root: nn.Module | None, fused: Collection[str
     """The ports that saw nothing, each with the reason where it is known. `compiled`: torch.compile may hide some."""
     default = MAYBE_COMPILED if compiled else NEVER
     return {f"{port.path}:{port.port}": _why(port, root, fused, default) for port in ports if not port.seen}
+
+
+def inside_graphs(found: dict[str, str]) -> dict[str, str]:
+    """The same where the model is compiled: what leaves a graph and is used in it too may get its gradient there."""
+    return {site: f"{why}{OR_INSIDE}" if why == NO_BACKWARD else why for site, why in found.items()}
 
 
 def all_hidden(ports: Iterable[Port], unseen: dict[str, str]) -> bool:
