@@ -42,6 +42,7 @@ def _fresh() -> Iterator[None]:
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()  # other tests are not to think that anything is compiled
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,21 @@ def test_two_taps_at_once(watch):
     ]
 
 
+@pytest.mark.parametrize("way", [as_whole, in_place], ids=lambda way: way.__name__)
+def test_another_model_of_the_same_class(watch, way):
+    """Code that was compiled for one without taps does not do for the watched one; the other is not watched."""
+    model, other = fresh(), fresh()
+    run, run_other = way(model, "eager"), way(other, "eager")
+    setting = torch._dynamo.config.skip_nnmodule_hook_guards
+    run_other(tokens())
+    seen = watch(model, "head")
+    for each in (run_other, run, run_other, run, run_other, run):
+        each(tokens())
+    seen.tap.close()
+    assert [r.step for r in seen.memory.records] == [0, 1, 2]
+    assert torch._dynamo.config.skip_nnmodule_hook_guards is setting
+
+
 def test_a_function_in_another_file_that_was_compiled_before(watch, tmp_path, monkeypatch):
     """Hooks put on later are passed by there, which is said; resetting the compiler helps."""
     (tmp_path / "elsewhere.py").write_text("def step(model, x):\n    return model(x)\n")
@@ -189,6 +205,7 @@ def test_a_function_in_another_file_that_was_compiled_before(watch, tmp_path, mo
     run(model, tokens())
     seen = watch(model, "head", "norm")
     run(model, tokens())
+    seen.tap.step()
     with pytest.warns(TensortapWarning, match=r"torch\.compiler\.reset"):
         assert seen.unseen() == dict.fromkeys(["head:output", "norm:output"], unseen.MAYBE_COMPILED)
     torch.compiler.reset()

@@ -29,12 +29,18 @@ from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
 
+EXPORTED: Final = (
+    "an ExportedProgram is not what is called. Watch a module: tensortap.watch(torch.export.unflatten(program)) shows "
+    "the model's modules, program.module() only what goes in and comes out"
+)
 _FAST_PATHS: Final = ("keep", "leave")
 Puts = list[Callable[[nn.Module], RemovableHandle]]
 
 
 def adapt(model: Any, **options: Any) -> TorchAdapter | None:
     """The adapter for a module, or nothing for other objects that PyTorch defines."""
+    if type(model).__name__ == "ExportedProgram":
+        raise UnsupportedError(EXPORTED)
     return TorchAdapter(modules.unwrapped(model), **options) if isinstance(model, nn.Module) else None
 
 
@@ -103,6 +109,8 @@ class TorchAdapter:
         if not regions.compiled and regions.look() and root is not None:
             self._adjust(-1)
             compiled_code.forget(root)
+        if regions.compiled:
+            regions.guard()
         self._adjust(-1 if regions.compiled or self._finder.spread else self._recorder.current.armed)
 
     def detach(self) -> None:
@@ -118,6 +126,7 @@ class TorchAdapter:
         root = self._root()
         if self._regions.compiled and root is not None:
             compiled_code.forget(root)
+        self._regions.release()
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -157,11 +166,11 @@ class TorchAdapter:
         if self._finder.lost and any(port.seen for port in self._ports):
             self._recorder.ledger.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
-        hidden = compiled_code.graphs() > 0 and not self._regions.ran
+        hidden = compiled_code.graphs() > 0 and not (self._regions.ran or self._finder.called)
         found = unseen.explain(self._ports, self._root(), fused, hidden)
         if self._regions.ran:
             found = unseen.inside_graphs(found)
-        if unseen.all_hidden(self._ports, found):
+        if not self._finder.lost and unseen.all_hidden(self._ports, found):
             self._recorder.ledger.warn("compiled", unseen.ALL_HIDDEN)
         return found | self._refused | self._names.unseen()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import CodeType
@@ -20,6 +21,7 @@ from torch._C._dynamo import eval_frame
 from tensortap.adapters.torch import modules
 from tensortap.adapters.torch.compiled import Regions
 
+_SETTING: Final = "skip_nnmodule_hook_guards"
 _WRAPS: Final = "external_utils.py"  # of Dynamo: frames around models that are PyTorch's own classes, as Sequential
 
 
@@ -29,12 +31,50 @@ class ModelRegions(Regions):
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
         self._modules = [weakref.ref(module) for _, module in modules.modules_of(root)]
+        self._guarded = False
+
+    def guard(self) -> None:
+        """From now on have the compiler note which modules have no hooks, until `release`."""
+        if not self._guarded:
+            self._guarded = _GUARDS.add(1)
+
+    def release(self) -> None:
+        """The taps are off."""
+        if self._guarded:
+            self._guarded = not _GUARDS.add(-1)
 
     def look(self) -> bool:
         """Ask before a step, while nothing is known to be compiled. True when something is."""
         self.compiled = self.due or (_anything() and any(map(_is_compiled, self._modules)))
         return self.compiled
 
+
+class _HookGuards:
+    """A setting of the compiler's, changed while a tap is on anything compiled.
+
+    By default it does not note that a module had no hooks when it was compiled. Code compiled for another model of the
+    same class would then do for the watched one, and its taps be passed by.
+    """
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._before = True
+        self._lock = threading.Lock()
+
+    def add(self, users: int) -> bool:
+        """So many more users of the setting; the last one to go puts it back. False where there is no such setting."""
+        config: Any = sys.modules.get("torch._dynamo.config")
+        if not hasattr(config, _SETTING):
+            return False
+        with self._lock:
+            if not self._users:
+                self._before = getattr(config, _SETTING)
+            self._users += users
+            setattr(config, _SETTING, False if self._users else self._before)
+        return True
+
+
+_GUARDS: Final = _HookGuards()
 
 # What compiles the frames that are called now; nothing where the compiler is not at work, and in what it passes by.
 compiler: Final = eval_frame.get_eval_frame_callback

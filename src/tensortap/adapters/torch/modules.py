@@ -16,6 +16,9 @@ MODULE_PORTS: Final = ("output", "input", "grad_output", "grad_input")
 PARAMETER_PORTS: Final = ("param", "grad", "update")
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
 CONTAINER: Final = "is only a container and never called; tap what is in it"
+FLAT: Final = (
+    "is flattened into the graph around it, and only its weights are left; torch.export.unflatten() gives it back"
+)
 BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
 
 WRAPPED: Final = "_orig_mod"  # what torch.compile's wrapper calls the module in it
@@ -55,7 +58,9 @@ def candidate(path: str, module: nn.Module) -> Candidate:
 
 def untappable(root: nn.Module) -> dict[str, str]:
     """What cannot be tapped, each with the reason."""
-    return {path: why for path, module in modules_of(root) if (why := why_not(module))}
+    flat = isinstance(root, torch.fx.GraphModule)
+    found = {path: why for path, module in modules_of(root) if (why := why_not(module))}
+    return {path: FLAT if flat and why == CONTAINER else why for path, why in found.items()}
 
 
 def why_not(module: nn.Module) -> str:

@@ -63,7 +63,7 @@ class StepFinder:
 
     def __init__(self, recorder: Recorder, clock: Clock, collecting: Callable[[], bool] = lambda: True) -> None:
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
-        self._called = False
+        self.called = False  # whether the root was ever seen to be called
         self._by_optimizer = False
         self.recorder = recorder
         self._clock = clock
@@ -77,7 +77,7 @@ class StepFinder:
     @property
     def lost(self) -> bool:
         """Whether nothing has shown where steps begin and end."""
-        return not (self._called or self._by_optimizer or self._clock.explicit)
+        return not (self.called or self._by_optimizer or self._clock.explicit)
 
     def current(self) -> OpenStep:
         """The step that what is seen now belongs to."""
@@ -105,7 +105,7 @@ class StepFinder:
         if (lane.depth > 1 and _running_twice(root)) or backward_task() != -1:
             return
         lane.depth = 1
-        self._called = True
+        self.called = True
         if not lane.span:
             self._begin(lane)
         step = self.current()
@@ -135,13 +135,13 @@ class StepFinder:
         Where the root is never seen to be called (it is compiled), a second step of the same optimizer tells.
         """
         lane = self._lane()
-        unseen = not self._called and id(optimizer) in lane.optimizers
+        unseen = not self.called and id(optimizer) in lane.optimizers
         again = closure is not None and lane is self._home_lane and (lane.stepped or lane.stepping)
         if (unseen or again) and not self._clock.explicit:
             self._by_optimizer |= unseen
             self._clock.advance()
         lane.stepping = closure is not None
-        if not self._called:
+        if not self.called:
             self.recorder.current.phase = "train"
 
     def optimizer_stepped(self, optimizer: Any) -> None:
