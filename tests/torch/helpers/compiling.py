@@ -47,6 +47,17 @@ class Transformer(nn.Module):
         return {"logits": self.head(self.norm(x)), "ignored": None}
 
 
+class Residual(nn.Module):
+    """Half a block: few kernels, for Inductor takes seconds to build each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": x + self.down(self.act(self.up(self.norm(x))))}
+
+
 def tokens() -> Tensor:
     """A batch."""
     return torch.arange(10).view(2, 5)
@@ -84,11 +95,13 @@ def in_a_function(model: nn.Module, backend: str) -> Callable[..., Any]:
 WAYS = [as_whole, in_place, by_regions, in_a_function]
 
 
-def train(run: Callable[..., Any], model: nn.Module, steps: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
+def train(
+    run: Callable[..., Any], model: nn.Module, steps: int = 2, batch: Tensor | None = None
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The last step's logits and gradients; nothing is updated."""
     for _ in range(steps):
         model.zero_grad()
-        logits = run(tokens())["logits"]
+        logits = run(tokens() if batch is None else batch)["logits"]
         logits.square().mean().backward()
     return logits, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -22,7 +22,8 @@ from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet, fresh
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
-from tensortap.adapters.torch.steps import RootAfter, RootBefore, RootSite, StepFinder
+from tensortap.adapters.torch.roots import RootAfter, RootBefore, RootSite
+from tensortap.adapters.torch.steps import StepFinder
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.adapters.torch.walk import names_of
 from tensortap.errors import UnsupportedError
