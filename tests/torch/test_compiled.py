@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -416,3 +418,30 @@ def test_capture(same):
     model = fresh()
     found = tt.capture(as_whole(model, "aot_eager"), tokens(), "head", "embed")
     assert torch.equal(found["embed"], model.embed(tokens())) and found["head"].shape == (2, 5, 16)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+compiled = torch.compile(model, backend="eager", fullgraph=True)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    compiled(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+"""
+
+
+def test_a_script_that_compiles(tmp_path):
+    """`tensortap run` sees into the compiled model of a script that knows nothing of it."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    words = [sys.executable, "-m", "tensortap", "run", "--every", "2", "--to", "run", "train.py"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = tt.open(tmp_path / "run").table(columns=["site", "step"]).to_pylist()
+    assert [(row["site"], row["step"]) for row in found] == [
+        (site, step) for step in (0, 2) for site in ("0", "1", "2")
+    ]

@@ -9,6 +9,7 @@ from torch import nn
 
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.modules import unwrapped
 from tensortap.probes import Probe
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.sites import Candidate, Pattern
@@ -19,10 +20,11 @@ class Model:
     """One of the models. With a prefix its places are called `prefix.path`, and patterns may say either."""
 
     def __init__(self, root: nn.Module, name: str, prefix: str, home: int) -> None:
+        inner = unwrapped(root)
         self.name = name
-        self.type = type(root).__name__
+        self.type = type(inner).__name__
         self.prefix = prefix
-        self.adapter = TorchAdapter(root)
+        self.adapter = TorchAdapter(inner)
         self._home = home
 
     def candidates(self) -> Iterator[tuple[Candidate, Candidate]]:
