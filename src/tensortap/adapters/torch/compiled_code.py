@@ -111,7 +111,8 @@ def graphs() -> int:
 def _anything() -> bool:
     """Whether torch.compile was used at all."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and bool(getattr(dynamo, "cached_backends", True))
+    backends = getattr(dynamo, "cached_backends", None)  # optimizers add None: what they do is not to be compiled
+    return dynamo is not None and (backends is None or any(backend is not None for backend in backends.values()))
 
 
 def _is_compiled(module: weakref.ref[nn.Module]) -> bool:
