@@ -397,6 +397,21 @@ def test_a_step_that_is_not_finite(watch):
     assert [origin.site for origin in found] == ["0"]
 
 
+def test_an_error_of_ours_goes_no_further(watch, monkeypatch):
+    """Inside a compiled step nothing of ours raises: it is counted and said once."""
+
+    def broken(*args):
+        raise RuntimeError("ours")
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    seen = watch(model, "0")
+    monkeypatch.setattr(seen.tap._adapter._taker.__class__, "take", broken)
+    with pytest.warns(TensortapWarning, match="observing 0:output in compiled code"):
+        for _ in range(2):
+            as_whole(model, "aot_eager")(torch.ones(1, 2))
+    assert seen.tap.counts == {"skipped_tensors": 2}
+
+
 def test_nothing_is_kept_alive():
     """The operations know numbers only: a model goes when its owner lets go of it, watched, compiled or both."""
     model = fresh()

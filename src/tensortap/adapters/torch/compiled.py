@@ -73,6 +73,10 @@ class Target:
     def leave(self, outs: list[Tensor]) -> None:
         """It ends."""
 
+    def failed(self, error: Exception) -> None:
+        """One of these raised, in the middle of the user's step."""
+        raise error
+
 
 # What hooks call while they are compiled. Dynamo follows these functions: they must stay plain.
 
@@ -104,34 +108,33 @@ def split(slots: str, count: int) -> list[str]:
     return slots.split(SEPARATOR) if count else []
 
 
-def _see(x: Tensor, order: Tensor, site: Tensor, slot: str) -> None:
+def _reach(site: Tensor, method: str, *args: Any) -> None:
     target = target_of(site)
     if target is not None:
-        target.see(x, slot)
+        try:
+            getattr(target, method)(*args)
+        except Exception as error:
+            target.failed(error)
+
+
+def _see(x: Tensor, order: Tensor, site: Tensor, slot: str) -> None:
+    _reach(site, "see", x, slot)
 
 
 def _tell(order: Tensor, site: Tensor, note: str, slots: str) -> None:
-    target = target_of(site)
-    if target is not None:
-        target.told(note, slots.split(SEPARATOR)[:-1])  # each is ended by the separator, for one may be empty
+    _reach(site, "told", note, slots.split(SEPARATOR)[:-1])  # each is ended by the separator, for one may be empty
 
 
 def _expect(outs: list[Tensor], order: Tensor, back: Tensor, site: Tensor, slots: str) -> None:
-    target = target_of(site)
-    if target is not None:
-        target.expect(list(zip(split(slots, len(outs)), outs, strict=True)))
+    _reach(site, "expect", list(zip(split(slots, len(outs)), outs, strict=True)))
 
 
 def _enter(given: list[Tensor], order: Tensor, site: Tensor, slots: str) -> None:
-    target = target_of(site)
-    if target is not None:
-        target.enter(list(zip(split(slots, len(given)), given, strict=True)))
+    _reach(site, "enter", list(zip(split(slots, len(given)), given, strict=True)))
 
 
 def _leave(outs: list[Tensor], order: Tensor, back: Tensor, site: Tensor) -> None:
-    target = target_of(site)
-    if target is not None:
-        target.leave(outs)
+    _reach(site, "leave", outs)
 
 
 def _nothing(*args: Any) -> None:

@@ -48,6 +48,11 @@ class Site(Target):
         for port in self.ports:
             port.note = note
 
+    def failed(self, error: Exception) -> None:
+        """Count it; the user's step goes on."""
+        where = ", ".join(f"{port.path}:{port.port}" for port in self.ports)
+        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {where} in compiled code", error)
+
     def open_step(self) -> OpenStep | None:
         """The step that what is seen now belongs to, if it is observed."""
         steps = self.steps

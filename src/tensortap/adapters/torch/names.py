@@ -76,6 +76,10 @@ class NamedValues:
         waiting = [p for probe in self._wanted.probes for p in probe.patterns if p.is_op and p.kind == "path"]
         return {p.text: NO_VALUE for p in waiting if not any(p.matches(c, port) for c in seen for port in PORTS)}
 
+    def failed(self, error: Exception) -> None:
+        """A value in compiled code could not be recorded."""
+        self._taker.recorder.ledger.failed("skipped_values", "recording a named value in compiled code", error)
+
     def _decide(self, name: str) -> _Name:
         candidate, recorder = Candidate(name, (), PORTS), self._taker.recorder
         output, gradient = (self._wanted.of_late(recorder, candidate, port) for port in PORTS)
@@ -111,6 +115,10 @@ class _Values(Target):
         """As in eager mode."""
         if found:
             self._of(found[0][0].partition(_SLOT)[0]).expect([(s.partition(_SLOT)[2], t) for s, t in found])
+
+    def failed(self, error: Exception) -> None:
+        """Count it."""
+        self.names.failed(error)
 
     def _of(self, name: str) -> Site:
         return self.names.known(name).sites[self.which]
