@@ -61,6 +61,7 @@ def table_after(document: Path, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
+@pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.export's own
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_code(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every block of Python, every query and every command in a document runs, one after the other, in a new folder."""

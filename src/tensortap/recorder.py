@@ -63,7 +63,7 @@ class OpenStep:
         self.phase = ""
         self.labels: Mapping[str, str] = {}
         self.closed = False
-        self.calls: dict[Any, int] = {}  # an adapter's count of calls, by whatever it counts
+        self.calls: dict[Any, Any] = {}  # an adapter's count of calls, by whatever it counts
 
     def begin(self, number: int, armed: int, maybe: int, hist: int) -> None:
         """Be this step; after one that nobody wanted, the next, with nothing to be put away."""

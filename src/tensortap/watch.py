@@ -13,7 +13,16 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 from tensortap import markup
-from tensortap.adapters.base import Adapter, Wanted, adapter_for, check_operations, offered, part_for, world_now
+from tensortap.adapters.base import (
+    Adapter,
+    Wanted,
+    adapter_for,
+    check_operations,
+    compiled_values,
+    offered,
+    part_for,
+    world_now,
+)
 from tensortap.adapters.bystander import Bystander
 from tensortap.budget import Budget
 from tensortap.cost import Cost
@@ -68,6 +77,7 @@ class Tap:
         self._last = time.perf_counter()
         self._points: dict[str, Point | None] = {}
         self._closed = False
+        self._compiled = compiled_values(self.see) if adapter is None else None
         if adapter is not None:
             adapter.attach(recorder, offered(adapter, recorder.probes), self)
         if recorder.probes:
@@ -112,6 +122,8 @@ class Tap:
         """Record a value under a name of your own."""
         try:
             if self._adapter is not None and self._adapter.named(name, value):
+                return
+            if self._compiled is not None and self._compiled(value, name):
                 return
             point = self._points.get(name, _UNKNOWN)
             if point is _UNKNOWN:

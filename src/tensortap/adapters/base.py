@@ -6,7 +6,7 @@ import functools
 import importlib
 import inspect
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
@@ -306,6 +306,13 @@ def part_for(model: Any, part: str) -> ModuleType:
 
 def _framework(cls: type) -> str | None:
     return FRAMEWORKS.get(cls.__module__.partition(".")[0])
+
+
+def compiled_values(see: Callable[[Any, str], None]) -> Callable[[Any, str], bool] | None:
+    """What sees named values in compiled code, of the frameworks that are loaded; True: it is compiled, and seen to."""
+    if "torch" not in sys.modules:
+        return None
+    return importlib.import_module("tensortap.adapters.torch.compiled_values").CompiledValues(see)  # type: ignore[no-any-return]
 
 
 def _unknown(model: Any) -> str:

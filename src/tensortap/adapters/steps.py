@@ -42,7 +42,7 @@ class LaneSteps(Generic[L]):
     def __init__(self, recorder: Recorder, clock: Clock, lane: Callable[[], L]) -> None:
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
         self.recorder = recorder
-        self._called = False
+        self.called = False  # whether the root was ever seen to be called
         self._clock = clock
         self._new_lane = lane
         self._local = threading.local()
@@ -54,7 +54,7 @@ class LaneSteps(Generic[L]):
     @property
     def lost(self) -> bool:
         """Whether nothing has shown where steps begin and end."""
-        return not (self._called or self._clock.explicit)
+        return not (self.called or self._clock.explicit)
 
     def current(self) -> OpenStep:
         """The step that what is seen now belongs to."""
@@ -146,7 +146,7 @@ class CallSteps(LaneSteps[Lane]):
         lane.depth += 1
         if lane.depth > 1:
             return
-        self._called = True
+        self.called = True
         if not lane.span:
             self._begin(lane)
 

@@ -8,33 +8,39 @@ from functools import partial
 from typing import Any, Final
 
 from torch import nn
-from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.torch import modules, unseen
+from tensortap.adapters.torch import compiled_code, modules, unseen
+from tensortap.adapters.torch.compiled_code import ModelRegions
 from tensortap.adapters.torch.gradients import InputEdges
-from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook, tracing
-from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
+from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook
+from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet, fresh_key, under
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
 from tensortap.adapters.torch.ops_names import known_operations
-from tensortap.adapters.torch.ops_visible import COMPILED
+from tensortap.adapters.torch.ops_visible import COMPILED, compiled_paths
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.parts import Parts
 from tensortap.adapters.torch.pipeline import is_stage, tree_of
+from tensortap.adapters.torch.roots import RootAfter, RootBefore, RootSite
 from tensortap.adapters.torch.sharded import Sharded
-from tensortap.adapters.torch.steps import RootAfter, RootBefore, StepFinder
+from tensortap.adapters.torch.steps import StepFinder
 from tensortap.adapters.torch.tensors import Taker, taker_for
 from tensortap.adapters.torch.threads import Lending
 from tensortap.adapters.torch.world import world
+from tensortap.adapters.walk import names_of
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
 
+EXPORTED: Final = (
+    "an ExportedProgram is not what is called. Watch a module: tensortap.watch(torch.export.unflatten(program)) shows "
+    "the model's modules, program.module() only what goes in and comes out"
+)
 _FAST_PATHS: Final = ("keep", "leave")
 Puts = list[Callable[[nn.Module], RemovableHandle]]
 
@@ -44,7 +50,9 @@ def adapt(model: Any, **options: Any) -> TorchAdapter | None:
     if is_stage(model):
         root, called = tree_of(model)
         return TorchAdapter(root, called=called, **options)
-    return TorchAdapter(model, **options) if isinstance(model, nn.Module) else None
+    if type(model).__name__ == "ExportedProgram":
+        raise UnsupportedError(EXPORTED)
+    return TorchAdapter(modules.unwrapped(model), **options) if isinstance(model, nn.Module) else None
 
 
 class TorchAdapter:
@@ -65,6 +73,7 @@ class TorchAdapter:
         self._sets: list[HookSet] = []
         self._edges = InputEdges()
         self._lending = Lending()
+        self._keys = (fresh_key(), fresh_key(), fresh_key())  # of hooks before, after, and after those
 
     def candidates(self) -> list[Candidate]:
         """Every module and parameter that can be tapped."""
@@ -88,9 +97,11 @@ class TorchAdapter:
         self._recorder, self._wanted = recorder, wanted
         self._taker = taker or taker_for(recorder)
         self._finder = StepFinder(recorder, clock, self._collecting)
-        self._names = NamedValues(self._taker, self._finder, wanted)
+        self._regions = ModelRegions(root)
+        self._names = NamedValues(self._taker, self._finder, wanted, self._regions)
         called = self._called() or root
-        self._handles = _put_on_root(called, RootBefore(self._finder, self.arm), RootAfter(self._finder))
+        target = RootSite(self._finder, self.arm, called, self._regions)
+        self._handles = _put_on_root(called, RootBefore(target), RootAfter(target))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
         for module, puts, bits, paths in self._hooks(root):
@@ -103,17 +114,28 @@ class TorchAdapter:
         self._ops = self._attach_ops(root, fused)
         self._parameters = self._attach_parameters(root)
         self._refused = self._scripted(root)
-        self._compiled = unseen.compiled_graphs()
-        self.arm()
+        self._learn_parts()
+        self._adjust(self._recorder.current.armed)
+        self._parameters.arm(self._recorder.current.armed)
+        plain.adjust(-1)  # until the first call: if that is compiled, it must find them
+        compiled_code.forget(root)
 
     def arm(self) -> None:
-        """Hooks are on only while a probe may want the open step; once threads have steps of their own, always."""
+        """Hooks are on only while a probe may want the open step; once threads have steps of their own, always.
+
+        Once anything is compiled, always too: a graph has them or has not, and asks when it runs.
+        """
         self._learn_parts()
+        regions, root = self._regions, self._root()
+        if not regions.compiled and regions.look() and root is not None:
+            self._adjust(-1)
+            compiled_code.forget(root)
+        if regions.compiled:
+            regions.guard()
         armed = -1 if self._finder.spread else self._recorder.current.armed
         if armed:
             self._lending.adjust()
-        for hooks in self._sets:
-            hooks.adjust(armed)
+        self._adjust(-1 if regions.compiled else armed)
         self._parameters.arm(armed)
 
     def _learn_parts(self) -> None:
@@ -136,6 +158,10 @@ class TorchAdapter:
         for leaf in self._taker.leaves:
             leaf.take_off()
         self._handles, self._sets, self._taker.leaves = [], [], []
+        root = self._root()
+        if self._regions.compiled and root is not None:
+            compiled_code.forget(root)
+        self._regions.release()
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -164,17 +190,24 @@ class TorchAdapter:
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named, and its gradient."""
-        return is_compiling() or tracing() is not None or self._names.see(name, value)
+        return self._names.see_anywhere(name, value)
 
     def unseen(self) -> dict[str, str]:
         """Modules, ports and names that were wanted but never seen."""
         if self._finder.lost and any(port.seen for port in self._ports):
             self._recorder.ledger.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
-        found = unseen.explain(self._ports, self._root(), fused, self._compiled)
-        found |= self._refused | self._names.unseen(unseen.compiled_graphs() > self._compiled)
+        hidden = compiled_code.graphs() > 0 and not (self._regions.ran or self._finder.called)
+        found = unseen.explain(self._ports, self._root(), fused, hidden)
+        if self._regions.ran:
+            found = unseen.inside_graphs(found)
+        if not self._finder.lost and unseen.all_hidden(self._ports, found):
+            self._recorder.ledger.warn("compiled", unseen.ALL_HIDDEN)
+        found |= self._refused | self._names.unseen()
         if self._ops is None:
             return found
+        if self._regions.ran:
+            self._ops.visibility.hidden = COMPILED
         return {text: why for text, why in found.items() if text not in self._ops.seen()} | self._ops.unseen()
 
     def operations(self) -> Collection[str]:
@@ -187,19 +220,22 @@ class TorchAdapter:
             raise ReferenceError("the watched model is gone")
         return root
 
+    def _adjust(self, armed: int) -> None:
+        for hooks in self._sets:
+            hooks.adjust(armed)
+
     def _fused_set(self, layer: nn.TransformerEncoderLayer) -> HookSet:
         return FusedSet(layer) if self.fast_path == "keep" else OpenedSet(layer, self._recorder.ledger)
 
     def _hooks(self, root: nn.Module) -> Iterable[tuple[nn.Module, Puts, int, list[str]]]:
         """For each module that a probe wants: how to put its hooks on, for which probes, and all its names."""
-        compiled = modules.compiled_paths(root)
         for module, paths in _names_of(root).items():
             ports = {
                 kind: found
                 for kind in modules.MODULE_PORTS
                 if (found := [p for path in paths if (p := self._port(path, kind)) is not None])
             }
-            if ports and not compiled.issuperset(paths):
+            if ports:
                 bits = 0
                 for port in (port for group in ports.values() for port in group):
                     bits |= port.bits
@@ -213,7 +249,7 @@ class TorchAdapter:
             return None
         taps = OpTaps(self._taker, self._finder, self._wanted, patterns, self.fast_path == "keep")
         around, layers = HookSet(), LayerHooks()
-        compiled = modules.compiled_paths(root)
+        compiled = compiled_paths(root)
         for module, paths in names.items():
             if compiled.issuperset(paths):
                 taps.visibility.hidden = COMPILED
@@ -235,14 +271,15 @@ class TorchAdapter:
 
     def _puts(self, ports: dict[str, list[Port]]) -> Puts:
         if list(ports) == ["output"] and len(ports["output"]) == 1:
-            return [partial(_put_after, hook=OutputHook(self._taker, self._finder, ports["output"][0]))]
-        before = BeforeHook(self._taker, self._finder, ports, self._edges)
+            hook = OutputHook(self._taker, self._finder, ports["output"][0], self._regions)
+            return [partial(_put_after, hook=hook, key=self._keys[1])]
+        before = BeforeHook(self._taker, self._finder, ports, self._edges, self._regions)
         after = AfterHook(self._taker, self._finder, ports, before)
-        puts: Puts = [partial(_put_before, hook=before)] if before.bits else []
-        return [*puts, partial(_put_after, hook=after, always_call=bool(before.grad_inputs))]
+        puts: Puts = [partial(_put_before, hook=before, key=self._keys[0])] if before.bits else []
+        return [*puts, partial(_put_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs))]
 
     def _origin_puts(self, path: str) -> Puts:
-        return [partial(_put_origin, hook=OriginHook(path, self._finder))] if self.origins else []
+        return [partial(_put_origin, hook=OriginHook(path, self._finder), key=self._keys[2])] if self.origins else []
 
     def _scripted(self, root: nn.Module) -> dict[str, str]:
         """What the probes would want if it could be tapped."""
@@ -286,16 +323,17 @@ def _within(paths: Iterable[str], layer: str) -> bool:
     return not layer or any(path == layer or path.startswith(f"{layer}.") for path in paths)
 
 
-def _put_before(module: nn.Module, hook: BeforeHook) -> RemovableHandle:
-    return module.register_forward_pre_hook(hook, with_kwargs=True)
+def _put_before(module: nn.Module, hook: BeforeHook, key: int) -> RemovableHandle:
+    hook.names = names_of(module.forward)
+    return under(key, module.register_forward_pre_hook(hook, with_kwargs=True))
 
 
-def _put_after(module: nn.Module, hook: Any, always_call: bool = False) -> RemovableHandle:
-    return module.register_forward_hook(hook, always_call=always_call)
+def _put_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
+    return under(key, module.register_forward_hook(hook, always_call=always_call))
 
 
-def _put_origin(module: nn.Module, hook: OriginHook) -> RemovableHandle:
-    return module.register_forward_hook(hook, with_kwargs=True)
+def _put_origin(module: nn.Module, hook: OriginHook, key: int) -> RemovableHandle:
+    return under(key, module.register_forward_hook(hook, with_kwargs=True))
 
 
 def _put_on_root(root: nn.Module, before: RootBefore, after: RootAfter) -> list[RemovableHandle]:

@@ -23,8 +23,9 @@ from tensortap.adapters.torch.tensors import Taker, aside
 from tensortap.recorder import OpenStep
 
 _MOST_NODES: Final = 100_000
+backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
 _SWITCHED_OFF: Final = "ran with gradients switched off"
-_NO_BACKWARD: Final = "ran, but no backward came back to it"
+NO_BACKWARD: Final = "ran, but no backward came back to it"
 _OUTPUT_NOT_NEEDED: Final = "its output needs no gradient"
 _INPUT_NOT_NEEDED: Final = "its input needs no gradient"
 _HANDED_ON: Final = "hands its input on as it is, so the gradient is that of its output"
@@ -120,7 +121,7 @@ class Sum(Awaited):
 
     def add(self, gradient: Tensor | None) -> None:
         """One edge's gradient. Edges that this backward does not use never come."""
-        task = torch._C._current_graph_task_id()
+        task = backward_task()
         if task != self.task:
             self.task, self.left, self.total, self.spoilt = task, self.edges, None, False
             if self.edges > 1:
@@ -145,6 +146,11 @@ class Sum(Awaited):
         if total is not None:
             self.arrived(total)
 
+    def failed(self, error: Exception) -> None:
+        """It could not be added up."""
+        where = f"{self.port.path}:{self.port.port}{self.slot}"
+        self.taker.recorder.ledger.failed("skipped_tensors", f"recording {where}", error)
+
 
 class _Sender:
     """Sits behind a node and hands on what it sends along one edge."""
@@ -159,8 +165,7 @@ class _Sender:
         try:
             self.sum.add(grad_inputs[self.position])
         except Exception as error:
-            where = f"{self.sum.port.path}:{self.sum.port.port}{self.sum.slot}"
-            self.sum.taker.recorder.ledger.failed("skipped_tensors", f"recording {where}", error)
+            self.sum.failed(error)
 
 
 class Noted(NamedTuple):
@@ -206,15 +211,23 @@ def newest_node() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
+def count_call(step: OpenStep, what: object, recomputed: bool) -> int:
+    """Which call in its step this is, and one more: gradients come in the opposite order."""
+    key = (what, True) if recomputed else what
+    call: int = step.calls.get(key, 0)
+    step.calls[key] = call + 1
+    return call
+
+
 def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, step: OpenStep, call: int) -> None:
     """Arrange for the gradients of what a module returned to be recorded when backward reaches it."""
     enabled = torch.is_grad_enabled()
     for port in ports:
         if step.armed & port.bits:
-            port.note = _OUTPUT_NOT_NEEDED if enabled else _SWITCHED_OFF
+            port.note = reason_for_outputs(False)
             for slot, tensor in found:
                 if enabled and tensor.requires_grad:
-                    port.note = _NO_BACKWARD
+                    port.note = NO_BACKWARD
                     await_one(taker, steps, port, slot, tensor, step, call)
 
 
@@ -238,8 +251,8 @@ def await_inputs(
 ) -> None:
     """Arrange for the gradients of a module's inputs to be recorded, under every name the module has."""
     roots = [t.grad_fn for _, t in found if t.grad_fn is not None] if noted.edges else []
-    senders = _senders(set(noted.edges.values()), roots, noted.since)
-    note = _why_not(noted, roots)
+    senders = senders_of(set(noted.edges.values()), roots, noted.since)
+    note = reason_for_inputs(noted, roots)
     for port in ports:
         port.note = note
         for slot, edge in noted.edges.items():
@@ -247,17 +260,24 @@ def await_inputs(
                 Sum(taker, steps, port, slot, step, call).expect(senders[edge])
 
 
-def _why_not(noted: Noted, roots: list[Any]) -> str:
-    """Why no gradient may come; overtaken by events when one does."""
+def reason_for_outputs(awaited: bool) -> str:
+    """Why no gradient of an output may come; overtaken by events when one does."""
+    if awaited:
+        return NO_BACKWARD
+    return _OUTPUT_NOT_NEEDED if torch.is_grad_enabled() else _SWITCHED_OFF
+
+
+def reason_for_inputs(noted: Noted, roots: list[Any]) -> str:
+    """The same of an input."""
     if not torch.is_grad_enabled():
         return _SWITCHED_OFF
     if not noted.edges:
         return _INPUT_NOT_NEEDED
     given = {node for node, _ in noted.edges.values()}
-    return _HANDED_ON if any(root in given for root in roots) else _NO_BACKWARD
+    return _HANDED_ON if any(root in given for root in roots) else NO_BACKWARD
 
 
-def _senders(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:
+def senders_of(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:
     """For each target edge, the nodes behind the outputs that send along it, and at which position."""
     found: dict[Edge, list[Edge]] = {}
     for node in nodes_since(roots, since):

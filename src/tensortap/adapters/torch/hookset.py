@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -18,6 +19,24 @@ LEFT: Final = (
     "nn.TransformerEncoderLayer does not run fused while it is watched inside (fast_path='leave'): its outputs differ "
     "by rounding from those of the fused path"
 )
+
+
+def fresh_key() -> int:
+    """A key for hooks that nobody else has."""
+    return RemovableHandle(OrderedDict()).id
+
+
+def under(key: int, handle: RemovableHandle) -> RemovableHandle:
+    """The same hook under another key, the same one for every module.
+
+    The compiler notes keys: with one for each module, blocks that are compiled one by one would not share a graph.
+    """
+    for ref in (handle.hooks_dict_ref, *handle.extra_dict_ref):
+        hooks = ref()
+        if hooks is not None and handle.id in hooks:
+            hooks[key] = hooks.pop(handle.id)
+    handle.id = key
+    return handle
 
 
 class HookSet:

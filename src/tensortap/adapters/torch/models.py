@@ -10,6 +10,7 @@ from torch import nn
 
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.modules import unwrapped
 from tensortap.adapters.torch.ops import means_operations
 from tensortap.adapters.torch.ops_names import known_operations
 from tensortap.probes import Probe
@@ -22,10 +23,11 @@ class Model:
     """One of the models. With a prefix its places are called `prefix.path`, and patterns may say either."""
 
     def __init__(self, root: nn.Module, name: str, prefix: str, home: int) -> None:
+        inner = unwrapped(root)
         self.name = name
-        self.type = type(root).__name__
+        self.type = type(inner).__name__
         self.prefix = prefix
-        self.adapter = TorchAdapter(root)
+        self.adapter = TorchAdapter(inner)
         self._home = home
 
     def candidates(self) -> Iterator[tuple[Candidate, Candidate]]:

@@ -16,15 +16,24 @@ MODULE_PORTS: Final = ("output", "input", "grad_output", "grad_input")
 PARAMETER_PORTS: Final = ("param", "grad", "update")
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
 CONTAINER: Final = "is only a container and never called; tap what is in it"
-COMPILED: Final = "lies in a compiled region, where hooks do not run"
+FLAT: Final = (
+    "is flattened into the graph around it, and only its weights are left; torch.export.unflatten() gives it back"
+)
 BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
+
+WRAPPED: Final = "_orig_mod"  # what torch.compile's wrapper calls the module in it
 
 _TRACED: Final = torch.jit._trace.TopLevelTracedModule
 
 
 def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module under every name it has, the root under the empty one."""
-    yield from root.named_modules(remove_duplicate=False)
+    """Every module under every name it has, the root under the empty one.
+
+    What torch.compile wraps around a module is passed by: a compiled model has the names of the one it was made of.
+    """
+    for path, module in root.named_modules(remove_duplicate=False):
+        if not is_wrapper(module):
+            yield (".".join(part for part in path.split(".") if part != WRAPPED) if WRAPPED in path else path), module
 
 
 def owners_of(root: nn.Module) -> dict[str, Owner]:
@@ -49,7 +58,9 @@ def candidate(path: str, module: nn.Module) -> Candidate:
 
 def untappable(root: nn.Module) -> dict[str, str]:
     """What cannot be tapped, each with the reason."""
-    return {path: why for path, module in modules_of(root) if (why := why_not(module))}
+    flat = isinstance(root, torch.fx.GraphModule)
+    found = {path: why for path, module in modules_of(root) if (why := why_not(module))}
+    return {path: FLAT if flat and why == CONTAINER else why for path, why in found.items()}
 
 
 def why_not(module: nn.Module) -> str:
@@ -63,23 +74,20 @@ def why_not(module: nn.Module) -> str:
 
 def why_unseen(root: nn.Module, path: str) -> str:
     """Why a module's hooks never ran, where its place in the tree tells."""
-    if path in compiled_paths(root):
-        return COMPILED
     parent, _, name = path.rpartition(".")
-    by_weight = name == "out_proj" and isinstance(root.get_submodule(parent), nn.MultiheadAttention)
-    return BY_WEIGHT if by_weight else ""
+    if name != "out_proj":
+        return ""
+    return BY_WEIGHT if isinstance(dict(modules_of(root)).get(parent), nn.MultiheadAttention) else ""
 
 
-def compiled_paths(root: nn.Module) -> set[str]:
-    """The modules whose calls run inside what torch.compile made: hooks there see nothing, and cost compilations."""
-    found: set[str] = set()
-    inside: set[str] = set()  # whose parts are compiled
-    for path, module in modules_of(root):  # parents come first
-        if module._compiled_call_impl is not None or (path and path.rpartition(".")[0] in inside):
-            found.add(path)
-        if path in found or type(module).__name__ == "OptimizedModule":
-            inside.add(path)
-    return found
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether torch.compile made it around another module."""
+    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, WRAPPED, None), nn.Module)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that torch.compile was given."""
+    return unwrapped(module.get_submodule(WRAPPED)) if is_wrapper(module) else module
 
 
 def is_scripted(module: nn.Module) -> bool:

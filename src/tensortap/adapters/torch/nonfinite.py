@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 from torch.compiler import is_compiling
 
-from tensortap.adapters.torch.hooks import Hook, backward_task
+from tensortap.adapters.torch.gradients import backward_task
+from tensortap.adapters.torch.hooks import Hook
 from tensortap.adapters.torch.origin import explain, is_finite
 from tensortap.adapters.torch.parts import may_communicate
 from tensortap.adapters.torch.steps import StepFinder

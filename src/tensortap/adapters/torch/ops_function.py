@@ -16,6 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.base import Clock, Wanted
+from tensortap.adapters.torch.compiled import Regions
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_names import known_operations
@@ -118,7 +119,7 @@ class Operations:
         self._steps = Steps(recorder, clock)
         self._taker = Taker(recorder)
         self._taps = OpTaps(self._taker, self._steps, wanted, op_patterns(wanted, [self.path]), self._keep_fused)
-        self._names = NamedValues(self._taker, self._steps, wanted)
+        self._names = NamedValues(self._taker, self._steps, wanted, Regions())
         self._guard = Guard(self._taps)
         self._thread = threading.get_ident()
         if self.function is None:
@@ -173,14 +174,14 @@ class Operations:
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named, and its gradient."""
-        return self._names.see(name, value)
+        return self._names.see_anywhere(name, value)
 
     def unseen(self) -> dict[str, str]:
         """Patterns for operations and names that nothing was recorded for."""
         seen, missing = self._taps.seen(), self._taps.unseen()
         if self.function is not None and not self._called:
             missing = dict.fromkeys(missing, NOT_CALLED)
-        return {text: why for text, why in self._names.unseen(False).items() if text not in seen} | missing
+        return {text: why for text, why in self._names.unseen().items() if text not in seen} | missing
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.function is not None

@@ -11,7 +11,8 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.gradients import backward_task
+from tensortap.adapters.torch.hooks import Hook, tracing
 from tensortap.adapters.torch.ops import OpTaps
 from tensortap.adapters.torch.steps import running_twice
 

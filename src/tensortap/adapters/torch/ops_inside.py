@@ -12,8 +12,16 @@ from typing import Any, Final, NamedTuple
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tensortap.adapters.torch.gradients import Found, NodeHook, Steps, Sum, newest_node, nodes_since
-from tensortap.adapters.torch.hooks import backward_task, count_call
+from tensortap.adapters.torch.gradients import (
+    Found,
+    NodeHook,
+    Steps,
+    Sum,
+    backward_task,
+    count_call,
+    newest_node,
+    nodes_since,
+)
 from tensortap.adapters.torch.ops_sites import OpSite, Ports, given_in
 from tensortap.adapters.torch.walk import tensors_in
 from tensortap.recorder import OpenStep

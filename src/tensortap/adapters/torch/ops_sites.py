@@ -8,8 +8,17 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 
 from tensortap.adapters.base import OpName, Port, Wanted
-from tensortap.adapters.torch.gradients import Found, Noted, Steps, await_inputs, await_outputs, note_inputs
-from tensortap.adapters.torch.hooks import NO_TENSOR_OUT, backward_task, count_call
+from tensortap.adapters.torch.gradients import (
+    Found,
+    Noted,
+    Steps,
+    await_inputs,
+    await_outputs,
+    backward_task,
+    count_call,
+    note_inputs,
+)
+from tensortap.adapters.torch.hooks import NO_TENSOR_OUT
 from tensortap.adapters.torch.source import current_line
 from tensortap.adapters.torch.tensors import Taker
 from tensortap.adapters.torch.walk import tensors_in

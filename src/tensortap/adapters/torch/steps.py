@@ -9,19 +9,17 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 
 from tensortap.adapters import steps
 from tensortap.adapters.base import Clock
-from tensortap.adapters.torch.hooks import Hook, backward_task, tracing
+from tensortap.adapters.torch.gradients import backward_task
 from tensortap.adapters.torch.pipeline import REHEARSAL, microbatch
 from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import tensors_in
-from tensortap.errors import NonFiniteError
 from tensortap.recorder import OpenStep, Recorder
 
 _MANY: Final = 64
-_MOST_MARKS: Final = 8
+MOST_MARKS: Final = 8
 _CALL: Final = nn.Module._call_impl.__code__
 
 
@@ -73,7 +71,7 @@ class StepFinder(steps.LaneSteps[Lane]):
         if (lane.depth > 1 and running_twice(root)) or backward_task() != -1:
             return
         lane.depth = 1
-        self._called = True
+        self.called = True
         if not lane.span:
             self._begin(lane)
         step = self.current()
@@ -82,17 +80,22 @@ class StepFinder(steps.LaneSteps[Lane]):
         elif not step.phase:
             step.phase = "eval"
 
-    def root_returned(self, output: Any) -> None:
-        """After the root's forward, also when it failed."""
+    def root_returned(self, output: Any, awaits: bool | None = None) -> None:
+        """After the root's forward, also when it failed. In a compiled graph, `awaits` says if backward may come."""
         lane = self._lane()
         lane.depth = max(0, lane.depth - 1)
         if lane.depth or lane.span:
             return
         if lane is self._home_lane and self._clock.explicit:  # nobody will ask whether a backward came
             return
-        awaits = torch.is_grad_enabled() and self._mark(output, lane)
+        if awaits is None:
+            awaits = torch.is_grad_enabled() and self._mark(output, lane)
         if lane is not self._home_lane and not awaits and backward_task() == -1:
             self._end(lane)
+
+    def backward_came(self) -> None:
+        """A gradient reached what the root returned, inside a compiled graph."""
+        self._lane().backward = True
 
     def optimizer_starts(self, optimizer: Any, closure: Any) -> None:
         """A closure calls the root inside the optimizer's step, and that is where the next step begins.
@@ -100,13 +103,13 @@ class StepFinder(steps.LaneSteps[Lane]):
         Where the root is never seen to be called (it is compiled), a second step of the same optimizer tells.
         """
         lane = self._lane()
-        unseen = not self._called and id(optimizer) in lane.optimizers
+        unseen = not self.called and id(optimizer) in lane.optimizers
         again = closure is not None and lane is self._home_lane and (lane.stepped or lane.stepping)
         if (unseen or again) and not self._clock.explicit:
             self._by_optimizer |= unseen
             self._clock.advance()
         lane.stepping = closure is not None
-        if not self._called:
+        if not self.called:
             self.recorder.current.phase = "train"
 
     def optimizer_stepped(self, optimizer: Any) -> None:
@@ -158,7 +161,7 @@ class StepFinder(steps.LaneSteps[Lane]):
         """Ask to be told when backward reaches what the root returned; False when it never will."""
         with aside():
             nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
-        for node in list(nodes)[:_MOST_MARKS]:
+        for node in list(nodes)[:MOST_MARKS]:
             node.register_prehook(_Mark(lane))
         return bool(nodes)
 
@@ -183,45 +186,3 @@ class _Mark:
 
     def __call__(self, gradients: Any) -> None:
         self.lane.backward = True
-
-
-class RootBefore(Hook):
-    """Sits before the root's forward."""
-
-    __slots__ = ("finder", "prepare")
-
-    def __init__(self, finder: StepFinder, prepare: Callable[[], None]) -> None:
-        self.finder = finder
-        self.prepare = prepare
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Before the forward."""
-        if is_compiling() or tracing():
-            return
-        try:
-            self.finder.root_called(module)
-            self.prepare()
-        except NonFiniteError:  # the user asked for it
-            raise
-        except Exception as error:
-            self.finder.recorder.ledger.failed("step_errors", "beginning a step", error)
-
-
-class RootAfter(Hook):
-    """Sits after the root's forward."""
-
-    __slots__ = ("finder",)
-
-    def __init__(self, finder: StepFinder) -> None:
-        self.finder = finder
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the forward, or after its failure."""
-        if is_compiling() or tracing():
-            return
-        try:
-            self.finder.root_returned(output)
-        except NonFiniteError:
-            raise
-        except Exception as error:
-            self.finder.recorder.ledger.failed("step_errors", "ending a step", error)

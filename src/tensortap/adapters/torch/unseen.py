@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable
 from typing import Final
 
@@ -10,10 +9,19 @@ from torch import nn
 
 from tensortap.adapters.base import Port
 from tensortap.adapters.torch import modules
+from tensortap.adapters.torch.gradients import NO_BACKWARD
 from tensortap.adapters.torch.params import NO_OPTIMIZER
 
 NEVER: Final = "never ran in a step that was observed"
-MAYBE_COMPILED: Final = "never ran, unless inside a region that torch.compile made, where hooks do not run"
+MAYBE_COMPILED: Final = (
+    "never ran in a step that was observed, unless in a function that was compiled before it was watched, where hooks "
+    "put on later are passed by: watch first, or call torch.compiler.reset() after watch()"
+)
+ALL_HIDDEN: Final = (
+    "nothing was seen inside the watched model: it did not run, or it ran in a function that was compiled before it "
+    "was watched, where hooks put on later are passed by. Watch first, or call torch.compiler.reset() after watch()"
+)
+OR_INSIDE: Final = " outside the compiled graph that uses it too"
 FUSED: Final = (
     "ran fused inside nn.TransformerEncoderLayer; watch(..., fast_path='leave') shows it, with other rounding"
 )
@@ -23,16 +31,21 @@ NOT_CALLED: Final = (
 )
 
 
-def explain(ports: Iterable[Port], root: nn.Module | None, fused: Collection[str], compiled: int) -> dict[str, str]:
-    """The ports that saw nothing, each with the reason where it is known."""
-    default = MAYBE_COMPILED if compiled_graphs() > compiled else NEVER
+def explain(ports: Iterable[Port], root: nn.Module | None, fused: Collection[str], compiled: bool) -> dict[str, str]:
+    """The ports that saw nothing, each with the reason where it is known. `compiled`: torch.compile may hide some."""
+    default = MAYBE_COMPILED if compiled else NEVER
     return {f"{port.path}:{port.port}": _why(port, root, fused, default) for port in ports if not port.seen}
 
 
-def compiled_graphs() -> int:
-    """How many graphs torch.compile has made so far in this process."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+def inside_graphs(found: dict[str, str]) -> dict[str, str]:
+    """The same where the model is compiled: what leaves a graph and is used in it too may get its gradient there."""
+    return {site: f"{why}{OR_INSIDE}" if why == NO_BACKWARD else why for site, why in found.items()}
+
+
+def all_hidden(ports: Iterable[Port], unseen: dict[str, str]) -> bool:
+    """Whether nothing at all of the modules was seen, and compiled code may be why."""
+    found = [unseen.get(f"{port.path}:{port.port}") for port in ports if port.port in modules.MODULE_PORTS]
+    return bool(found) and all(why == MAYBE_COMPILED for why in found)
 
 
 def _why(port: Port, root: nn.Module | None, fused: Collection[str], default: str) -> str:

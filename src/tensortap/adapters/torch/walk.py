@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tensortap.adapters.walk import arguments_in, values_in
+from tensortap.adapters.walk import arguments_by, arguments_in, values_in
 
 
 def tensors_in(value: Any, slot: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -23,3 +23,8 @@ def tensors_in(value: Any, slot: str = "") -> Iterator[tuple[str, Tensor]]:
 def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
     """The tensors a module was called with."""
     return arguments_in(forward, args, kwargs, Tensor)
+
+
+def inputs_by(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """The same where the names are known."""
+    return arguments_by(names, args, kwargs, Tensor)
