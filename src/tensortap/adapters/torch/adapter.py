@@ -22,7 +22,7 @@ from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
 from tensortap.adapters.torch.ops_names import known_operations
-from tensortap.adapters.torch.ops_visible import COMPILED, compiled_paths
+from tensortap.adapters.torch.ops_visible import COMPILED
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.parts import Parts
 from tensortap.adapters.torch.pipeline import is_stage, tree_of
@@ -99,7 +99,7 @@ class TorchAdapter:
         self._finder = StepFinder(recorder, clock, self._collecting)
         self._regions = ModelRegions(root)
         self._names = NamedValues(self._taker, self._finder, wanted, self._regions)
-        called = self._called() or root
+        called = root if (found := self._called()) is None else found
         target = RootSite(self._finder, self.arm, called, self._regions)
         self._handles = _put_on_root(called, RootBefore(target), RootAfter(target))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
@@ -249,7 +249,7 @@ class TorchAdapter:
             return None
         taps = OpTaps(self._taker, self._finder, self._wanted, patterns, self.fast_path == "keep")
         around, layers = HookSet(), LayerHooks()
-        compiled = compiled_paths(root)
+        compiled = modules.compiled_paths(root)
         for module, paths in names.items():
             if compiled.issuperset(paths):
                 taps.visibility.hidden = COMPILED

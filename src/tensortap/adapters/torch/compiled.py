@@ -55,7 +55,8 @@ class Target:
     def __init__(self, regions: Regions) -> None:
         number = next(_NUMBERS)
         self.regions = regions
-        self.site = torch.tensor(number)
+        with torch._C.DisableTorchFunction():  # no mode of the user's need see it made
+            self.site = torch.tensor(number)
         _TARGETS[number] = self
 
     def see(self, tensor: Tensor, slot: str) -> None:

@@ -33,7 +33,11 @@ def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     for path, module in root.named_modules(remove_duplicate=False):
         if not is_wrapper(module):
-            yield (".".join(part for part in path.split(".") if part != WRAPPED) if WRAPPED in path else path), module
+            yield _unwrapped_path(path), module
+
+
+def _unwrapped_path(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != WRAPPED) if WRAPPED in path else path
 
 
 def owners_of(root: nn.Module) -> dict[str, Owner]:
@@ -88,6 +92,16 @@ def is_wrapper(module: nn.Module) -> bool:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module that torch.compile was given."""
     return unwrapped(module.get_submodule(WRAPPED)) if is_wrapper(module) else module
+
+
+def compiled_paths(root: nn.Module) -> set[str]:
+    """The modules whose calls run inside what torch.compile made."""
+    inside: set[str] = set()
+    for path, module in root.named_modules(remove_duplicate=False):  # parents come first
+        within = bool(path) and path.rpartition(".")[0] in inside
+        if within or module._compiled_call_impl is not None or is_wrapper(module):
+            inside.add(path)
+    return {_unwrapped_path(path) for path in inside}
 
 
 def is_scripted(module: nn.Module) -> bool:

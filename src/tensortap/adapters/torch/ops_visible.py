@@ -13,7 +13,6 @@ from typing import Final
 import torch
 from torch import nn
 
-from tensortap.adapters.torch import modules
 from tensortap.adapters.torch.compiled_code import graphs
 from tensortap.adapters.torch.hookset import may_fuse
 from tensortap.adapters.torch.ops_mode import only_ours
@@ -67,18 +66,6 @@ class Visibility:
         if known is None:
             known = self._compiled[module] = any(map(_is_compiled, module.modules()))
         return known
-
-
-def compiled_paths(root: nn.Module) -> set[str]:
-    """The modules whose calls run inside what torch.compile made."""
-    found: set[str] = set()
-    inside: set[str] = set()  # whose parts are compiled
-    for path, module in modules.modules_of(root):  # parents come first
-        if module._compiled_call_impl is not None or (path and path.rpartition(".")[0] in inside):
-            found.add(path)
-        if path in found or type(module).__name__ == "OptimizedModule":
-            inside.add(path)
-    return found
 
 
 def _is_compiled(module: nn.Module) -> bool:
