@@ -219,6 +219,18 @@ def check(
 
 
 @cli.command()
+@click.argument("path", metavar="[RUN | FOLDER]", default="runs")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where to listen (default: 6160, or the next free one).")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Another address lets other machines in.")
+@click.option("--no-open", is_flag=True, help="Do not open the page in a browser.")
+def view(path: str, port: int | None, host: str, no_open: bool) -> None:
+    """Look at a run, or at a folder of runs, in the browser; live while it trains."""
+    from tensortap.view.launch import view as serve
+
+    serve(path, host, port, not no_open, lambda line: click.echo(line, err=False))
+
+
+@cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compact(path: str, as_json: bool) -> None:

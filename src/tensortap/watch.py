@@ -173,6 +173,8 @@ class Tap:
                 self._close_step({})
         finally:  # a step that is not finite may raise; the taps come off all the same
             self._report_unseen()
+            if self._folder is not None:
+                self._folder.note(cost=self.cost._asdict())
             if self._adapter is not None:
                 self._adapter.detach()
             self.writer.close()

@@ -98,6 +98,10 @@ class RunFolder:
         self._info = {**self._info, **more}
         self.files.write(layout.RUN_JSON, json.dumps(self._info, indent=1).encode())
 
+    def note(self, **more: Any) -> None:
+        """Add to this rank's `_rank.json`, which is saved with the counts."""
+        self._state |= more
+
     def append(self, step: Step) -> bool:
         """Put a step's rows, metrics and small tensors into the tails. True when large tensors are left to `write`."""
         with self._lock:

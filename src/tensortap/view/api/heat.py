@@ -1,0 +1,86 @@
+"""The heat map: places in order of execution × bins of steps, one statistic."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.store.chosen import places_matching
+from tensortap.types import Place
+from tensortap.view.api.bins import bins_for, edges
+from tensortap.view.api.grid import Grid, Ints
+from tensortap.view.api.history import History
+from tensortap.view.api.query import Query
+from tensortap.view.api.seen import Seen
+from tensortap.view.api.stats import Stat, stat_named
+from tensortap.view.api.wire import Columns
+
+CELLS: Final = 6_000_000  # at most so many in one answer, whatever is asked for
+_SAMPLED: Final = 200_000
+
+
+def heat(history: History, asked: Query) -> Columns:
+    """`stat`, `port`, `sites`, `rows`, `from`, `to`, `width`. Where nothing was finite the value is +Inf."""
+    seen, stat = history.watched.look(), stat_named(asked.text("stat", "std"))
+    rows = chosen_rows(seen, asked, stat)
+    width = min(asked.width, max(16, CELLS // max(len(rows), 1)))
+    bins = bins_for(*asked.span(seen.steps), width)
+    grid = history.grid(seen, stat, bins)
+    columns = _columns(grid, rows, stat)
+    header = {
+        "stat": stat.name, "unit": stat.unit, "scale": stat.scale, "range": value_range(columns["value"]),
+        "version": seen.version, "level": bins.level,
+    }  # fmt: skip
+    return Columns(header, {"step": edges(bins, seen.steps), "row": rows.astype(np.int32), **columns})
+
+
+def chosen_rows(seen: Seen, asked: Query, stat: Stat | None = None) -> Ints:
+    """The rows a request means, in order of execution."""
+    port, sites = asked.text("port"), asked.text("sites")
+    chosen = None if not sites else {p[:3] for p in places_matching(sites, seen.places)}
+    found = [
+        row
+        for triple, row in seen.row.items()
+        if port in ("", triple[1])
+        if stat is None or not stat.ports or triple[1] in stat.ports
+        if chosen is None or triple in chosen
+    ]
+    low, high = asked.window("rows", len(found))
+    return np.array(found[low:high], np.int64)
+
+
+def _columns(grid: Grid, rows: Ints, stat: Stat) -> dict[str, npt.NDArray[Any]]:
+    value = {"mean": grid.mean, "sum": _sum(grid), "min": grid.low, "max": grid.high}[stat.fold]
+    columns = {"value": grid.mean if value is None else value}
+    if grid.low is not None and grid.high is not None and stat.fold == "mean":
+        columns |= {"low": grid.low, "high": grid.high}
+    turned: dict[str, npt.NDArray[Any]] = {name: _turned(part, rows) for name, part in columns.items()}
+    if grid.bad is not None:
+        turned["bad"] = _turned(grid.bad, rows).astype(np.uint8)
+        turned["value"][np.isnan(turned["value"]) & turned["bad"].astype(bool)] = np.inf
+    return turned
+
+
+def _sum(grid: Grid) -> npt.NDArray[np.float32]:
+    return grid.mean if grid.count is None else grid.mean * grid.count
+
+
+def _turned(part: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
+    """Places × bins, of the chosen places."""
+    whole = len(rows) == part.shape[1]
+    return np.ascontiguousarray((part if whole else part[:, rows]).T)
+
+
+def value_range(values: npt.NDArray[Any]) -> list[float] | None:
+    """Where the colours begin and end: all but the outermost hundredths; None when there is nothing."""
+    flat = values.reshape(-1)
+    flat = flat[:: max(1, flat.size // _SAMPLED)]
+    flat = flat[np.isfinite(flat)]
+    return [float(edge) for edge in np.percentile(flat, [1, 99])] if flat.size else None
+
+
+def site_name(triple: tuple[str, str, str]) -> str:
+    """How the page calls a place."""
+    return str(Place(*triple))

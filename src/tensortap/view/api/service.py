@@ -1,0 +1,151 @@
+"""Every request the page can make, answered: `Api(folder).answer("/api/heat", {"stat": "std"})`.
+
+The server and the report call the same thing. Nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from tensortap.errors import NotARunError, suggest
+from tensortap.store.run import Run
+from tensortap.view.api import about
+from tensortap.view.api.block import Triple
+from tensortap.view.api.cache import Cache
+from tensortap.view.api.facts import facts_of
+from tensortap.view.api.heat import heat
+from tensortap.view.api.history import THREADS, History
+from tensortap.view.api.kept import Entry, Index
+from tensortap.view.api.metrics import metrics, series_of
+from tensortap.view.api.query import Query
+from tensortap.view.api.seen import Seen, Watched
+from tensortap.view.api.shelf import Shelf
+from tensortap.view.api.site import site
+from tensortap.view.api.wire import Answer, Columns, encoded
+
+MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
+
+
+class Opened:
+    """One run with what is remembered of it."""
+
+    def __init__(self, ident: str, path: str, cache: Cache, pool: ThreadPoolExecutor) -> None:
+        self.ident = ident
+        self.run = Run(path)
+        self.cache = cache
+        self.watched = Watched(self.run)
+        self.history = History(self.watched, cache, pool)
+        self._index = Index(self.run)
+
+    def kept(self, seen: Seen) -> dict[Triple, list[Entry]]:
+        """The tensors that were kept, by place."""
+        key = ("kept", self.run.path, seen.version)
+        return self.cache.get(key, self._index.by_place, lambda found: 200 * sum(map(len, found.values())) + 64)
+
+    def facts(self, seen: Seen) -> dict[Triple, dict[str, Any]]:
+        """What is told of each place."""
+        key = ("facts", self.run.path, seen.version)
+        facts = self.cache.get(key, lambda: facts_of(self.run, seen), lambda found: 300 * len(found) + 64)
+        kept = self.kept(seen)
+        return {triple: {**fact, "tensors": len(kept.get(triple, ()))} for triple, fact in facts.items()}
+
+
+Request = Callable[[Opened, Query], Answer]
+
+
+def _run(opened: Opened, asked: Query) -> Answer:
+    seen = opened.watched.look()
+    names = list(series_of(opened.watched, seen, opened.cache))
+    return about.described(opened.ident, opened.watched, seen, names, opened.facts(seen))
+
+
+def _heat(opened: Opened, asked: Query) -> Answer:
+    return heat(opened.history, asked)
+
+
+def _metrics(opened: Opened, asked: Query) -> Answer:
+    return metrics(opened.watched, opened.cache, asked)
+
+
+def _site(opened: Opened, asked: Query) -> Answer:
+    return site(opened.watched, asked, lambda triple: opened.kept(opened.watched.look()).get(triple, []))
+
+
+REQUESTS: Final[Mapping[str, Request]] = {
+    "/api/run": _run,
+    "/api/heat": _heat,
+    "/api/metrics": _metrics,
+    "/api/site": _site,
+}
+
+
+class Api:
+    """Answers what the page asks about the runs below a folder.
+
+    >>> import numpy as np, tempfile, tensortap as tt
+    >>> folder = tempfile.mkdtemp()
+    >>> with tt.watch(to=f"{folder}/exp1") as tap:
+    ...     _ = tt.tap(np.ones(3), "x")
+    ...     tap.step(loss=1.0)
+    >>> api = Api(folder)
+    >>> [run["id"] for run in api.answer("/api/runs", {})["runs"]]
+    ['exp1']
+    >>> api.answer("/api/heat", {"stat": "mean"}).columns["value"]
+    array([[1.]], dtype=float32)
+    >>> api.close()
+    """
+
+    def __init__(self, path: str, memory: int = MEMORY) -> None:
+        self.shelf = Shelf(path)
+        self.grids = Cache(memory * 5 // 6)
+        self.answers = Cache(memory // 6)
+        self._pool = ThreadPoolExecutor(THREADS, "tensortap-view")
+        self._opened: dict[str, Opened] = {}
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End the threads that read."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def answer(self, path: str, given: Mapping[str, str]) -> Answer:
+        """The answer to a request."""
+        if path == "/api/runs":
+            return self.runs()
+        if path not in REQUESTS:
+            raise NotARunError(f"there is no {path!r}.{suggest(path, REQUESTS)}")
+        return REQUESTS[path](self.opened(given.get("run", "")), Query(given))
+
+    def sent(self, path: str, given: Mapping[str, str]) -> tuple[str, bytes]:
+        """The answer as it is sent, and its kind; the same question about the same version is worked out once."""
+        if path == "/api/runs":
+            return "json", encoded(self.runs())
+        version = self.opened(given.get("run", "")).watched.look().version
+
+        def make() -> tuple[str, bytes]:
+            answer = self.answer(path, given)
+            return "columns" if isinstance(answer, Columns) else "json", encoded(answer)
+
+        return self.answers.get((path, str(Query(given)), version), make, lambda made: len(made[1]))
+
+    def runs(self) -> dict[str, Any]:
+        """The list of runs."""
+        return {"folder": self.shelf.path, "runs": [self._listed(ident) for ident in self.shelf.ids()]}
+
+    def opened(self, ident: str) -> Opened:
+        """A run by its id, opened once."""
+        path = self.shelf.where(ident)
+        with self._lock:
+            known = self._opened.get(path)
+            if known is None:
+                own = self.shelf.ids()[0] if not ident else ident
+                known = self._opened[path] = Opened(own, path, self.grids, self._pool)
+            return known
+
+    def _listed(self, ident: str) -> dict[str, Any]:
+        try:
+            return about.listed(ident, self.opened(ident).watched)
+        except Exception as error:
+            return about.unreadable(ident, error)

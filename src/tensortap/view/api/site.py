@@ -1,0 +1,139 @@
+"""One place closely: its statistics over steps, its distribution, its last record, and what hangs together with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.sinks.plain import plain
+from tensortap.types import COUNTS, STATISTICS
+from tensortap.view.api.bins import Bins, bins_for, edges
+from tensortap.view.api.block import Triple
+from tensortap.view.api.distribution import distribution
+from tensortap.view.api.grid import Ints, as_floats
+from tensortap.view.api.query import AskedError, Query
+from tensortap.view.api.rows import rows_of
+from tensortap.view.api.seen import Seen, Watched
+from tensortap.view.api.stats import NONFINITE
+from tensortap.view.api.wire import Columns
+
+HISTOGRAMS: Final = 20_000  # beyond so many records only every n-th histogram is read
+_NUMBERS: Final = ("step", "rank", "call", "numel", *COUNTS, *STATISTICS)
+_MEANS: Final = ("mean", "std", "l2")
+
+
+def site(watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str, Any]]]) -> Columns:
+    """`site`, `from`, `to`, `width`, and `call` or `rank` for one of several."""
+    seen = watched.look()
+    place = seen.triple(asked.text("site"))
+    low, high = asked.span(seen.steps)
+    bins = bins_for(low, high, asked.width)
+    low, high = bins.steps(len(seen.steps))
+    if low >= high:
+        raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
+    span = {"first": int(seen.steps[low]), "last": int(seen.steps[high - 1])}
+    rows = rows_of(watched.run, seen, _NUMBERS, place=place, **span)
+    header = _about(watched, seen, place, rows) | {"tensors": kept(place), "level": bins.level}
+    rows = _only(rows, asked)
+    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.count]}
+    columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.count)
+    shares = _distribution(watched, seen, place, asked, bins, len(rows))
+    return Columns({**header, **shares.header}, {**columns, **shares.columns})
+
+
+def _only(rows: Any, asked: Query) -> Any:
+    for name in ("call", "rank"):
+        if (wanted := asked.number(name)) is not None:
+            rows = rows.filter(pa.compute.equal(rows[name], wanted))
+    return rows
+
+
+def _bin_of(rows: Any, seen: Seen, bins: Bins) -> Ints:
+    found: Ints = (np.searchsorted(seen.steps, rows["step"].to_numpy()) >> bins.level) - bins.first
+    return found
+
+
+def _statistics(rows: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[Any]]:
+    """Means of a bin's records with their extremes, least minimum and greatest maximum, and sums of what was not finite."""
+    known = {name: rows[name].to_numpy() for name in _NUMBERS[3:]}
+    known["zeros"] = known["zeros"] / np.maximum(known["numel"], 1)
+    known["nonfinite"] = np.asarray(sum(known[name] for name in NONFINITE), np.float64)
+    out = {name: _per_bin(np.add, known[name], bin_of, count, mean=True) for name in (*_MEANS, "zeros")}
+    if len(np.unique(bin_of)) < len(bin_of):
+        for name in _MEANS:
+            out[f"{name}.low"] = _per_bin(np.fmin, known[name], bin_of, count)
+            out[f"{name}.high"] = _per_bin(np.fmax, known[name], bin_of, count)
+    out |= {name: _per_bin(fold, known[name], bin_of, count) for name, fold in (("min", np.fmin), ("max", np.fmax))}
+    out["nonfinite"] = _per_bin(np.add, known["nonfinite"], bin_of, count)
+    return out
+
+
+def _per_bin(
+    fold: np.ufunc, values: npt.NDArray[Any], bin_of: Ints, count: int, mean: bool = False
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    out, values = np.full(count, np.nan), np.asarray(values, np.float64)
+    defined = ~np.isnan(values)
+    values, bin_of = values[defined], bin_of[defined]
+    starts = np.flatnonzero(np.diff(bin_of, prepend=-1))
+    if len(starts):
+        sizes = np.diff(np.append(starts, len(values))) if mean else 1
+        with np.errstate(over="ignore"):
+            out[bin_of[starts]] = fold.reduceat(values, starts) / sizes
+    return as_floats(out)
+
+
+def _distribution(watched: Watched, seen: Seen, place: Triple, asked: Query, bins: Bins, records: int) -> Columns:
+    """Quantiles and histogram by bin; nothing where no histogram was kept."""
+    low, high = bins.steps(len(seen.steps))
+    wanted = ["step", "rank", "call", "zeros", "min", "max", "hist_offset", "hist_counts"]
+    stride = 1 << max(0, (records // HISTOGRAMS).bit_length())
+    parts = []
+    for a in range(low, high, HISTOGRAMS):
+        first, last = seen.steps[a], seen.steps[min(a + HISTOGRAMS, high) - 1]
+        rows = rows_of(watched.run, seen, wanted, place=place, first=int(first), last=int(last))
+        parts.append(_only(rows, asked)[::stride] if stride > 1 else _only(rows, asked))
+    table = pa.concat_tables(parts)
+    table = table.filter(pa.compute.is_valid(table["hist_counts"]))
+    if not len(table):
+        return Columns({"histogram": False}, {})
+    found = distribution(table, _bin_of(table, seen, bins), bins.count)
+    return Columns({"histogram": True, "every": stride}, found)
+
+
+def _about(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
+    """The last record, and the places beside this one."""
+    calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
+    return {
+        "site": str_of(place), "version": seen.version, "calls": calls, "ranks": ranks,
+        "slots": [triple[2] for triple in seen.row if triple[:2] == place[:2]],
+        "siblings": [str_of(triple) for triple in seen.row if triple != place and _akin(triple, place)],
+        "record": _last_record(watched, seen, place, rows),
+    }  # fmt: skip
+
+
+def _akin(a: Triple, b: Triple) -> bool:
+    """Another port of the same module, or one of its own parameters."""
+    owner = lambda triple: triple[0].rpartition(".")[0] if triple[1] in ("param", "grad", "update") else triple[0]  # noqa: E731
+    return a[0] == b[0] or owner(a) == owner(b)
+
+
+def _last_record(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, Any] | None:
+    if not len(rows):
+        return None
+    last = int(rows["step"][-1].as_py())
+    names = ["step", "phase", "rank", "call", "seq", "op", "dtype", "shape", "numel", *COUNTS, *STATISTICS, "reason",
+             "numbers", "time"]  # fmt: skip
+    record = rows_of(watched.run, seen, names, place=place, first=last, last=last)[-1:].to_pylist()[0]
+    record["time"] = record["time"].isoformat()
+    record["numbers"] = dict(record["numbers"] or ())
+    found: dict[str, Any] = plain(record)
+    return found
+
+
+def str_of(triple: Triple) -> str:
+    """How the page calls a place."""
+    return f"{triple[0]}:{triple[1]}{triple[2]}"
