@@ -1,0 +1,316 @@
+// A heat map one can walk in: rows that scroll, steps that zoom, a cell under the mouse and one under the keyboard.
+
+import { drawAxis, drawCells, drawOverlay, type Box, type Look } from "./heatdraw.ts";
+import { framed, h, sized } from "./dom.ts";
+import type { Line } from "./paint.ts";
+import { clamp, type Scale } from "./scales.ts";
+import { type Span, within, zoomed } from "./view.ts";
+
+export interface Point {
+  row: number;
+  step: number;
+}
+
+export interface Model {
+  rows: number;
+  name(row: number): string;
+  line(row: number): Line | null;
+  mark?(row: number): string; // a colour beside the name, for what was found there
+  scale: Scale;
+  all: Span;
+  spot?: Point | null; // marked for good: where two runs part
+}
+
+export interface Handlers {
+  label: string;
+  /** What is said of a cell: lines of text, the first of them the row's name. */
+  read(point: Point): string[];
+  open?(point: Point): void;
+  view?(span: Span): void;
+  rows?(first: number, last: number): void;
+  hover?(point: Point | null): void;
+  cursor?(point: Point): void;
+  least?: number; // height of a row
+  most?: number;
+  gutter?: (width: number) => number;
+}
+
+const AXIS = 24;
+const DRAG = 5;
+
+export class Heatmap {
+  readonly element: HTMLElement;
+  span: Span = { from: 0, to: 1 };
+  cursor: Point | null = null;
+  private hovered: Point | null = null;
+  private line = NaN; // a step to mark, told by another chart
+  private brush: { from: number; to: number } | null = null;
+  private box: Box = { width: 0, height: 0, gutter: 0, row: 3, top: 0 };
+  private model: Model | null = null;
+  private readonly base = h("canvas", { class: "heat-base" });
+  private readonly over = h("canvas", { class: "heat-over" });
+  private readonly axis = h("canvas", { class: "heat-axis", "aria-hidden": "true" });
+  private readonly spacer = h("div", { class: "heat-spacer" });
+  private readonly scroller: HTMLElement;
+  private readonly tip = h("div", { class: "tip", hidden: true });
+  private readonly said = h("div", { class: "unseen", "aria-live": "polite" });
+  private readonly unsize: () => void;
+  private readonly cells = framed(() => this.paint());
+  private readonly overlay = framed(() => this.paintOver());
+
+  constructor(private readonly on: Handlers) {
+    const stage = h("div", { class: "heat-stage" }, this.base, this.over);
+    this.scroller = h("div", { class: "heat-scroll", tabindex: 0, role: "application", "aria-label": on.label }, stage, this.spacer);
+    this.element = h("div", { class: "heat" }, this.scroller, this.axis, this.tip, this.said);
+    this.unsize = sized(this.scroller, () => this.resize());
+    this.listen();
+  }
+
+  show(model: Model): void {
+    this.model = model;
+    this.span = within(this.span, model.all);
+    if (this.cursor && this.cursor.row >= model.rows) this.cursor = null;
+    this.resize();
+  }
+
+  look(span: Span): void {
+    this.span = this.model ? within(span, this.model.all) : span;
+    this.redraw();
+  }
+
+  /** Mark a step that another chart points at; NaN takes the mark away. */
+  point(step: number): void {
+    this.line = step;
+    this.overlay();
+  }
+
+  select(point: Point | null): void {
+    this.cursor = point;
+    if (point) this.reveal(point.row);
+    this.overlay();
+  }
+
+  reveal(row: number): void {
+    const { row: height, height: seen } = this.box;
+    const top = row * height;
+    if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
+    else if (top + height > this.scroller.scrollTop + seen) this.scroller.scrollTop = top + height - seen;
+  }
+
+  get gutter(): number {
+    return this.box.gutter;
+  }
+
+  get width(): number {
+    return Math.max(1, this.box.width - this.box.gutter);
+  }
+
+  redraw(): void {
+    this.cells();
+    this.overlay();
+  }
+
+  close(): void {
+    this.unsize();
+  }
+
+  key(event: KeyboardEvent): boolean {
+    const model = this.model;
+    if (!model || !model.rows || event.ctrlKey || event.metaKey || event.altKey) return false;
+    const page = Math.max(1, Math.floor(this.box.height / this.box.row) - 1);
+    const rows: Record<string, number> = { ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page };
+    const steps: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1 };
+    if (event.key in rows) this.move(rows[event.key]!, 0);
+    else if (event.key in steps) this.move(0, steps[event.key]! * (event.shiftKey ? 10 : 1));
+    else if (event.key === "Home" || event.key === "End") this.edge(event.key === "End");
+    else if (event.key === "Enter" && this.cursor) this.on.open?.(this.cursor);
+    else if ("+-=".includes(event.key)) this.zoom(this.cursor?.step ?? (this.span.from + this.span.to) / 2, event.key === "-" ? 2 : 0.5);
+    else if (event.key === "0") this.look2(model.all);
+    else return false;
+    return true;
+  }
+
+  private move(rows: number, cells: number): void {
+    const model = this.model!;
+    const start = this.cursor ?? { row: Math.floor(this.box.top / this.box.row), step: this.span.from };
+    const row = this.cursor ? clamp(start.row + rows, 0, model.rows - 1) : start.row;
+    const step = this.beside(row, start.step, this.cursor ? cells : 0);
+    if (step < this.span.from || step >= this.span.to) this.pan(step);
+    this.goTo({ row, step });
+  }
+
+  private edge(last: boolean): void {
+    this.goTo({ row: this.cursor?.row ?? 0, step: last ? this.span.to - 1e-6 : this.span.from });
+  }
+
+  private goTo(point: Point): void {
+    const edges = this.model!.line(point.row)?.edges;
+    const step = edges ? this.beside(point.row, point.step, 0) : point.step;
+    this.cursor = { row: point.row, step };
+    this.reveal(point.row);
+    this.said.textContent = this.on.read(this.cursor).join(", ");
+    this.on.cursor?.(this.cursor);
+    this.on.hover?.(this.cursor);
+    this.hovered = null;
+    this.overlay();
+    this.tell(this.cursor, this.xOf(step), this.yOf(point.row) + this.box.row);
+  }
+
+  /** The first step of the cell so many cells from the one at `step`. */
+  private beside(row: number, step: number, cells: number): number {
+    const edges = this.model!.line(row)?.edges;
+    if (!edges || edges.length < 2) return clamp(step + cells, this.model!.all.from, this.model!.all.to - 1);
+    let bin = 0;
+    while (bin < edges.length - 2 && edges[bin + 1]! <= step) bin++;
+    return edges[clamp(bin + cells, 0, edges.length - 2)]!;
+  }
+
+  private pan(step: number): void {
+    const size = this.span.to - this.span.from;
+    this.look2({ from: step - size / 2, to: step + size / 2 });
+  }
+
+  private zoom(about: number, factor: number): void {
+    this.look2(zoomed(this.span, about, factor, this.model!.all));
+  }
+
+  private look2(span: Span): void {
+    this.look(span);
+    this.on.view?.(this.span);
+  }
+
+  private listen(): void {
+    const stage = this.over;
+    stage.addEventListener("pointerdown", (event) => this.press(event));
+    stage.addEventListener("pointermove", (event) => this.drag(event));
+    stage.addEventListener("pointerup", (event) => this.release(event));
+    stage.addEventListener("pointerleave", () => this.leave());
+    stage.addEventListener("dblclick", () => this.model && this.look2(this.model.all));
+    this.element.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    this.scroller.addEventListener("scroll", () => this.scrolled());
+    this.scroller.addEventListener("keydown", (event) => {
+      if (!this.key(event)) return;
+      event.preventDefault();
+      event.stopPropagation();
+    });
+  }
+
+  private press(event: PointerEvent): void {
+    if (event.button !== 0) return;
+    this.brush = { from: event.offsetX, to: event.offsetX };
+    this.over.setPointerCapture(event.pointerId);
+  }
+
+  private drag(event: PointerEvent): void {
+    if (this.brush) this.brush.to = event.offsetX;
+    const point = this.at(event.offsetX, event.offsetY);
+    this.hovered = point;
+    this.on.hover?.(point);
+    this.tell(this.brushed() ? null : point, event.offsetX, event.offsetY);
+    this.overlay();
+  }
+
+  private release(event: PointerEvent): void {
+    const brush = this.brushed();
+    const clicked = this.brush && !brush ? this.at(event.offsetX, event.offsetY) : null;
+    this.brush = null;
+    if (brush) this.look2({ from: Math.floor(this.stepAt(brush.from)), to: Math.ceil(this.stepAt(brush.to)) });
+    else if (clicked) this.on.open?.(clicked);
+    this.overlay();
+  }
+
+  private brushed(): { from: number; to: number } | null {
+    const brush = this.brush;
+    if (!brush || Math.abs(brush.to - brush.from) < DRAG) return null;
+    return { from: Math.min(brush.from, brush.to), to: Math.max(brush.from, brush.to) };
+  }
+
+  private leave(): void {
+    this.hovered = null;
+    this.tip.hidden = true;
+    this.on.hover?.(null);
+    this.overlay();
+  }
+
+  /** The wheel zooms in steps; where rows overflow it scrolls them, and zooms with Ctrl or over the axis. */
+  private wheel(event: WheelEvent): void {
+    const scrolls = this.scroller.scrollHeight > this.scroller.clientHeight + 1 && event.target !== this.axis;
+    if (!this.model || (scrolls && !event.ctrlKey)) return;
+    event.preventDefault();
+    this.zoom(this.stepAt(event.offsetX), event.deltaY > 0 ? 1.25 : 0.8);
+  }
+
+  private scrolled(): void {
+    this.box.top = this.scroller.scrollTop;
+    this.tip.hidden = true;
+    this.redraw();
+  }
+
+  private at(x: number, y: number): Point | null {
+    const row = Math.floor((y + this.box.top) / this.box.row);
+    if (!this.model || row < 0 || row >= this.model.rows) return null;
+    return { row, step: clamp(this.stepAt(x), this.span.from, this.span.to - 1e-6) };
+  }
+
+  private stepAt(x: number): number {
+    return this.span.from + clamp((x - this.box.gutter) / this.width) * (this.span.to - this.span.from);
+  }
+
+  private xOf(step: number): number {
+    return this.box.gutter + ((step - this.span.from) / (this.span.to - this.span.from)) * this.width;
+  }
+
+  private yOf(row: number): number {
+    return row * this.box.row - this.box.top;
+  }
+
+  private tell(point: Point | null, x: number, y: number): void {
+    this.tip.hidden = !point;
+    if (!point) return;
+    const [name = "", ...lines] = this.on.read(point);
+    this.tip.replaceChildren(h("b", {}, name), ...lines.map((line) => h("div", {}, line)));
+    const right = x > this.box.width - 320;
+    this.tip.style.transform = `translate(${Math.round(right ? x - this.tip.offsetWidth - 14 : x + 14)}px, ${Math.round(clamp(y + 14, 0, Math.max(0, this.box.height - this.tip.offsetHeight)))}px)`;
+  }
+
+  private resize(): void {
+    const width = this.scroller.clientWidth;
+    const height = this.scroller.clientHeight;
+    const rows = this.model?.rows ?? 0;
+    const gutter = this.on.gutter?.(width) ?? Math.round(clamp(width * 0.24, 120, 340));
+    const row = rows ? clamp(height / rows, this.on.least ?? 3, this.on.most ?? 26) : 12;
+    this.box = { width, height, gutter, row, top: this.scroller.scrollTop };
+    this.spacer.style.height = `${Math.max(0, Math.round(rows * row) - height)}px`;
+    for (const canvas of [this.base, this.over]) fit(canvas, width, height);
+    fit(this.axis, width, AXIS);
+    this.redraw();
+  }
+
+  private paint(): void {
+    const { model, box } = this;
+    if (!model || box.width < 2 || box.height < 2) return;
+    const first = clamp(Math.floor(box.top / box.row), 0, model.rows);
+    const last = clamp(Math.ceil((box.top + box.height) / box.row), 0, model.rows);
+    this.on.rows?.(first, last);
+    drawCells(this.base, this.looks(), model, { first, last });
+    drawAxis(this.axis, this.looks());
+  }
+
+  private paintOver(): void {
+    const brush = this.brushed();
+    const step = this.hovered?.step ?? this.line;
+    if (this.model) drawOverlay(this.over, this.looks(), { step, row: this.hovered?.row ?? -1, cursor: this.cursor, brush, model: this.model });
+  }
+
+  private looks(): Look {
+    return { box: this.box, span: this.span };
+  }
+}
+
+function fit(canvas: HTMLCanvasElement, width: number, height: number): void {
+  const ratio = devicePixelRatio || 1;
+  canvas.width = Math.max(1, Math.round(width * ratio));
+  canvas.height = Math.max(1, Math.round(height * ratio));
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+}
