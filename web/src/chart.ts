@@ -25,6 +25,8 @@ export interface ChartOptions {
   gutter?: number;
   right?: number;
   axis?: boolean;
+  inside?: boolean; // the readout stands in the gutter
+  range?: [number, number];
   log?: boolean;
   xName?: (x: number) => string;
   xTicks?: (from: number, to: number) => number[];
@@ -41,10 +43,11 @@ export class Chart {
   private span: Span = { from: 0, to: 1 };
   private readonly holder = h("div", { class: "chart-plot" });
   private readonly readout = h("div", { class: "chart-readout" });
+  remark = ""; // said beside the values, loudly
   private quiet = false; // while another chart moves this one's cursor
 
   constructor(private readonly options: ChartOptions) {
-    this.element = h("figure", { class: "chart", role: "img", "aria-label": options.label }, this.readout, this.holder);
+    this.element = h("figure", { class: options.inside ? "chart inside" : "chart", role: "img", "aria-label": options.label }, this.readout, this.holder);
     this.holder.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
@@ -107,10 +110,10 @@ export class Chart {
       padding: [6, right, axis ? 0 : 4, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: Boolean(this.options.zoom), y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { time: false, range: () => [this.span.from, this.span.to] }, y: log ? { distr: 3 } : { range: padded } },
+      scales: { x: { time: false, range: () => [this.span.from, this.span.to] }, y: log ? { distr: 3 } : { range: this.options.range ?? padded } },
       axes: [
         { ...line, ...bottom, splits: (_, __, from, to) => this.ticksOf(from, to), values: (_, ticks) => ticks.map((tick) => this.nameOf(tick)) },
-        { ...line, size: gutter, space: 28, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
+        { ...line, size: gutter, space: 22, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
       ],
       series: [{}, ...this.series.map((one) => drawn(one))],
       bands: this.bands(),
@@ -157,10 +160,13 @@ export class Chart {
     const i = at ?? this.x.length - 1;
     const told = this.series.filter((one) => !one.quiet);
     const where = at === null ? [] : [h("span", { class: "quiet" }, this.options.xName ? this.nameOf(this.x[i]!) : `step ${this.nameOf(this.x[i]!)}`)];
-    const values = told.map((one) =>
-      h("span", {}, h("i", { class: "swatch line", style: `background: ${one.colour ?? token("series")}` }), `${one.name} `, h("b", {}, this.label(one.values[i] ?? NaN))),
-    );
-    this.readout.replaceChildren(h("span", { class: "chart-title" }, this.options.label), ...values, ...where);
+    const values = told.map((one) => this.told(one, one.values[i] ?? NaN, told.length > 1));
+    this.readout.replaceChildren(h("span", { class: "chart-title" }, this.options.label), ...values, ...where, ...(this.remark ? [h("span", { class: "wrong" }, this.remark)] : []));
+  }
+
+  private told(one: Series, value: number, named: boolean): HTMLElement {
+    const swatch = h("i", { class: "swatch line", style: `background: ${one.colour ?? token("series")}` });
+    return h("span", {}, named ? [swatch, `${one.name} `] : null, h("b", {}, this.label(value)));
   }
 
   private selected(plot: uPlot): void {
@@ -183,8 +189,15 @@ export class Chart {
 
 function drawn(one: Series): uPlot.Series {
   const stroke = one.colour ?? token("series");
-  const points = one.points === undefined ? {} : { points: { show: one.points, size: 4 } };
+  const points = one.points ? { points: { show: true, size: 5 } } : { points: { show: one.points !== false, filter: alone, size: 5, fill: stroke } };
   return { label: one.name, stroke, width: one.width ?? 1.5, spanGaps: false, ...(one.dash ? { dash: one.dash } : {}), ...points };
+}
+
+/** Points that no line reaches: their neighbours are missing. */
+function alone(plot: uPlot, series: number): number[] {
+  const values = plot.data[series]!;
+  const there = (i: number) => values[i] !== null && values[i] !== undefined;
+  return Array.from(values, (_, i) => i).filter((i) => there(i) && !there(i - 1) && !there(i + 1));
 }
 
 /** uPlot leaves gaps at null, and knows nothing of NaN or infinities. */

@@ -42,6 +42,7 @@ export function drawCells(canvas: HTMLCanvasElement, { box, span }: Look, model:
     const top = (row: number) => (row * box.row - box.top) * ratio;
     paint(image, { width, height, ...span }, rows, top, (row) => model.line(row), model.scale);
     layer(image, pen, box.gutter * ratio);
+    gaps(pen, box, rows);
   }
   names(pen, box, model, rows);
 }
@@ -73,6 +74,13 @@ function hatch(pen: CanvasRenderingContext2D, box: Box, bottom: number): void {
   pen.restore();
 }
 
+/** A hair's breadth of ground between rows that are high enough. */
+function gaps(pen: CanvasRenderingContext2D, box: Box, rows: { first: number; last: number }): void {
+  if (box.row < 8) return;
+  pen.fillStyle = token("ground");
+  for (let row = rows.first + 1; row <= rows.last; row++) pen.fillRect(box.gutter, Math.round(row * box.row - box.top) - 1, box.width - box.gutter, 1);
+}
+
 function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { first: number; last: number }): void {
   const every = Math.max(1, Math.ceil(14 / box.row));
   const letters = Math.floor((box.gutter - 22) / LETTER);
@@ -83,7 +91,8 @@ function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { fi
     const middle = (row + 0.5) * box.row - box.top;
     const mark = model.mark?.(row);
     if (mark) dot(pen, mark, middle, box.row);
-    if (row % every) continue;
+    const crowded = middle < 7 || middle > box.height - 6 || Math.abs(row - (model.named ?? -1e9)) * box.row < 13;
+    if (row !== model.named && (row % every || crowded)) continue;
     pen.fillStyle = token("text");
     pen.fillText(shortened(model.name(row), letters), box.gutter - 8, middle, box.gutter - 20);
   }

@@ -16,6 +16,7 @@ export interface Model {
   name(row: number): string;
   line(row: number): Line | null;
   mark?(row: number): string; // a colour beside the name, for what was found there
+  named?: number; // a row whose name always stands there
   scale: Scale;
   all: Span;
   spot?: Point | null; // marked for good: where two runs part
@@ -62,7 +63,7 @@ export class Heatmap {
     const stage = h("div", { class: "heat-stage" }, this.base, this.over);
     this.scroller = h("div", { class: "heat-scroll", tabindex: 0, role: "application", "aria-label": on.label }, stage, this.spacer);
     this.element = h("div", { class: "heat" }, this.scroller, this.axis, this.tip, this.said);
-    this.unsize = sized(this.scroller, () => this.resize());
+    this.unsize = sized(this.element, () => this.resize());
     this.listen();
   }
 
@@ -270,19 +271,24 @@ export class Heatmap {
     const [name = "", ...lines] = this.on.read(point);
     this.tip.replaceChildren(h("b", {}, name), ...lines.map((line) => h("div", {}, line)));
     const right = x > this.box.width - 320;
-    this.tip.style.transform = `translate(${Math.round(right ? x - this.tip.offsetWidth - 14 : x + 14)}px, ${Math.round(clamp(y + 14, 0, Math.max(0, this.box.height - this.tip.offsetHeight)))}px)`;
+    this.tip.style.transform = `translate(${Math.round(right ? x - this.tip.offsetWidth - 14 : x + 14)}px, ${Math.round(clamp(y + 14, 0, Math.max(0, this.element.clientHeight - this.tip.offsetHeight)))}px)`;
   }
 
   private resize(): void {
-    const width = this.scroller.clientWidth;
-    const height = this.scroller.clientHeight;
     const rows = this.model?.rows ?? 0;
+    const most = this.on.most ?? 30;
+    this.element.style.maxHeight = rows ? `${rows * most + AXIS}px` : "";
+    const room = Math.max(0, this.element.clientHeight - AXIS);
+    const row = rows ? clamp(room / rows, this.on.least ?? 3, most) : 12;
+    const height = Math.min(room, Math.ceil(rows * row));
+    this.scroller.style.height = `${height}px`;
+    const width = this.scroller.clientWidth;
     const gutter = this.on.gutter?.(width) ?? Math.round(clamp(width * 0.24, 120, 340));
-    const row = rows ? clamp(height / rows, this.on.least ?? 3, this.on.most ?? 26) : 12;
     this.box = { width, height, gutter, row, top: this.scroller.scrollTop };
     this.spacer.style.height = `${Math.max(0, Math.round(rows * row) - height)}px`;
     for (const canvas of [this.base, this.over]) fit(canvas, width, height);
     fit(this.axis, width, AXIS);
+    Object.assign(this.element.dataset, { gutter: String(gutter), rows: String(rows), row: String(row) }); // for whoever tests the page
     this.redraw();
   }
 

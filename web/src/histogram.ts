@@ -36,7 +36,8 @@ export class Histogram {
     this.shares = Array.from({ length: buckets }, (_, row) => Float32Array.from({ length: bins }, (_, bin) => values[bin * buckets + buckets - 1 - row]!));
     const colours = this.scale();
     const line = (row: number) => ({ values: this.shares[row]!, bad: null, start: 0, edges: this.steps });
-    this.heat.show({ rows: buckets, name: (row) => this.name(row), line, scale: colours, all: span });
+    const named = this.shares.findIndex((_, row) => this.name(row) === "0");
+    this.heat.show({ rows: buckets, named, name: (row) => this.name(row), line, scale: colours, all: span });
     this.heat.look(span);
     fill(this.key, legend(colours, "share of elements", false));
   }

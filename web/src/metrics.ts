@@ -4,11 +4,12 @@ import { Chart, type Series } from "./chart.ts";
 import { token } from "./colours.ts";
 import type { Columns } from "./columns.ts";
 import { h } from "./dom.ts";
+import { count, many } from "./format.ts";
 import { aborted, type Params, type Source } from "./source.ts";
 import { type Rows, Table } from "./table.ts";
 import type { Span } from "./view.ts";
 
-const HEIGHT = 74;
+const HEIGHT = 72;
 const AT_FIRST = 2;
 
 export interface MetricsOptions {
@@ -88,6 +89,8 @@ export class Metrics {
     const charts = shown.map((name) => this.chart(name));
     this.element.replaceChildren(...charts.map((chart) => chart.element));
     const steps = Float64Array.from(data.get("step"), (step) => step + 0.5); // the middle of a cell
+    const bad = (data.header["nonfinite"] ?? {}) as Record<string, { first: number; count: number }>;
+    shown.forEach((name, i) => (charts[i]!.remark = bad[name] ? `NaN or Inf from step ${count(bad[name].first)}, ${many(bad[name].count, "step")}` : ""));
     shown.forEach((name, i) => charts[i]!.show(steps, this.series(data, names.indexOf(name), name), this.span));
     this.table.refresh();
   }
@@ -103,7 +106,7 @@ export class Metrics {
   private chart(name: string): Chart {
     const { hover, zoom } = this.options;
     let chart = this.charts.get(name);
-    if (!chart) this.charts.set(name, (chart = new Chart({ label: name, height: HEIGHT, gutter: this.gutter, right: 0, axis: false, hover, zoom })));
+    if (!chart) this.charts.set(name, (chart = new Chart({ label: name, height: HEIGHT, gutter: this.gutter, right: 0, axis: false, inside: true, hover, zoom })));
     return chart;
   }
 

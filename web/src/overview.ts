@@ -65,7 +65,7 @@ export class Overview implements View {
     if (!this.heat.element.isConnected) fill(this.ground, this.tools.element, this.metrics.element, this.heat.element, this.key_, this.table.element);
     const chips = this.metrics.chips(this.context.run.metrics, params["metrics"]);
     this.heat.look(spanOf(params, this.context.run));
-    this.tools.draw(params, this.stat, chips, spanPatch(this.heat.span, this.context.run), () => this.look(whole(this.context.run)));
+    this.tools.draw(params, this.stat, this.port || "all", chips, spanPatch(this.heat.span, this.context.run), () => this.look(whole(this.context.run)));
     this.metrics.look(this.heat.span);
     this.ask();
     this.draw();
@@ -105,9 +105,17 @@ export class Overview implements View {
     return this.params["stat"] ?? this.tools.stats()[0] ?? "std";
   }
 
+  /** Outputs unless another is asked for; statistics of gradients and updates choose their own. */
+  private get port(): string {
+    const named = this.params["port"];
+    if (named !== undefined) return named === "all" ? "" : named;
+    const outputs = this.context.run.sites.some((site) => site.port === "output");
+    return outputs && this.stat !== "grad" && this.stat !== "update" ? "output" : "";
+  }
+
   private ask(): void {
     const { run } = this.context;
-    const rows = { run: run.id, port: this.params["port"], sites: asked(this.params["sites"] ?? "", run.sites) };
+    const rows = { run: run.id, port: this.port, sites: asked(this.params["sites"] ?? "", run.sites) };
     const width = Math.min(4096, Math.max(64, Math.round(this.heat.width)));
     const span = spanPatch(this.heat.span, run);
     const steps = { from: span.from ?? undefined, to: span.to ?? undefined, width };

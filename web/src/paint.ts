@@ -54,7 +54,7 @@ export function paint(
     let columns = lookups.get(cells.edges);
     if (!columns) lookups.set(cells.edges, (columns = columnsOf(cells.edges, area)));
     const y = Math.max(0, Math.round(top(row)));
-    const end = Math.min(area.height, Math.round(top(row + 1)) - (top(row + 1) - top(row) >= 8 ? 1 : 0));
+    const end = Math.min(area.height, Math.round(top(row + 1)));
     if (y >= end) continue;
     paintLine(pixels, y * area.width, columns, cells, scale);
     for (let below = y + 1; below < end; below++) pixels.copyWithin(below * area.width, y * area.width, (y + 1) * area.width);

@@ -1,6 +1,6 @@
 // One site over steps: quantile bands, the histogram as a picture, the statistics with their envelopes.
 
-import { Chart, type Series } from "./chart.ts";
+import { Chart, type ChartOptions, type Series } from "./chart.ts";
 import { token } from "./colours.ts";
 import type { Columns } from "./columns.ts";
 import { fill, h } from "./dom.ts";
@@ -29,18 +29,19 @@ export class Panel {
   private data: Columns | null = null;
   private span: Span = { from: 0, to: 1 };
 
-  constructor(options: PanelOptions) {
-    const hover = (step: number) => options.hover(step, this);
-    const chart = (label: string, height: number, format?: (value: number) => string) =>
-      new Chart({ label, height, gutter: GUTTER, zoom: options.zoom, hover, ...(format ? { format } : {}) });
+  constructor(private readonly options: PanelOptions) {
+    const chart = (label: string, height: number, more: Partial<ChartOptions> = {}): Chart => {
+      const made: Chart = new Chart({ label, height, gutter: GUTTER, right: 0, zoom: options.zoom, hover: (step) => this.moved(step, made), ...more });
+      return made;
+    };
     this.charts = {
       bands: chart("Quantiles", 190),
       values: chart("Mean within min and max", 150),
       spread: chart("Standard deviation", 120),
       norm: chart("L2 norm", 110),
-      zeros: chart("Zeros, share", 100, share),
+      zeros: chart("Zeros, share", 100, { format: share, range: [0, 1] }),
     };
-    this.histogram = new Histogram(GUTTER, (span) => options.zoom(span), hover);
+    this.histogram = new Histogram(GUTTER, (span) => options.zoom(span), (step) => this.moved(step, this.histogram));
     this.table = new Table(`statistics of ${options.title} by step`, () => this.rows());
     this.element = h("section", { class: "panel" }, h("h2", {}, options.title), this.body);
   }
@@ -60,9 +61,14 @@ export class Panel {
     fill(this.body, failed(error));
   }
 
-  point(step: number): void {
-    for (const chart of Object.values(this.charts)) chart.point(step);
-    this.histogram.point(step);
+  /** The crosshair, in all charts but the one that it comes from. */
+  point(step: number, from?: Chart | Histogram): void {
+    for (const chart of [...Object.values(this.charts), this.histogram]) if (chart !== from) chart.point(step);
+  }
+
+  private moved(step: number, from: Chart | Histogram): void {
+    this.point(step, from);
+    this.options.hover(step, this);
   }
 
   resize(): void {

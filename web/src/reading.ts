@@ -19,7 +19,8 @@ export function said(blocks: Blocks, run: RunInfo, point: Point, stat: string): 
   const steps = several ? `steps ${count(cell.from)}–${count(cell.to - 1)}` : `step ${count(cell.from)}`;
   const text = stat === "zeros" ? share : (value: number) => number(value);
   const spread = cell.low < cell.high ? ` (${text(cell.low)} … ${text(cell.high)})` : "";
-  const value = Number.isNaN(cell.value) && !cell.bad ? "no record" : `${nameOf(stat)} ${text(cell.value)}${spread}`;
+  const known = cell.value === Infinity ? "nothing is finite" : `${nameOf(stat)} ${text(cell.value)}${spread}`;
+  const value = Number.isNaN(cell.value) && !cell.bad ? "no record" : known;
   return [...head, `${steps}: ${value}`, cell.bad ? "NaN or Inf in it" : ""].filter(Boolean);
 }
 

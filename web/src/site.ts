@@ -148,7 +148,7 @@ export class SitePage implements View {
     const pick = (label: string, key: string, values: number[]) =>
       values.length > 1 ? h("label", {}, label, select(label, [["", "all"], ...values.map((n) => [String(n), count(n)] as const)], this.params[key] ?? "", (to) => router.set({ [key]: to }))) : null;
     const zoomed = this.params["from"] || this.params["to"] ? h("button", { type: "button", class: "small", onclick: () => this.zoom(null) }, `steps ${this.params["from"] ?? ""}–${this.params["to"] ?? ""} ✕`) : null;
-    const links = siblings.slice(0, 12).map((name) => h("a", { href: router.link("site", { site: name, from: this.params["from"], to: this.params["to"] }) }, name));
+    const links = siblings.slice(0, 12).map((name) => h("a", { href: router.link("site", { site: name, from: this.params["from"], to: this.params["to"] }), title: name }, near(name, this.site()!.path)));
     const chooser = h("input", { list: "sites", value: this.site()!.site, "aria-label": "Site", spellcheck: "false", style: "width: 320px" });
     chooser.addEventListener("change", () => router.set({ site: chooser.value, call: null, tensor: null }, true));
     const list = h("datalist", { id: "sites" }, names.slice(0, 5000).map((name) => h("option", { value: name })));
@@ -165,6 +165,11 @@ export class SitePage implements View {
   private hovered(step: number, from: Panel): void {
     this.panels.filter((panel) => panel !== from).forEach((panel) => panel.point(step));
   }
+}
+
+/** A neighbour's name without the path they share. */
+function near(name: string, path: string): string {
+  return name.startsWith(path) ? name.slice(path.length).replace(/^[.:]/, "") : name;
 }
 
 /** A record's fields, those that say something. */

@@ -20,7 +20,7 @@ export class Tools {
     private readonly context: Context,
     private readonly set: (patch: Patch) => void,
   ) {
-    this.filter = h("input", { type: "search", placeholder: "filter: blocks.*.mlp  type:*Norm  word", "aria-label": "Filter sites by pattern", spellcheck: "false" });
+    this.filter = h("input", { type: "search", placeholder: "filter sites ( / )", title: "A word, or a pattern: blocks.*.mlp  type:*Norm  re:h\\.[0-3]\\..*  fc:{input,output}", "aria-label": "Filter sites by pattern", spellcheck: "false" });
     this.filter.addEventListener("input", () => {
       clearTimeout(this.later);
       this.later = window.setTimeout(() => this.set({ sites: this.filter.value.trim() }), TYPED);
@@ -41,14 +41,14 @@ export class Tools {
     this.filter.select();
   }
 
-  draw(params: Record<string, string>, stat: string, chips: HTMLElement, span: { from: number | null; to: number | null }, all: () => void): void {
+  draw(params: Record<string, string>, stat: string, port: string, chips: HTMLElement, span: { from: number | null; to: number | null }, all: () => void): void {
     const typing = document.activeElement === this.filter;
     if (!typing) this.filter.value = params["sites"] ?? "";
     const held = document.activeElement?.getAttribute("aria-label");
     fill(
       this.element,
       h("label", {}, "statistic", select("Statistic", this.stats().map((name) => [name, nameOf(name)] as const), stat, (value) => this.set({ stat: value }))),
-      h("label", {}, "port", select("Port", [["", "all"], ...this.ports().map((port) => [port, port] as const)], params["port"] ?? "", (value) => this.set({ port: value }))),
+      h("label", {}, "port", select("Port", ["all", ...this.ports()], port, (value) => this.set({ port: value }))),
       this.filter,
       this.zoomed(span, all),
       chips,
