@@ -1,4 +1,4 @@
-"""The viewer's server: this machine only, GET only, the runs' folder only, and the page that was built into the package."""
+"""The viewer's server: this machine only, GET only, the runs' folder only, and the page that came with the package."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ import uvicorn
 from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tensortap.errors import NotARunError, TensortapError
-from tensortap.view.api.service import REQUESTS, Api
+from tensortap.view.api.service import PATHS, Api
+from tensortap.view.events import Poller, state_of, stream
 from tensortap.view.launch import NOT_BUILT, STATIC
 
 LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
@@ -90,7 +91,8 @@ def problem(status: int, error: str, hint: str = "", headers: dict[str, str] | N
 def app_for(api: Api, hosts: frozenset[str] = LOCAL, static: Path = STATIC) -> ASGIApp:
     """The whole server as an ASGI application."""
     limit = CapacityLimiter(AT_ONCE)
-    routes = [Route(path, _answering(api, limit), methods=["GET"]) for path in ("/api/runs", *REQUESTS)]
+    routes = [Route(path, _answering(api, limit), methods=["GET"]) for path in PATHS]
+    routes += [Route("/api/events", _events(api), methods=["GET"])]
     routes += [Route("/{path:path}", partial(_static, static=static), methods=["GET"])]
     return Guard(Starlette(routes=routes), hosts)
 
@@ -101,12 +103,28 @@ def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitabl
     async def answer(request: Request) -> Response:
         try:
             work = partial(api.sent, request.url.path, dict(request.query_params))
-            kind, data = await to_thread.run_sync(work, limiter=limit)
+            sent = await to_thread.run_sync(work, limiter=limit)
         except Exception as error:
             return _explained(error)
-        return Response(data, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type=_KINDS[kind])
+        return Response(sent.data, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type=_KINDS[sent.kind])
 
     return answer
+
+
+def _events(api: Api) -> Callable[[Request], Awaitable[Response]]:
+    """A stream that says when there is more to ask for."""
+    pollers: dict[str, Poller] = {}
+
+    async def listen(request: Request) -> Response:
+        try:
+            opened = await to_thread.run_sync(api.opened, request.query_params.get("run", ""))
+        except Exception as error:
+            return _explained(error)
+        poller = pollers.setdefault(opened.ident, Poller(partial(state_of, opened)))
+        headers = {**_HEADERS, "Cache-Control": "no-store"}
+        return StreamingResponse(stream(poller), headers=headers, media_type="text/event-stream")
+
+    return listen
 
 
 def _explained(error: Exception) -> Response:

@@ -75,13 +75,14 @@ def _sites(watched: Watched, seen: Seen, facts: Facts) -> list[dict[str, Any]]:
     return [
         {
             "i": row, "site": name, "path": triple[0], "port": triple[1], "slot": triple[2], "op": ops[triple],
-            "type": ops[triple] or types.get(_owner(triple), ""), **facts.get(triple, UNKNOWN),
+            "type": ops[triple] or types.get(owner(triple), ""), **facts.get(triple, UNKNOWN),
         }
         for (triple, row), name in zip(seen.row.items(), seen.names, strict=True)
     ]  # fmt: skip
 
 
-def _owner(triple: Triple) -> str:
+def owner(triple: Triple) -> str:
+    """The module a place belongs to: of a parameter, the one it hangs on."""
     return triple[0].rpartition(".")[0] if triple[1] in _OF_PARAMETERS else triple[0]
 
 

@@ -22,7 +22,7 @@ class Bins(NamedTuple):
     last: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """How many there are."""
         return self.last - self.first
 
@@ -45,7 +45,7 @@ def bins_for(low: int, high: int, width: int) -> Bins:
 
 def edges(bins: Bins, steps: Ints) -> npt.NDArray[np.float64]:
     """The step each bin begins with, and where the last one ends."""
-    if not bins.count:
+    if not bins.size:
         return np.zeros(1)
     low, high = bins.steps(len(steps))
     starts = steps[low : high : 1 << bins.level]

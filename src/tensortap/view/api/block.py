@@ -1,11 +1,13 @@
 """One file of a run as a grid of one statistic: only the columns it takes are read, and those that say nothing are not.
 
-A column whose row groups all say "least = greatest = 0" (no NaN, nothing recomputed) is known without reading it, and in
-a folded segment, which is sorted by place, the footer tells which rows are whose.
+A column of which the footer says "all zero" (no NaN, nothing recomputed) is known without reading it, and in a folded
+segment, which is sorted by place, the footer tells which rows are whose.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -51,12 +53,12 @@ class Rows(NamedTuple):
     columns: Any
     places: Places
     place: Ints
-    count: int
+    total: int
 
     def number(self, name: str) -> npt.NDArray[Any]:
         """A column of numbers."""
         if name not in self.columns.column_names:
-            return np.zeros(self.count, np.int64)
+            return np.zeros(self.total, np.int64)
         values: npt.NDArray[Any] = self.columns[name].to_numpy()
         return values
 
@@ -104,13 +106,31 @@ def _is_zero(column: Any) -> bool:
 
 def _ordered(outline: Outline) -> tuple[Places, Ints] | None:
     """Which rows are whose in a segment that was folded: it is sorted by place."""
-    counts: dict[Triple, int] = {}
-    for site, port, slot, _, _, count in outline.places:
-        counts[site, port, slot] = counts.get((site, port, slot), 0) + count
-    if not outline.replaces or sum(counts.values()) != outline.rows:
+    if not outline.replaces:
         return None
+    places, counts = _sorted_places(_Same(outline.places))
+    return (places, np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
+
+
+class _Same(NamedTuple):
+    """A list by identity: segments of one run mostly share theirs."""
+
+    places: list[tuple[str, str, str, str, int, int]]
+
+    def __hash__(self) -> int:
+        return id(self.places)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.places is other.places
+
+
+@functools.lru_cache(maxsize=64)
+def _sorted_places(same: _Same) -> tuple[Places, Ints]:
+    counts: dict[Triple, int] = {}
+    for site, port, slot, _, _, count in same.places:
+        counts[site, port, slot] = counts.get((site, port, slot), 0) + count
     triples = sorted(counts)
-    return Places(triples), np.repeat(np.arange(len(triples)), [counts[triple] for triple in triples])
+    return Places(triples), np.array([counts[triple] for triple in triples], np.int64)
 
 
 def _places(table: Any) -> tuple[Places, Ints]:
@@ -118,14 +138,18 @@ def _places(table: Any) -> tuple[Places, Ints]:
     words, code = [], np.zeros(len(table), np.int64)
     for name in _WORDS:
         column = _encoded(table[name])
-        words.append(column.dictionary.to_pylist())
-        code = code * max(len(words[-1]), 1) + column.indices.to_numpy()
-    sizes = [max(len(known), 1) for known in words]
-    present, place = _numbered(code, int(np.prod(sizes)))
-    names = [
-        np.array(known or [""], object)[at] for known, at in zip(words, np.unravel_index(present, sizes), strict=True)
-    ]
-    return Places(list(zip(*names, strict=True))), place
+        words.append(tuple(column.dictionary.to_pylist()) or ("",))
+        code = code * len(words[-1]) + column.indices.to_numpy()
+    present, place = _numbered(code, math.prod(map(len, words)))
+    return _named(tuple(words), present.tobytes()), place
+
+
+@functools.lru_cache(maxsize=64)
+def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> Places:
+    """The places of numbered combinations of words: the same object for files that hold the same places."""
+    numbers = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
+    names = [[known[i] for i in at.tolist()] for known, at in zip(words, numbers, strict=True)]
+    return Places([(site, port, slot) for site, port, slot in zip(*names, strict=True)])
 
 
 def _encoded(column: Any) -> Any:
@@ -149,7 +173,7 @@ def _block(rows: Rows, steps: Ints, stat: Stat) -> Block | None:
     keep = _kept(rows, stat)
     step, place = rows.columns["step"].to_numpy(), rows.place
     values = stat.of({name: rows.number(name) for name in stat.columns} | _numbers(rows, stat))
-    bad = sum(rows.number(name) for name in NONFINITE) > 0 if _any_bad(rows) else None
+    bad = _bad(rows)
     if keep is not None:
         step, place, values = step[keep], place[keep], values[keep]
         bad = None if bad is None else bad[keep]
@@ -170,8 +194,10 @@ def _kept(rows: Rows, stat: Stat) -> npt.NDArray[np.bool_] | None:
     return None if keep is not None and keep.all() else keep
 
 
-def _any_bad(rows: Rows) -> bool:
-    return any(name in rows.columns.column_names for name in NONFINITE)
+def _bad(rows: Rows) -> npt.NDArray[np.bool_] | None:
+    """Which rows have something that is not finite; None: none has."""
+    read = [rows.number(name) for name in NONFINITE if name in rows.columns.column_names]
+    return np.any([count > 0 for count in read], axis=0) if read else None
 
 
 def _numbers(rows: Rows, stat: Stat) -> dict[str, npt.NDArray[Any]]:

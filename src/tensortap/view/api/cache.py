@@ -33,12 +33,14 @@ class Cache:
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)
-                return self._kept[key][0]  # type: ignore[no-any-return]
+                known: T = self._kept[key][0]
+                return known
             coming = self._coming.get(key)
             mine = coming is None
             if coming is None:
                 coming = self._coming[key] = Future()
-        return self._make(key, make, nbytes, coming) if mine else coming.result()
+        made: T = self._make(key, make, nbytes, coming) if mine else coming.result()
+        return made
 
     def _make(self, key: Hashable, make: Callable[[], T], nbytes: Callable[[T], int], coming: Future[T]) -> T:
         try:

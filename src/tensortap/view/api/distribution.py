@@ -56,7 +56,8 @@ def _picture(
     while ((used[-1] // width) - (used[0] // width) + 1) * len(signs) + 1 > ROWS:
         width *= 2
     starts = np.arange(used[0] // width * width, used[-1] + 1, width)
-    parts, ends = [], []
+    parts: list[npt.NDArray[Any]] = []
+    ends: list[npt.ArrayLike] = []
     near = buckets.edges(2 * starts)[0]
     far = np.append(near[1:], max(near[-1], min(largest, float(buckets.edges(2 * (starts[-1] + width - 1))[1]))))
     for sign in signs:
@@ -67,4 +68,6 @@ def _picture(
         ends = [[0.0], *ends]
     elif signs == [1]:
         ends = [*ends, [0.0]]
-    return (np.concatenate(parts, axis=1) / total).astype(np.float32), np.concatenate(ends).astype(np.float64)
+    return (np.concatenate(parts, axis=1) / total).astype(np.float32), np.concatenate(
+        [np.asarray(end, np.float64) for end in ends]
+    )

@@ -1,4 +1,4 @@
-"""What is told of each place beside its name: type, shape, calls, histogram, tensors kept; from the last files backwards."""
+"""What is told of each place beside its name: type, shape, calls, histogram; from the last files backwards."""
 
 from __future__ import annotations
 

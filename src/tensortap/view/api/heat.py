@@ -64,7 +64,7 @@ def _columns(grid: Grid, rows: Ints, stat: Stat) -> dict[str, npt.NDArray[Any]]:
 
 
 def _sum(grid: Grid) -> npt.NDArray[np.float32]:
-    return grid.mean if grid.count is None else grid.mean * grid.count
+    return grid.mean if grid.number is None else np.asarray(grid.mean * grid.number, np.float32)
 
 
 def _turned(part: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:

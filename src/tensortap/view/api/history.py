@@ -1,7 +1,7 @@
 """Every place's history of one statistic, binned: read file by file, put together, and remembered in tiles.
 
-Level 0 is what the files hold, one grid a file. Above it, at every eighth power of the bins' size, tiles of some hundred
-bins are kept, so that a long run is read once and a zoom puts together a few tiles.
+Level 0 is what the files hold, one grid a file. Above it, whenever bins have become eight times as large, tiles of some
+hundred bins are kept, so that a long run is read once and a zoom puts together a few tiles.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -54,8 +55,8 @@ class History:
 
     def grid(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
         """Bins × all rows."""
-        canvas = Canvas(bins.count, len(seen.row))
-        if bins.count:
+        canvas = Canvas(bins.size, len(seen.row))
+        if bins.size:
             self._fill(canvas, seen, stat, bins)
         return canvas.grid
 
@@ -72,9 +73,8 @@ class History:
         for number in range(low // size, (high - 1) // size + 1):
             tile = Bins(below, max(number * size, low), min((number + 1) * size, high))
             grid = self._tile(seen, stat, below, number, size)
-            part = Grid(
-                *(None if p is None else p[tile.first - number * size : tile.last - number * size] for p in grid)
-            )
+            inside = slice(tile.first - number * size, tile.last - number * size)
+            part = grid.each(itemgetter(inside))
             at = np.arange(tile.first, tile.last) >> (bins.level - below)
             starts = np.flatnonzero(np.diff(at, prepend=-1))
             canvas.add(binned(part, starts), at[starts] - bins.first, rows)
@@ -88,7 +88,7 @@ class History:
         return self._cache.get(key, lambda: self._make_tile(seen, stat, bins), lambda grid: grid.nbytes)
 
     def _make_tile(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
-        canvas = Canvas(bins.count, len(seen.row))
+        canvas = Canvas(bins.size, len(seen.row))
         if bins.level == ANCHOR:
             self._from_files(canvas, seen, stat, bins)
         else:
@@ -151,7 +151,7 @@ def _place(canvas: Canvas, block: Block, seen: Seen, bins: Bins) -> None:
     at = np.searchsorted(seen.steps, block.steps) >> bins.level
     low, high = np.searchsorted(at, [bins.first, bins.last])
     if low < high:
-        part = Grid(*(None if p is None else p[low:high] for p in block.grid))
+        part = block.grid.each(itemgetter(slice(low, high)))
         starts: Ints = np.flatnonzero(np.diff(at[low:high], prepend=-1))
         canvas.add(binned(part, starts), at[low:high][starts] - bins.first, seen.rows_of(block.places))
 

@@ -39,13 +39,13 @@ def metrics(watched: Watched, cache: Cache, asked: Query) -> Columns:
     all_steps = np.unique(np.concatenate([steps for steps, _ in known.values()])) if known else np.zeros(0, np.int64)
     bins = bins_for(*asked.span(all_steps), asked.width)
     low, high = bins.steps(len(all_steps))
-    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, all_steps)[: bins.count]}
+    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, all_steps)[: bins.size]}
     broken = {}
     for i, (name, (steps, values)) in enumerate(known.items()):
         at = np.searchsorted(all_steps, steps)
         inside = (at >= low) & (at < high)
         bin_of = (at[inside] >> bins.level) - bins.first
-        columns |= {f"m{i}.{what}": part for what, part in _folded(bin_of, values[inside], bins.count).items()}
+        columns |= {f"m{i}.{what}": part for what, part in _folded(bin_of, values[inside], bins.size).items()}
         if len(lost := steps[~np.isfinite(values)]):
             broken[name] = {"first": int(lost[0]), "count": len(lost)}
     return Columns({"names": list(known), "version": seen.version, "nonfinite": broken}, columns)

@@ -52,7 +52,7 @@ class Query:
     @property
     def width(self) -> int:
         """How many columns the screen has room for."""
-        return min(max(self.number("width", 800), 1), WIDEST)
+        return int(min(max(self.number("width", 800), 1), WIDEST))
 
     def span(self, steps: Ints) -> tuple[int, int]:
         """Which of the steps are asked for, from the first to before the last; `from` and `to` are both meant."""

@@ -61,7 +61,7 @@ class Seen:
 
 
 class Watched:
-    """A run that is looked at again and again; listing its files is cheap, and done at most every `PATIENCE` seconds."""
+    """A run that is looked at again and again; its files are listed at most every `PATIENCE` seconds."""
 
     def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self.run = run

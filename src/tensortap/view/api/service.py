@@ -5,17 +5,24 @@ The server and the report call the same thing. Nothing is ever written.
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
 
 from tensortap.errors import NotARunError, suggest
 from tensortap.store.run import Run
 from tensortap.view.api import about
 from tensortap.view.api.block import Triple
 from tensortap.view.api.cache import Cache
+from tensortap.view.api.costs import cost
+from tensortap.view.api.depth import depth
+from tensortap.view.api.differing import both_named, difference
 from tensortap.view.api.facts import facts_of
+from tensortap.view.api.findings import Checked
 from tensortap.view.api.heat import heat
 from tensortap.view.api.history import THREADS, History
 from tensortap.view.api.kept import Entry, Index
@@ -24,6 +31,7 @@ from tensortap.view.api.query import Query
 from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.shelf import Shelf
 from tensortap.view.api.site import site
+from tensortap.view.api.tensor import tensor
 from tensortap.view.api.wire import Answer, Columns, encoded
 
 MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
@@ -32,12 +40,15 @@ MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
 class Opened:
     """One run with what is remembered of it."""
 
-    def __init__(self, ident: str, path: str, cache: Cache, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, ident: str, path: str, cache: Cache, pool: ThreadPoolExecutor, rules: ThreadPoolExecutor
+    ) -> None:
         self.ident = ident
         self.run = Run(path)
         self.cache = cache
         self.watched = Watched(self.run)
         self.history = History(self.watched, cache, pool)
+        self.checked = Checked(self.history, rules)
         self._index = Index(self.run)
 
     def kept(self, seen: Seen) -> dict[Triple, list[Entry]]:
@@ -74,12 +85,51 @@ def _site(opened: Opened, asked: Query) -> Answer:
     return site(opened.watched, asked, lambda triple: opened.kept(opened.watched.look()).get(triple, []))
 
 
+def _depth(opened: Opened, asked: Query) -> Answer:
+    return depth(opened.history, asked)
+
+
+def _findings(opened: Opened, asked: Query) -> Answer:
+    return opened.checked.complete() if asked.text("wait") else opened.checked.now()
+
+
+def _cost(opened: Opened, asked: Query) -> Answer:
+    return cost(opened.run)
+
+
+def _tensor(opened: Opened, asked: Query) -> Answer:
+    return tensor(opened.run, opened.watched.look(), asked)
+
+
+def _warm() -> None:
+    """Have Arrow import what it imports at the first conversion (pandas, where there is one) before anybody waits."""
+    pa.chunked_array([[1.0]]).to_numpy()
+    importlib.import_module("pyarrow.dataset")
+
+
 REQUESTS: Final[Mapping[str, Request]] = {
     "/api/run": _run,
     "/api/heat": _heat,
     "/api/metrics": _metrics,
     "/api/site": _site,
+    "/api/depth": _depth,
+    "/api/findings": _findings,
+    "/api/cost": _cost,
+    "/api/tensor": _tensor,
 }
+PATHS: Final = ("/api/runs", *REQUESTS, "/api/diff")
+_ANEW: Final = ("/api/runs", "/api/findings")  # they change while the run does not
+
+
+class Sent(NamedTuple):
+    """An answer as bytes, and whether they are JSON or columns."""
+
+    kind: str
+    data: bytes
+
+
+def _sent(answer: Answer) -> Sent:
+    return Sent("columns" if isinstance(answer, Columns) else "json", encoded(answer))
 
 
 class Api:
@@ -103,32 +153,35 @@ class Api:
         self.grids = Cache(memory * 5 // 6)
         self.answers = Cache(memory // 6)
         self._pool = ThreadPoolExecutor(THREADS, "tensortap-view")
+        self._rules = ThreadPoolExecutor(1, "tensortap-rules")
         self._opened: dict[str, Opened] = {}
         self._lock = threading.Lock()
+        self._pool.submit(_warm)
 
     def close(self) -> None:
         """End the threads that read."""
+        self._rules.shutdown(cancel_futures=True)
         self._pool.shutdown(cancel_futures=True)
 
     def answer(self, path: str, given: Mapping[str, str]) -> Answer:
         """The answer to a request."""
         if path == "/api/runs":
             return self.runs()
+        if path == "/api/diff":
+            a, b = (self.opened(ident) for ident in both_named(Query(given)))
+            return difference(a.watched, b.watched, Query(given))
         if path not in REQUESTS:
-            raise NotARunError(f"there is no {path!r}.{suggest(path, REQUESTS)}")
+            raise NotARunError(f"there is no {path!r}.{suggest(path, PATHS)}")
         return REQUESTS[path](self.opened(given.get("run", "")), Query(given))
 
-    def sent(self, path: str, given: Mapping[str, str]) -> tuple[str, bytes]:
-        """The answer as it is sent, and its kind; the same question about the same version is worked out once."""
-        if path == "/api/runs":
-            return "json", encoded(self.runs())
-        version = self.opened(given.get("run", "")).watched.look().version
-
-        def make() -> tuple[str, bytes]:
-            answer = self.answer(path, given)
-            return "columns" if isinstance(answer, Columns) else "json", encoded(answer)
-
-        return self.answers.get((path, str(Query(given)), version), make, lambda made: len(made[1]))
+    def sent(self, path: str, given: Mapping[str, str]) -> Sent:
+        """The answer as it is sent; the same question about the same version is worked out once."""
+        if path in _ANEW:
+            return _sent(self.answer(path, given))
+        runs = both_named(Query(given)) if path == "/api/diff" else (given.get("run", ""),)
+        versions = tuple(self.opened(ident).watched.look().version for ident in runs)
+        key = (path, str(Query(given)), *versions)
+        return self.answers.get(key, lambda: _sent(self.answer(path, given)), lambda sent: len(sent.data))
 
     def runs(self) -> dict[str, Any]:
         """The list of runs."""
@@ -140,8 +193,8 @@ class Api:
         with self._lock:
             known = self._opened.get(path)
             if known is None:
-                own = self.shelf.ids()[0] if not ident else ident
-                known = self._opened[path] = Opened(own, path, self.grids, self._pool)
+                own = ident or self.shelf.ids()[0]
+                known = self._opened[path] = Opened(own, path, self.grids, self._pool, self._rules)
             return known
 
     def _listed(self, ident: str) -> dict[str, Any]:

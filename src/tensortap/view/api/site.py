@@ -8,9 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tensortap.sinks.plain import plain
 from tensortap.types import COUNTS, STATISTICS
+from tensortap.view.api.about import owner
 from tensortap.view.api.bins import Bins, bins_for, edges
 from tensortap.view.api.block import Triple
 from tensortap.view.api.distribution import distribution
@@ -21,8 +23,10 @@ from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.stats import NONFINITE
 from tensortap.view.api.wire import Columns
 
-HISTOGRAMS: Final = 20_000  # beyond so many records only every n-th histogram is read
+HISTOGRAMS: Final = 10_000  # beyond so many steps only every n-th histogram is read
 _NUMBERS: Final = ("step", "rank", "call", "numel", *COUNTS, *STATISTICS)
+_SHAPE: Final = ("hist_offset", "hist_counts")
+_OF_SHAPE: Final = ("step", "zeros", "min", "max", *_SHAPE)
 _MEANS: Final = ("mean", "std", "l2")
 
 
@@ -35,20 +39,38 @@ def site(watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str,
     low, high = bins.steps(len(seen.steps))
     if low >= high:
         raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
-    span = {"first": int(seen.steps[low]), "last": int(seen.steps[high - 1])}
-    rows = rows_of(watched.run, seen, _NUMBERS, place=place, **span)
+    rows, shapes = _read(watched, seen, place, asked, low, high)
     header = _about(watched, seen, place, rows) | {"tensors": kept(place), "level": bins.level}
     rows = _only(rows, asked)
-    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.count]}
-    columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.count)
-    shares = _distribution(watched, seen, place, asked, bins, len(rows))
-    return Columns({**header, **shares.header}, {**columns, **shares.columns})
+    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.size]}
+    columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.size)
+    if len(shapes):
+        columns |= distribution(shapes, _bin_of(shapes, seen, bins), bins.size)
+    return Columns({**header, "histogram": len(shapes) > 0, "every": _stride(high - low)}, columns)
+
+
+def _read(watched: Watched, seen: Seen, place: Triple, asked: Query, low: int, high: int) -> tuple[Any, Any]:
+    """The numbers of all records, and the histograms of as many as are to be had in memory, in one pass."""
+    numbers, shapes, stride = [], [], _stride(high - low)
+    for a in range(low, high, HISTOGRAMS):
+        last = int(seen.steps[min(a + HISTOGRAMS, high) - 1])
+        rows = rows_of(watched.run, seen, (*_NUMBERS, *_SHAPE), place=place, first=int(seen.steps[a]), last=last)
+        numbers.append(rows.select(_NUMBERS))
+        with_shape = _only(rows, asked).select(_OF_SHAPE)
+        with_shape = with_shape.filter(pc.is_valid(with_shape["hist_counts"]))
+        shapes.append(with_shape if stride == 1 else with_shape.take(np.arange(0, len(with_shape), stride)))
+    return pa.concat_tables(numbers), pa.concat_tables(shapes)
+
+
+def _stride(steps: int) -> int:
+    """Of so many steps every n-th histogram is read."""
+    return -(-steps // HISTOGRAMS)
 
 
 def _only(rows: Any, asked: Query) -> Any:
     for name in ("call", "rank"):
         if (wanted := asked.number(name)) is not None:
-            rows = rows.filter(pa.compute.equal(rows[name], wanted))
+            rows = rows.filter(pc.equal(rows[name], wanted))
     return rows
 
 
@@ -58,7 +80,7 @@ def _bin_of(rows: Any, seen: Seen, bins: Bins) -> Ints:
 
 
 def _statistics(rows: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Means of a bin's records with their extremes, least minimum and greatest maximum, and sums of what was not finite."""
+    """Means of a bin's records with their extremes; the least minimum, the greatest maximum, what was not finite."""
     known = {name: rows[name].to_numpy() for name in _NUMBERS[3:]}
     known["zeros"] = known["zeros"] / np.maximum(known["numel"], 1)
     known["nonfinite"] = np.asarray(sum(known[name] for name in NONFINITE), np.float64)
@@ -86,24 +108,6 @@ def _per_bin(
     return as_floats(out)
 
 
-def _distribution(watched: Watched, seen: Seen, place: Triple, asked: Query, bins: Bins, records: int) -> Columns:
-    """Quantiles and histogram by bin; nothing where no histogram was kept."""
-    low, high = bins.steps(len(seen.steps))
-    wanted = ["step", "rank", "call", "zeros", "min", "max", "hist_offset", "hist_counts"]
-    stride = 1 << max(0, (records // HISTOGRAMS).bit_length())
-    parts = []
-    for a in range(low, high, HISTOGRAMS):
-        first, last = seen.steps[a], seen.steps[min(a + HISTOGRAMS, high) - 1]
-        rows = rows_of(watched.run, seen, wanted, place=place, first=int(first), last=int(last))
-        parts.append(_only(rows, asked)[::stride] if stride > 1 else _only(rows, asked))
-    table = pa.concat_tables(parts)
-    table = table.filter(pa.compute.is_valid(table["hist_counts"]))
-    if not len(table):
-        return Columns({"histogram": False}, {})
-    found = distribution(table, _bin_of(table, seen, bins), bins.count)
-    return Columns({"histogram": True, "every": stride}, found)
-
-
 def _about(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
     """The last record, and the places beside this one."""
     calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
@@ -117,7 +121,6 @@ def _about(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, 
 
 def _akin(a: Triple, b: Triple) -> bool:
     """Another port of the same module, or one of its own parameters."""
-    owner = lambda triple: triple[0].rpartition(".")[0] if triple[1] in ("param", "grad", "update") else triple[0]  # noqa: E731
     return a[0] == b[0] or owner(a) == owner(b)
 
 
