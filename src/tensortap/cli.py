@@ -232,6 +232,24 @@ def view(path: str, port: int | None, host: str, no_open: bool) -> None:
 
 @cli.command()
 @click.argument("path", metavar="RUN")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The HTML file to write.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def report(path: str, output: str, overwrite: bool, as_json: bool) -> None:
+    """Write a run as one HTML file that anyone can open, without a server or a network."""
+    from tensortap.view import report as reporting
+    from tensortap.view.progress import waiting
+
+    with waiting(f"writing {output}") as advance:
+        done = reporting.report(path, output, overwrite=overwrite, progress=advance)
+    if as_json:
+        _print_json(done._asdict())
+    else:
+        click.echo(reporting.describe(done))
+
+
+@cli.command()
+@click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compact(path: str, as_json: bool) -> None:
     """Fold a run's many small files into few large ones, which are quicker to read."""

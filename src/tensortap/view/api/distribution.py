@@ -17,7 +17,7 @@ ROWS: Final = 128
 Floats = npt.NDArray[np.float64]
 
 
-def distribution(table: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[Any]]:
+def distribution(table: Any, bin_of: Ints, count: int, most: int = ROWS) -> dict[str, npt.NDArray[Any]]:
     """Quantiles (`q50`) and shares of the elements (`hist`, with `edges`) by bin, of records sorted by step."""
     starts: Ints = np.flatnonzero(np.diff(bin_of, prepend=-1)).astype(np.int64)
     merged = _merged(table, starts)
@@ -29,7 +29,7 @@ def distribution(table: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[
             bands[:, bin_of[starts[i]]] = buckets.quantile(
                 list(QUANTILES.values()), offset, counts, int(zeros[i]), minimum=low[i], maximum=high[i]
             )
-    shares, edges = _picture(merged, zeros, float(np.nanmax(np.abs([low, high]), initial=0.0)))
+    shares, edges = _picture(merged, zeros, float(np.nanmax(np.abs([low, high]), initial=0.0)), most)
     hist = np.full((count, shares.shape[1]), np.nan, np.float32)
     hist[bin_of[starts]] = shares
     return {name: as_floats(band) for name, band in zip(QUANTILES, bands, strict=True)} | {"hist": hist, "edges": edges}
@@ -43,9 +43,9 @@ def _merged(table: Any, starts: Ints) -> list[tuple[int, npt.NDArray[np.int64]]]
 
 
 def _picture(
-    merged: list[tuple[int, npt.NDArray[np.int64]]], zeros: npt.NDArray[np.int64], largest: float
+    merged: list[tuple[int, npt.NDArray[np.int64]]], zeros: npt.NDArray[np.int64], largest: float, most: int
 ) -> tuple[npt.NDArray[np.float32], Floats]:  # fmt: skip
-    """Shares of the finite elements in at most `ROWS` steps of magnitude, and the steps' ends."""
+    """Shares of the finite elements in at most `most` steps of magnitude, and the steps' ends."""
     dense = np.stack([buckets.dense(*found) for found in merged]).reshape(len(merged), -1, 2)
     used = np.flatnonzero(dense.any(axis=(0, 2)))
     total = np.maximum(dense.sum(axis=(1, 2)) + zeros, 1)[:, None]
@@ -53,7 +53,7 @@ def _picture(
         return (zeros[:, None] / total).astype(np.float32), np.zeros(2)
     signs = [sign for sign in (1, 0) if dense[:, :, sign].any()]
     width = 1
-    while ((used[-1] // width) - (used[0] // width) + 1) * len(signs) + 1 > ROWS:
+    while ((used[-1] // width) - (used[0] // width) + 1) * len(signs) + 1 > most:
         width *= 2
     starts = np.arange(used[0] // width * width, used[-1] + 1, width)
     parts: list[npt.NDArray[Any]] = []

@@ -18,25 +18,25 @@ from tensortap.view.api.stats import Stat, stat_named
 from tensortap.view.api.wire import Columns
 
 CELLS: Final = 6_000_000  # at most so many in one answer, whatever is asked for
+LONG: Final = 30_000_000  # records from which on a run is not read whole for its range
 _SAMPLED: Final = 200_000
 
 
 def heat(history: History, asked: Query) -> Columns:
     """`stat`, `port`, `sites`, `rows`, `from`, `to`, `width`. Where nothing was finite the value is +Inf."""
     seen, stat = history.watched.look(), stat_named(asked.text("stat", "std"))
-    rows = chosen_rows(seen, asked, stat)
-    width = min(asked.width, max(16, CELLS // max(len(rows), 1)))
-    bins = bins_for(*asked.span(seen.steps), width)
-    grid = history.grid(seen, stat, bins)
-    columns = _columns(grid, rows, stat)
+    found = chosen_rows(seen, asked, stat)
+    rows = found[slice(*asked.window("rows", len(found)))]
+    bins = bins_for(*asked.span(seen.steps), min(asked.width, max(16, CELLS // max(len(rows), 1))))
+    columns = _columns(history.grid(seen, stat, bins), rows, stat)
     header = {
-        "stat": stat.name, "unit": stat.unit, "scale": stat.scale, "range": value_range(columns["value"]),
-        "version": seen.version, "level": bins.level,
+        "stat": stat.name, "unit": stat.unit, "scale": stat.scale, "range": _range(history, seen, stat, asked, columns),
+        "total": len(found), "version": seen.version, "level": bins.level,
     }  # fmt: skip
     return Columns(header, {"step": edges(bins, seen.steps), "row": rows.astype(np.int32), **columns})
 
 
-def chosen_rows(seen: Seen, asked: Query, stat: Stat | None = None) -> Ints:
+def chosen_rows(seen: Seen, asked: Query, stat: Stat) -> Ints:
     """The rows a request means, in order of execution."""
     port, sites = asked.text("port"), asked.text("sites")
     chosen = None if not sites else {p[:3] for p in places_matching(sites, seen.places)}
@@ -44,11 +44,26 @@ def chosen_rows(seen: Seen, asked: Query, stat: Stat | None = None) -> Ints:
         row
         for triple, row in seen.row.items()
         if port in ("", triple[1])
-        if stat is None or not stat.ports or triple[1] in stat.ports
+        if not stat.ports or triple[1] in stat.ports
         if chosen is None or triple in chosen
     ]
-    low, high = asked.window("rows", len(found))
-    return np.array(found[low:high], np.int64)
+    return np.array(found, np.int64)
+
+
+def _range(
+    history: History, seen: Seen, stat: Stat, asked: Query, columns: dict[str, npt.NDArray[Any]]
+) -> list[float] | None:  # fmt: skip
+    """Where colours begin and end: the same for every zoom into a run; of a very long run, what was asked for."""
+    if seen.records > LONG:
+        return value_range(columns["value"], stat.scale)
+    port = asked.text("port")
+
+    def look() -> list[float] | None:
+        rows = chosen_rows(seen, Query({"port": port}), stat)
+        grid = history.grid(seen, stat, bins_for(0, len(seen.steps), 256))
+        return value_range(_columns(grid, rows, stat)["value"], stat.scale)
+
+    return history.kept(("range", stat.name, port, seen.version), look, lambda found: 64)
 
 
 def _columns(grid: Grid, rows: Ints, stat: Stat) -> dict[str, npt.NDArray[Any]]:
@@ -73,11 +88,11 @@ def _turned(part: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
     return np.ascontiguousarray((part if whole else part[:, rows]).T)
 
 
-def value_range(values: npt.NDArray[Any]) -> list[float] | None:
-    """Where the colours begin and end: all but the outermost hundredths; None when there is nothing."""
+def value_range(values: npt.NDArray[Any], scale: str) -> list[float] | None:
+    """All but the outermost hundredths, on a logarithmic scale of what is above zero; None when there is nothing."""
     flat = values.reshape(-1)
     flat = flat[:: max(1, flat.size // _SAMPLED)]
-    flat = flat[np.isfinite(flat)]
+    flat = flat[np.isfinite(flat) & ((flat > 0) | (scale != "log"))]
     return [float(edge) for edge in np.percentile(flat, [1, 99])] if flat.size else None
 
 

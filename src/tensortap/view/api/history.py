@@ -53,8 +53,16 @@ class History:
         self._cache = cache
         self._pool = pool
 
+    def kept(self, key: tuple[Any, ...], make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
+        """Something worked out of this run, remembered beside its grids."""
+        return self._cache.get((self.watched.run.path, *key), make, nbytes)
+
     def grid(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
-        """Bins × all rows."""
+        """Bins × all rows. The page asks for parts of the rows, one after the other."""
+        key = ("grid", stat.name, bins, seen.version)
+        return self.kept(key, lambda: self._grid(seen, stat, bins), lambda grid: grid.nbytes)
+
+    def _grid(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
         canvas = Canvas(bins.size, len(seen.row))
         if bins.size:
             self._fill(canvas, seen, stat, bins)
@@ -84,8 +92,8 @@ class History:
         bins = Bins(level, number * size, last)
         low, high = bins.steps(len(seen.steps))
         sources = [source.key for source in _overlapping(self._sources(seen), seen.steps[low], seen.steps[high - 1])]
-        key = ("tile", self.watched.run.path, stat.name, bins, low, high, seen.rows_key, tuple(sources))
-        return self._cache.get(key, lambda: self._make_tile(seen, stat, bins), lambda grid: grid.nbytes)
+        key = ("tile", stat.name, bins, low, high, seen.rows_key, tuple(sources))
+        return self.kept(key, lambda: self._make_tile(seen, stat, bins), lambda grid: grid.nbytes)
 
     def _make_tile(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
         canvas = Canvas(bins.size, len(seen.row))
@@ -99,7 +107,7 @@ class History:
         finer = Bins(
             bins.level - 1, bins.first << 1, min(bins.last << 1, ((len(seen.steps) - 1) >> (bins.level - 1)) + 1)
         )
-        grid = self.grid(seen, stat, finer)
+        grid = self._grid(seen, stat, finer)
         at = np.arange(finer.first, finer.last) >> 1
         starts = np.flatnonzero(np.diff(at, prepend=-1))
         canvas.add(binned(grid, starts), at[starts] - bins.first, np.arange(len(seen.row)))
@@ -112,8 +120,8 @@ class History:
                 _place(canvas, block, seen, bins)
 
     def _block(self, source: Source, stat: Stat) -> Block | None:
-        key = ("block", self.watched.run.path, stat.name, *source.key)
-        return self._cache.get(key, lambda: source.read(stat), lambda block: block.nbytes if block else 64)
+        key = ("block", stat.name, *source.key)
+        return self.kept(key, lambda: source.read(stat), lambda block: block.nbytes if block else 64)
 
     def _sources(self, seen: Seen) -> Iterator[Source]:
         for sources in seen.sources:

@@ -23,7 +23,7 @@ from tensortap.view.api.depth import depth
 from tensortap.view.api.differing import both_named, difference
 from tensortap.view.api.facts import facts_of
 from tensortap.view.api.findings import Checked
-from tensortap.view.api.heat import heat
+from tensortap.view.api.heat import heat, site_name
 from tensortap.view.api.history import THREADS, History
 from tensortap.view.api.kept import Entry, Index
 from tensortap.view.api.metrics import metrics, series_of
@@ -55,6 +55,10 @@ class Opened:
         """The tensors that were kept, by place."""
         key = ("kept", self.run.path, seen.version)
         return self.cache.get(key, self._index.by_place, lambda found: 200 * sum(map(len, found.values())) + 64)
+
+    def kept_by_name(self) -> dict[str, list[Entry]]:
+        """The same by the page's names."""
+        return {site_name(triple): entries for triple, entries in self.kept(self.watched.look()).items()}
 
     def facts(self, seen: Seen) -> dict[Triple, dict[str, Any]]:
         """What is told of each place."""

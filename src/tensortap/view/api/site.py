@@ -15,8 +15,9 @@ from tensortap.types import COUNTS, STATISTICS
 from tensortap.view.api.about import owner
 from tensortap.view.api.bins import Bins, bins_for, edges
 from tensortap.view.api.block import Triple
-from tensortap.view.api.distribution import distribution
+from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
+from tensortap.view.api.heat import site_name
 from tensortap.view.api.query import AskedError, Query
 from tensortap.view.api.rows import rows_of
 from tensortap.view.api.seen import Seen, Watched
@@ -24,6 +25,7 @@ from tensortap.view.api.stats import NONFINITE
 from tensortap.view.api.wire import Columns
 
 HISTOGRAMS: Final = 10_000  # beyond so many steps only every n-th histogram is read
+TENSORS: Final = 1000
 _NUMBERS: Final = ("step", "rank", "call", "numel", *COUNTS, *STATISTICS)
 _SHAPE: Final = ("hist_offset", "hist_counts")
 _OF_SHAPE: Final = ("step", "zeros", "min", "max", *_SHAPE)
@@ -40,13 +42,23 @@ def site(watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str,
     if low >= high:
         raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
     rows, shapes = _read(watched, seen, place, asked, low, high)
-    header = _about(watched, seen, place, rows) | {"tensors": kept(place), "level": bins.level}
+    header = _about(watched, seen, place, rows) | {**_some(kept(place)), "level": bins.level}
     rows = _only(rows, asked)
     columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.size]}
     columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.size)
     if len(shapes):
-        columns |= distribution(shapes, _bin_of(shapes, seen, bins), bins.size)
+        columns |= distribution(shapes, _bin_of(shapes, seen, bins), bins.size, _buckets(asked))
     return Columns({**header, "histogram": len(shapes) > 0, "every": _stride(high - low)}, columns)
+
+
+def _buckets(asked: Query) -> int:
+    return int(min(max(asked.number("buckets", ROWS), 8), ROWS))
+
+
+def _some(tensors: list[dict[str, Any]]) -> dict[str, Any]:
+    """The kept tensors to choose from; of very many, evenly spread ones, the last among them."""
+    every = -(-len(tensors) // TENSORS) or 1
+    return {"tensors": tensors[::-1][::every][::-1], "tensors_total": len(tensors)}
 
 
 def _read(watched: Watched, seen: Seen, place: Triple, asked: Query, low: int, high: int) -> tuple[Any, Any]:
@@ -112,9 +124,9 @@ def _about(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, 
     """The last record, and the places beside this one."""
     calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
     return {
-        "site": str_of(place), "version": seen.version, "calls": calls, "ranks": ranks,
+        "site": site_name(place), "version": seen.version, "calls": calls, "ranks": ranks,
         "slots": [triple[2] for triple in seen.row if triple[:2] == place[:2]],
-        "siblings": [str_of(triple) for triple in seen.row if triple != place and _akin(triple, place)],
+        "siblings": [site_name(triple) for triple in seen.row if triple != place and _akin(triple, place)],
         "record": _last_record(watched, seen, place, rows),
     }  # fmt: skip
 
@@ -135,8 +147,3 @@ def _last_record(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict
     record["numbers"] = dict(record["numbers"] or ())
     found: dict[str, Any] = plain(record)
     return found
-
-
-def str_of(triple: Triple) -> str:
-    """How the page calls a place."""
-    return f"{triple[0]}:{triple[1]}{triple[2]}"
