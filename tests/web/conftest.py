@@ -135,9 +135,8 @@ class Heat:
     def ready(self, rows: int | None = None) -> Heat:
         """Wait until cells are drawn; with a number, until there are so many rows."""
         wanted = "true" if rows is None else f"+heat.dataset.rows === {rows}"
-        drawn = "[...base.getContext('2d').getImageData(base.width - 4, 2, 1, 1).data].some(Boolean)"
-        script = "() => { const heat = document.querySelector('.heat'); const base = heat?.querySelector('.heat-base'); "
-        self.page.wait_for_function(f"{script} return base && base.width > 9 && +heat.dataset.rows > 0 && {wanted} && {drawn} }}")
+        heat = "const heat = document.querySelector('.heat');"
+        self.page.wait_for_function(f"() => {{ {heat} return heat && +heat.dataset.drawn > 0 && {wanted} }}")
         return self
 
     def place(self, row: int, share: float) -> tuple[float, float]:
@@ -163,7 +162,11 @@ class Heat:
         """The colour of a cell, as drawn."""
         x, y = self.place(row, share)
         box = self.canvas.bounding_box()
-        script = "(base, [x, y]) => [...base.getContext('2d').getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data]"
+        script = """(base, [x, y]) => {
+            const copy = new OffscreenCanvas(base.width, base.height).getContext("2d", { willReadFrequently: true });
+            copy.drawImage(base, 0, 0);
+            return [...copy.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data];
+        }"""
         return tuple(self.element.locator(".heat-base").evaluate(script, [x - box["x"], y - box["y"]]))
 
 

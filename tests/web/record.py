@@ -55,16 +55,19 @@ def batches(data: Any, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]
 
 
 def attention(to: Path) -> None:
-    """Attention maps of four heads, a module called twice a step, and a large matrix."""
+    """Attention maps of four heads, a module called twice a step, a large matrix, zeros, and one that runs late."""
     rng = np.random.default_rng(0)
     with tt.watch(tt.probe("**", keep=[tt.stats(), tt.histogram(), tt.full()]), to=str(to)) as tap:
-        for _ in range(4):
+        for step in range(4):
             scores = rng.normal(size=(2, 4, 12, 12)).astype(np.float32)
             weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
             tt.tap(weights, "attention")
             for _call in range(2):
                 tt.tap(rng.normal(size=(8, 16)).astype(np.float32), "shared")
             tt.tap(np.sin(np.outer(np.arange(900), np.arange(700)) / 20_000).astype(np.float32), "matrix")
+            tt.tap(np.zeros(4, np.float32), "silent")
+            if step >= 2:
+                tt.tap(np.ones(4, np.float32), "late")
             tap.step(loss=1.0)
 
 

@@ -70,6 +70,11 @@ export class Chart {
     this.build();
   }
 
+  set height(height: number) {
+    this.options.height = height;
+    this.plot?.setSize({ width: this.holder.clientWidth, height });
+  }
+
   /** Put the crosshair at a step; NaN takes it away. */
   point(step: number): void {
     if (!this.plot) return;

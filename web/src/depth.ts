@@ -37,7 +37,7 @@ export class Depth implements View {
     this.charts = { forward: new Chart(options("forward", "Activations: standard deviation by depth")), backward: new Chart(options("backward", "Gradients: root mean square by depth")) };
     this.slider.addEventListener("input", () => this.moved());
     this.play.addEventListener("click", () => this.toggle());
-    this.unsize = sized(this.element, () => Object.values(this.charts).forEach((chart) => chart.resize()));
+    this.unsize = sized(this.element, () => this.resized());
   }
 
   update(params: Record<string, string>): void {
@@ -69,6 +69,13 @@ export class Depth implements View {
     clearTimeout(this.later);
     this.unsize();
     Object.values(this.charts).forEach((chart) => chart.close());
+  }
+
+  private resized(): void {
+    for (const chart of Object.values(this.charts)) {
+      chart.height = Math.max(200, Math.round((innerHeight - 260) / 2));
+      chart.resize();
+    }
   }
 
   private get at(): number {
@@ -139,6 +146,7 @@ export class Depth implements View {
     const sites = this.names().length;
     const span = { from: -0.5, to: sites - 0.5 };
     const depth = Float64Array.from({ length: sites }, (_, i) => i);
+    for (const [half] of HALVES) this.charts[half].remark = this.remark(half);
     for (const [half, name] of HALVES) this.charts[half].show(depth, this.series(data.get(half), sites, half, name), span);
     this.told.textContent = `step ${count(data.get("step")[this.at] ?? 0)}`;
     this.table.refresh();
@@ -152,9 +160,18 @@ export class Depth implements View {
     return [{ name: "high", values: high, fillTo: "low", fill: `${colour}2e`, ...edge }, { name: "low", values: low, ...edge }, { name, values: now, colour, width: 2, points: sites < 120 }];
   }
 
-  private nameAt(x: number): string {
+  /** What a logarithmic axis cannot show: zeros, and what is not finite. */
+  private remark(half: Half): string {
     const names = this.names();
-    return shortened(names[Math.round(x)] ?? "", Math.round(x) === x && names.length > 12 ? 14 : 22);
+    const now = names.map((_, i) => this.data!.get(half)[this.at * names.length + i]!);
+    const zero = names.filter((_, i) => now[i] === 0);
+    const bad = names.filter((_, i) => Math.abs(now[i]!) === Infinity);
+    return [listed("exactly 0", zero), listed("nothing finite", bad)].filter(Boolean).join("; ");
+  }
+
+  /** All of them are outputs, so the port says nothing. */
+  private nameAt(x: number): string {
+    return shortened((this.names()[Math.round(x)] ?? "").replace(/:output$/, "") || "(root)", 20);
   }
 
   private hovered(from: Half, x: number): void {
@@ -166,6 +183,11 @@ export class Depth implements View {
     const pick = (half: Half, i: number) => this.data?.get(half)[this.at * names.length + i] ?? null;
     return { head: ["depth", "site", "activations std", "gradients rms"], rows: names.map((name, i) => [i, name, pick("forward", i), pick("backward", i)]) };
   }
+}
+
+function listed(what: string, names: string[]): string {
+  const more = names.length > 3 ? ` and ${names.length - 3} more` : "";
+  return names.length ? `${what}: ${names.slice(0, 3).join(", ")}${more}` : "";
 }
 
 /** The least and the greatest of every site over all steps. */

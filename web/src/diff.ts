@@ -20,6 +20,7 @@ export class DiffPage implements View {
   private readonly table = new Table("sites that were compared", () => this.rows());
   private answer: DiffAnswer | null = null;
   private asked = "";
+  private params: Record<string, string> = {};
 
   constructor(private readonly context: Context) {
     this.heat = new Heatmap({
@@ -32,6 +33,7 @@ export class DiffPage implements View {
   }
 
   update(params: Record<string, string>): void {
+    this.params = params;
     void this.load(params["a"] ?? this.context.run.id, params["b"] ?? "");
   }
 
@@ -84,7 +86,7 @@ export class DiffPage implements View {
     this.heat.show(model);
     this.heat.look(model.all);
     const key = this.body.querySelector(".diff-key");
-    if (key) fill(key, legend(model.scale, "beyond the tolerance, powers of ten"));
+    if (key) fill(key, legend(model.scale, "times the tolerance, powers of ten"));
     this.table.refresh();
   }
 
@@ -96,6 +98,7 @@ export class DiffPage implements View {
       ["only in a", answer.only_in_a.slice(0, 8)],
       ["only in b", answer.only_in_b.slice(0, 8)],
       ["aligned by", answer.aligned_by],
+      ["steps compared", (answer.every ?? 1) > 1 ? `every ${count(answer.every)}th of those in both runs` : count(answer.heat.steps.length)],
     ];
     const told = notes.filter(([, thing]) => !Array.isArray(thing) || thing.length);
     return h("div", { style: "margin-bottom: 8px" }, h("div", { class: "title" }, h("h1", {}, text)), facts(told));
@@ -126,10 +129,9 @@ export class DiffPage implements View {
   }
 
   private open(point: Point): void {
-    const { heat, a } = this.answer!;
+    const { heat } = this.answer!;
     const at = nearest(heat.steps, point.step);
-    void a;
-    this.context.router.go("site", { site: heat.sites[point.row], step: heat.steps[at] });
+    this.context.router.go("site", { run: this.params["a"] ?? this.context.run.id, site: heat.sites[point.row], step: heat.steps[at] });
   }
 
   private rows(): Rows {

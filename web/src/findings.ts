@@ -3,6 +3,7 @@
 import { token } from "./colours.ts";
 import { fill, h } from "./dom.ts";
 import { count, many, value } from "./format.ts";
+import { Failure } from "./source.ts";
 import { failed, loading } from "./states.ts";
 import type { Finding, Findings, RunInfo } from "./types.ts";
 import type { Context, View } from "./view.ts";
@@ -23,6 +24,7 @@ export class Found {
     clearTimeout(this.timer);
     try {
       this.answer = await this.context.source.json<Findings>("/api/findings", { run: this.context.run.id });
+      if (this.answer.error) throw new Failure("The rules could not read this run.", this.answer.error);
       if (this.answer.running) this.timer = window.setTimeout(() => void this.load(), AGAIN);
       this.changed();
     } catch (error) {
@@ -45,7 +47,8 @@ export class Found {
 export function summary(found: Findings): string {
   const parts = ["error", "warning", "info"].filter((name) => found.counts[name]).map((name) => many(found.counts[name]!, name === "info" ? "remark" : name));
   const by = `by ${many(found.rules.length, "rule")}`;
-  return found.running ? "The rules are reading…" : `${parts.join(", ") || "Nothing found"} ${by}`;
+  const some = found.steps && found.steps.looked < found.steps.of ? `, in ${count(found.steps.looked)} of ${many(found.steps.of, "step")}` : "";
+  return found.running ? "The rules are reading…" : `${parts.join(", ") || "Nothing found"} ${by}${some}`;
 }
 
 export function when(steps: Finding["steps"]): string {

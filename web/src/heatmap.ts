@@ -38,12 +38,14 @@ export interface Handlers {
 
 const AXIS = 24;
 const DRAG = 5;
+const DOUBLE = 230; // milliseconds in which a second click may follow
 
 export class Heatmap {
   readonly element: HTMLElement;
   span: Span = { from: 0, to: 1 };
   cursor: Point | null = null;
   private hovered: Point | null = null;
+  private clicked = 0;
   private line = NaN; // a step to mark, told by another chart
   private brush: { from: number; to: number } | null = null;
   private box: Box = { width: 0, height: 0, gutter: 0, row: 3, top: 0 };
@@ -112,6 +114,7 @@ export class Heatmap {
   }
 
   close(): void {
+    clearTimeout(this.clicked);
     this.unsize();
   }
 
@@ -186,7 +189,7 @@ export class Heatmap {
     stage.addEventListener("pointermove", (event) => this.drag(event));
     stage.addEventListener("pointerup", (event) => this.release(event));
     stage.addEventListener("pointerleave", () => this.leave());
-    stage.addEventListener("dblclick", () => this.model && this.look2(this.model.all));
+    stage.addEventListener("dblclick", () => this.reset());
     this.element.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.scroller.addEventListener("scroll", () => this.scrolled());
     this.scroller.addEventListener("keydown", (event) => {
@@ -216,8 +219,19 @@ export class Heatmap {
     const clicked = this.brush && !brush ? this.at(event.offsetX, event.offsetY) : null;
     this.brush = null;
     if (brush) this.look2({ from: Math.floor(this.stepAt(brush.from)), to: Math.ceil(this.stepAt(brush.to)) });
-    else if (clicked) this.on.open?.(clicked);
+    else if (clicked) this.click(clicked);
     this.overlay();
+  }
+
+  /** A click opens, unless it turns out to be the first half of a double click. */
+  private click(point: Point): void {
+    clearTimeout(this.clicked);
+    this.clicked = window.setTimeout(() => this.on.open?.(point), DOUBLE);
+  }
+
+  private reset(): void {
+    clearTimeout(this.clicked);
+    if (this.model) this.look2(this.model.all);
   }
 
   private brushed(): { from: number; to: number } | null {
@@ -300,6 +314,7 @@ export class Heatmap {
     this.on.rows?.(first, last);
     drawCells(this.base, this.looks(), model, { first, last });
     drawAxis(this.axis, this.looks());
+    this.element.dataset["drawn"] = String(Array.from({ length: last - first }, (_, i) => first + i).filter((row) => model.line(row)).length);
   }
 
   private paintOver(): void {

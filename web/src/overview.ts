@@ -127,12 +127,12 @@ export class Overview implements View {
 
   private draw(): void {
     const { blocks } = this;
-    this.tools.wrong(blocks.failed);
-    if (blocks.failed && !blocks.total) return fill(this.key_, failed(blocks.failed));
-    const model = { rows: blocks.total, name: (row: number) => this.nameAt(row), line: (row: number) => blocks.line(row) };
+    this.tools.wrong(blocks.failed, asked(this.params["sites"] ?? "", this.context.run.sites));
+    const model = { rows: blocks.failed ? 0 : blocks.total, name: (row: number) => this.nameAt(row), line: (row: number) => blocks.line(row) };
     this.heat.show({ ...model, mark: (row) => this.found.colour(this.nameAt(row)), scale: blocks.scale, all: whole(this.context.run) });
     this.metrics.align(this.heat.gutter);
     const nothing = blocks.ready && !blocks.total && empty("No site matches", "Clear the filter, or choose another port or statistic.");
+    if (blocks.failed && !this.params["sites"]) return fill(this.key_, failed(blocks.failed));
     fill(this.key_, nothing || legend(blocks.scale, nameOf(this.stat)));
     this.table.refresh();
     this.restore();

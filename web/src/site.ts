@@ -63,7 +63,7 @@ export class SitePage implements View {
     if (by === undefined || !site) return event.key === "0" ? (this.zoom(null), true) : false;
     const same = this.context.run.sites.filter((other) => other.port === site.port);
     const next = same[same.indexOf(site) + by];
-    if (next) this.context.router.set({ site: next.site, call: null, tensor: null }, true);
+    if (next) this.context.router.set({ site: next.site, call: null, tensor: null, index: null }, true);
     return true;
   }
 
@@ -135,7 +135,7 @@ export class SitePage implements View {
     fill(this.head, h("div", { class: "title" }, h("h1", {}, site.site), h("span", { class: "quiet" }, kind)), this.tools(data));
     const kept = (data.header["tensors"] ?? []) as KeptTensor[];
     const record = (data.header["record"] ?? {}) as Record<string, unknown>;
-    this.tensors!.show(kept, this.params["tensor"]);
+    this.tensors!.show(kept, this.params["tensor"], this.params["index"]);
     fill(this.below, this.tensors!.element, h("section", { class: "panel" }, h("h2", {}, "Latest record"), facts(told(record))));
   }
 
@@ -150,7 +150,7 @@ export class SitePage implements View {
     const zoomed = this.params["from"] || this.params["to"] ? h("button", { type: "button", class: "small", onclick: () => this.zoom(null) }, `steps ${this.params["from"] ?? ""}–${this.params["to"] ?? ""} ✕`) : null;
     const links = siblings.slice(0, 12).map((name) => h("a", { href: router.link("site", { site: name, from: this.params["from"], to: this.params["to"] }), title: name }, near(name, this.site()!.path)));
     const chooser = h("input", { list: "sites", value: this.site()!.site, "aria-label": "Site", spellcheck: "false", style: "width: 320px" });
-    chooser.addEventListener("change", () => router.set({ site: chooser.value, call: null, tensor: null }, true));
+    chooser.addEventListener("change", () => router.set({ site: chooser.value, call: null, tensor: null, index: null }, true));
     const list = h("datalist", { id: "sites" }, names.slice(0, 5000).map((name) => h("option", { value: name })));
     return h("div", { class: "tools" }, chooser, list, pick("call", "call", calls), pick("rank", "rank", ranks), zoomed, links.length ? h("span", { class: "quiet" }, "beside it:") : null, links);
   }

@@ -26,16 +26,16 @@ export class TensorView {
     private readonly site: string,
   ) {}
 
-  /** `which` is `step,call,keeper[,index…]`, as the address has it. */
-  show(kept: KeptTensor[], which: string | undefined): void {
+  /** `which` is `step,call,keeper,rank,probe` and `at` the index of the leading axes, as the address has them. */
+  show(kept: KeptTensor[], which: string | undefined, at: string | undefined): void {
     this.kept = kept;
     const title = h("h2", {}, "Tensors kept");
     if (!kept.length) {
       this.shown = "";
       return fill(this.element, title, empty("None of this site", "Keep whole tensors, samples or rows: tt.probe(…, keep=[tt.stats(), tt.full()])."));
     }
-    const [step, call, keeper, ...index] = (which ?? key(kept[kept.length - 1]!)).split(",");
-    const chosen = kept.find((one) => key(one) === `${step},${call},${keeper}`) ?? kept[kept.length - 1]!;
+    const index = at ? at.split(",") : [];
+    const chosen = kept.find((one) => key(one) === which) ?? kept[kept.length - 1]!;
     fill(this.element, title, this.chooser(chosen), this.body);
     const name = `${key(chosen)} ${index.join(",")}`;
     if (name !== this.shown) void this.load(chosen, index.map(Number), name);
@@ -51,7 +51,7 @@ export class TensorView {
 
   private chooser(chosen: KeptTensor): HTMLElement {
     const options = this.kept.map((one) => [key(one), `step ${count(one.step)}${one.call ? `, call ${one.call}` : ""}: ${one.keeper} ${shape(one.shape)}`] as const);
-    const pick = select("Kept tensor", options.slice(-2000), key(chosen), (to) => this.context.router.set({ tensor: to }));
+    const pick = select("Kept tensor", options.slice(-2000), key(chosen), (to) => this.context.router.set({ tensor: to, index: null }));
     return h("div", { class: "tools" }, pick, h("span", { class: "quiet" }, `${chosen.dtype}, ${this.kept.length} kept`));
   }
 
@@ -70,8 +70,8 @@ export class TensorView {
   }
 
   private ask(chosen: KeptTensor, index: number[], part: { x?: string; y?: string } = {}): Promise<Columns> {
-    const { step, call, keeper, rank } = chosen;
-    return this.context.source.columns("/api/tensor", { run: this.context.run.id, site: this.site, step, call, keeper, rank, index: index.join(","), ...part });
+    const { step, call, keeper, rank, probe } = chosen;
+    return this.context.source.columns("/api/tensor", { run: this.context.run.id, site: this.site, step, call, keeper, rank, probe, index: index.join(","), ...part });
   }
 
   private one(chosen: KeptTensor, index: number[]): void {
@@ -113,7 +113,7 @@ export class TensorView {
   }
 
   private set(chosen: KeptTensor, index: number[]): void {
-    this.context.router.set({ tensor: [key(chosen), ...index].join(",") });
+    this.context.router.set({ tensor: key(chosen), index: index.join(",") });
   }
 
   private rows(): Rows {
@@ -128,5 +128,5 @@ export class TensorView {
 }
 
 function key(kept: KeptTensor): string {
-  return `${kept.step},${kept.call},${kept.keeper}`;
+  return [kept.step, kept.call, kept.keeper, kept.rank ?? 0, kept.probe ?? 0].join(",");
 }

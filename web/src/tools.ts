@@ -58,9 +58,11 @@ export class Tools {
     else if (held) (this.element.querySelector(`[aria-label="${held}"]`) as HTMLElement | null)?.focus();
   }
 
-  wrong(error: unknown): void {
+  /** What is wrong with the filter, in the words that were typed. */
+  wrong(error: unknown, asked: string): void {
     this.error.hidden = !error;
-    if (error) this.error.textContent = error instanceof Failure ? shortened(`${error.message} ${error.hint}`, 400) : String(error);
+    const text = error instanceof Failure ? `${error.message} ${error.hint}` : String(error);
+    if (error) this.error.textContent = shortened(asked ? text.replaceAll(asked, this.filter.value) : text, 400);
   }
 
   private ports(): string[] {

@@ -71,6 +71,8 @@ export interface Findings {
   rules: string[];
   skipped: Record<string, string>;
   running?: boolean;
+  error?: string;
+  steps?: { looked: number; of: number }; // fewer than all in a very long run
 }
 
 export interface CostSite {
@@ -91,6 +93,7 @@ export interface KeptTensor {
   step: number;
   call: number;
   rank?: number;
+  probe?: number;
   keeper: string;
   dtype: string;
   shape: number[];
@@ -114,6 +117,7 @@ export interface DiffAnswer {
   rows: Record<string, unknown>[];
   headline?: string;
   remarks?: string[];
+  every?: number; // more than 1: steps were left out
   heat: { sites: string[]; steps: number[]; value: (number | null)[][] };
 }
 
