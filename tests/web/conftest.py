@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def serving() -> Callable[[Path], AbstractContextManager[str]]:
+    """A function that serves another folder."""
+    return serve
+
+
 @contextmanager
-def serving(folder: Path) -> Iterator[str]:
+def serve(folder: Path) -> Iterator[str]:
     """`tensortap view`, as a user starts it; its address."""
     words = [sys.executable, "-u", "-m", "tensortap", "view", str(folder), "--no-open", "--port", "6400"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)) as server:
@@ -76,7 +82,7 @@ def serving(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def served(built: Path, recorded: Path) -> Iterator[str]:
     """The address of the runs."""
-    with serving(recorded) as address:
+    with serve(recorded) as address:
         yield address
 
 

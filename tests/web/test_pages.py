@@ -40,8 +40,8 @@ def test_diff_marks_where_two_runs_part(at, heat):
     assert "times the tolerance" in shown.hover(17, 0.99)
     assert "b=digits-faster" in page.url
     page.mouse.click(*shown.place(17, 0.99))
-    sync_api.expect(page.locator("h1")).to_be_visible()
-    assert "#/site" in page.url
+    page.wait_for_url("**#/site**")
+    sync_api.expect(page.locator("h1")).to_have_text(":output")
 
 
 def test_findings_page_has_evidence_and_advice(at):

@@ -4,7 +4,7 @@ import uPlot from "uplot";
 import { token } from "./colours.ts";
 import { h } from "./dom.ts";
 import { count, number } from "./format.ts";
-import type { Span } from "./view.ts";
+import { type Span, stepsOf } from "./view.ts";
 
 export interface Series {
   name: string;
@@ -177,7 +177,7 @@ export class Chart {
   private selected(plot: uPlot): void {
     const { left, width } = plot.select;
     if (width < 5) return;
-    const span = { from: Math.floor(plot.posToVal(left, "x")), to: Math.ceil(plot.posToVal(left + width, "x")) };
+    const span = stepsOf(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
     plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
     this.options.zoom?.(span);
   }

@@ -8,6 +8,7 @@ export function number(value: number | null | undefined, digits = 4): string {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : `${MINUS}∞`;
   if (value === 0) return "0";
   const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e7) return String(value).replace("-", MINUS);
   const text = size >= 1e5 || size < 1e-3 ? exponent(value, digits) : plain(value, digits);
   return text.replace("-", MINUS);
 }
@@ -18,7 +19,7 @@ function exponent(value: number, digits: number): string {
 }
 
 function plain(value: number, digits: number): string {
-  return Number.isInteger(value) ? String(value) : trimmed(value.toPrecision(digits));
+  return Math.abs(value) >= 10 ** digits ? String(Math.round(value)) : trimmed(value.toPrecision(digits));
 }
 
 function trimmed(text: string): string {

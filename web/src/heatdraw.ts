@@ -90,17 +90,17 @@ function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { fi
   for (let row = rows.first; row < rows.last; row++) {
     const middle = (row + 0.5) * box.row - box.top;
     const mark = model.mark?.(row);
-    if (mark) dot(pen, mark, middle, box.row);
+    if (mark) dot(pen, mark, box.gutter - 6, middle, box.row);
     const crowded = middle < 7 || middle > box.height - 6 || Math.abs(row - (model.named ?? -1e9)) * box.row < 13;
     if (row !== model.named && (row % every || crowded)) continue;
     pen.fillStyle = token("text");
-    pen.fillText(shortened(model.name(row), letters), box.gutter - 8, middle, box.gutter - 20);
+    pen.fillText(shortened(model.name(row), letters), box.gutter - 11, Math.min(middle, box.height - 6), box.gutter - 20);
   }
 }
 
-function dot(pen: CanvasRenderingContext2D, colour: string, middle: number, height: number): void {
+function dot(pen: CanvasRenderingContext2D, colour: string, x: number, middle: number, height: number): void {
   pen.fillStyle = colour;
-  pen.fillRect(2, middle - Math.max(2, height - 4) / 2, 4, Math.max(2, height - 4));
+  pen.fillRect(x, middle - Math.max(2, height - 2) / 2, 4, Math.max(2, height - 2));
 }
 
 export function drawAxis(canvas: HTMLCanvasElement, { box, span }: Look): void {
@@ -150,12 +150,12 @@ function hair(pen: CanvasRenderingContext2D, x: number, height: number): void {
 function nameOf(pen: CanvasRenderingContext2D, { box }: Look, over: Over): void {
   const middle = (over.row + 0.5) * box.row - box.top;
   pen.fillStyle = token("raised");
-  pen.fillRect(8, middle - 9, box.gutter - 12, 18);
+  pen.fillRect(8, middle - 9, box.gutter - 16, 18);
   pen.font = `600 ${FONT}`;
   pen.textAlign = "right";
   pen.textBaseline = "middle";
   pen.fillStyle = token("text");
-  pen.fillText(shortened(over.model.name(over.row), Math.floor((box.gutter - 22) / LETTER)), box.gutter - 8, middle, box.gutter - 20);
+  pen.fillText(shortened(over.model.name(over.row), Math.floor((box.gutter - 22) / LETTER)), box.gutter - 11, middle, box.gutter - 20);
 }
 
 /** A frame about one cell, never smaller than can be seen. */

@@ -4,7 +4,7 @@ import { drawAxis, drawCells, drawOverlay, type Box, type Look } from "./heatdra
 import { framed, h, sized } from "./dom.ts";
 import type { Line } from "./paint.ts";
 import { clamp, type Scale } from "./scales.ts";
-import { type Span, within, zoomed } from "./view.ts";
+import { type Span, stepsOf, within, zoomed } from "./view.ts";
 
 export interface Point {
   row: number;
@@ -46,6 +46,7 @@ export class Heatmap {
   cursor: Point | null = null;
   private hovered: Point | null = null;
   private clicked = 0;
+  private rows = 0;
   private line = NaN; // a step to mark, told by another chart
   private brush: { from: number; to: number } | null = null;
   private box: Box = { width: 0, height: 0, gutter: 0, row: 3, top: 0 };
@@ -73,6 +74,8 @@ export class Heatmap {
     this.model = model;
     this.span = within(this.span, model.all);
     if (this.cursor && this.cursor.row >= model.rows) this.cursor = null;
+    if (this.rows !== model.rows) this.leave();
+    this.rows = model.rows;
     this.resize();
   }
 
@@ -218,7 +221,7 @@ export class Heatmap {
     const brush = this.brushed();
     const clicked = this.brush && !brush ? this.at(event.offsetX, event.offsetY) : null;
     this.brush = null;
-    if (brush) this.look2({ from: Math.floor(this.stepAt(brush.from)), to: Math.ceil(this.stepAt(brush.to)) });
+    if (brush) this.look2(stepsOf(this.stepAt(brush.from), this.stepAt(brush.to)));
     else if (clicked) this.click(clicked);
     this.overlay();
   }
@@ -290,8 +293,9 @@ export class Heatmap {
 
   private resize(): void {
     const rows = this.model?.rows ?? 0;
-    const most = this.on.most ?? 30;
+    const most = this.on.most ?? 36;
     this.element.style.maxHeight = rows ? `${rows * most + AXIS}px` : "";
+    this.element.style.minHeight = `${Math.min(220, rows * most + AXIS)}px`;
     const room = Math.max(0, this.element.clientHeight - AXIS);
     const row = rows ? clamp(room / rows, this.on.least ?? 3, most) : 12;
     const height = Math.min(room, Math.ceil(rows * row));

@@ -5,7 +5,7 @@ import { h } from "./dom.ts";
 import { number, share } from "./format.ts";
 import type { Scale } from "./scales.ts";
 
-export function legend(scale: Scale, title: string, nonfinite = true): HTMLElement {
+export function legend(scale: Scale, title: string, nonfinite = true, gaps = true): HTMLElement {
   const stops = Array.from({ length: 17 }, (_, i) => `${css(scale.colours[Math.round((i / 16) * 255)]!)} ${(i / 16) * 100}%`);
   const bar = h("div", { class: "legend-bar", style: `background: linear-gradient(to right, ${stops.join(", ")})` });
   const text = scale.kind === "share" ? share : (value: number) => number(value, 3);
@@ -16,6 +16,6 @@ export function legend(scale: Scale, title: string, nonfinite = true): HTMLEleme
     h("span", { class: "legend-title" }, title, scale.kind === "log" ? h("i", {}, " log") : null),
     h("div", { class: "legend-scale" }, bar, h("div", { class: "legend-marks" }, marks)),
     nonfinite && h("span", { class: "legend-key" }, h("i", { class: "swatch", style: `background: ${NONFINITE}` }), "NaN or Inf"),
-    h("span", { class: "legend-key" }, h("i", { class: "swatch hatched" }), "no record"),
+    gaps && h("span", { class: "legend-key" }, h("i", { class: "swatch hatched" }), "no record"),
   );
 }

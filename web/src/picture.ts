@@ -69,7 +69,7 @@ export class Picture {
   }
 
   static key(reach: number): HTMLElement {
-    return legend(scale("linear", [-reach, reach]), "value");
+    return legend(scale("linear", [-reach, reach]), "value", true, false);
   }
 
   private draw(data: Columns): void {

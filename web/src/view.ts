@@ -57,6 +57,12 @@ export function within(span: Span, all: Span): Span {
   return { from, to: from + size };
 }
 
+/** Whole steps between two places that a brush went over, at least one. */
+export function stepsOf(from: number, to: number): Span {
+  const first = Math.round(from) < Math.round(to) ? Math.round(from) : Math.floor(from);
+  return { from: first, to: Math.max(first + 1, Math.round(to)) };
+}
+
 /** Closer or farther about a step. */
 export function zoomed(span: Span, about: number, factor: number, all: Span): Span {
   const from = about - (about - span.from) * factor;
