@@ -14,15 +14,21 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.view.api.query import Query
+from tensortap.view.api.rows import Read, by_place
 from tensortap.view.api.service import Api
+from tensortap.view.api.site import COLUMNS
 from tensortap.view.api.wire import Answer, Columns, encoded
 
 BYTES: Final = 4_600_000  # of answers; the page itself takes some hundred thousand more
 HEAT_SHARE: Final = 0.42
 TENSOR_SHARE: Final = 0.06
+RECORDS: Final = 1_000_000  # of a longer run every n-th step is looked at closely
+ROWS_AT_ONCE: Final = 50_000
 _SAMPLE: Final = 8  # sites by which the size of all is judged
 _ENVELOPE: Final = (".low", ".high")
 Entries = dict[str, dict[str, str]]
+Tensors = Mapping[str, list[tuple[str, dict[str, str]]]]
 Progress = Callable[[int, int], None]
 
 
@@ -96,37 +102,48 @@ def _most_wanted(sites: list[dict[str, Any]], findings: Mapping[str, Any]) -> li
     return list(dict.fromkeys([name for name in found if name in set(names)] + names))
 
 
-def _sites(
-    api: Api, order: list[str], tensors: Mapping[str, list[tuple[str, Any]]], limit: int, progress: Progress
-) -> Entries:  # fmt: skip
+def _sites(api: Api, order: list[str], tensors: Tensors, limit: int, progress: Progress) -> Entries:
     """Each site closely, as far as there is room."""
-    sample = order[:: max(1, len(order) // _SAMPLE)]
-    detail = SITES[-1]
-    for detail in SITES:
-        taken = _size(dict(_site(api, name, detail, tensors) for name in sample))
-        if taken * len(order) <= limit * len(sample) * 0.95:
-            break
+    detail = _detail(api, order[:: max(1, len(order) // _SAMPLE)], tensors, limit / max(len(order), 1))
     found: Entries = {}
     used = 0
-    for n, name in enumerate(order):
-        key, made = _site(api, name, detail, tensors)
+    for name, read in _reads(api, order):
+        key, made = _site(api, name, read, detail, tensors)
         used += _size({key: made})
         if used > limit:
             break
         found[key] = made
-        progress(n + 1, len(order))
+        progress(len(found), len(order))
     return found
 
 
-def _site(
-    api: Api, name: str, detail: Detail, tensors: Mapping[str, list[tuple[str, Any]]]
-) -> tuple[str, dict[str, str]]:  # fmt: skip
-    asked = {"site": name, "width": str(detail.width), "buckets": str(detail.buckets)}
-    answer = api.answer("/api/site", asked)
-    assert isinstance(answer, Columns)
-    kept = [
-        listed for listed in answer.header["tensors"] if tensor_address(name, listed) in dict(tensors.get(name, []))
-    ]
+def _detail(api: Api, sample: list[str], tensors: Tensors, room: float) -> Detail:
+    """How closely all can be carried, judged by some."""
+    reads = list(_reads(api, sample))
+    for detail in SITES:
+        made = dict(_site(api, name, read, detail, tensors) for name, read in reads)
+        if _size(made) <= 0.95 * room * len(sample):
+            return detail
+    return SITES[-1]
+
+
+def _reads(api: Api, names: list[str]) -> Iterator[tuple[str, Read]]:
+    """The records of each site, as many sites at once as memory allows; of a very long run every n-th step."""
+    opened = api.opened("")
+    seen = opened.watched.look()
+    every = -(-seen.records // RECORDS)
+    at_once = max(1, ROWS_AT_ONCE * every * len(seen.row) // max(seen.records, 1))
+    for first in range(0, len(names), at_once):
+        part = {seen.triple(name): name for name in names[first : first + at_once]}
+        for triple, read in by_place(opened.run, seen, COLUMNS, list(part), every):
+            yield part[triple], read
+
+
+def _site(api: Api, name: str, read: Read, detail: Detail, tensors: Tensors) -> tuple[str, dict[str, str]]:
+    asked = Query({"site": name, "width": str(detail.width), "buckets": str(detail.buckets)})
+    answer = api.opened("").site(asked, read)
+    carried = dict(tensors.get(name, []))
+    kept = [listed for listed in answer.header["tensors"] if tensor_address(name, listed) in carried]
     answer = Columns({**answer.header, "tensors": kept}, answer.columns)
     return address("/api/site", {"site": name}), entry(rounded(_lean(answer, detail), detail.bits))
 
@@ -211,7 +228,7 @@ def address(path: str, asked: Mapping[str, str]) -> str:
 
 def entry(answer: Answer) -> dict[str, str]:
     """An answer as text that cannot end a tag."""
-    packed = gzip.compress(encoded(answer), 9, mtime=0)
+    packed = gzip.compress(encoded(answer), 6, mtime=0)
     kind = "columns" if isinstance(answer, Columns) else "json"
     return {"type": kind, "data": base64.b64encode(packed).decode()}
 

@@ -108,11 +108,11 @@ def _ordered(outline: Outline) -> tuple[Places, Ints] | None:
     """Which rows are whose in a segment that was folded: it is sorted by place."""
     if not outline.replaces:
         return None
-    places, counts = _sorted_places(_Same(outline.places))
+    places, counts = _sorted_places(Same(outline.places))
     return (places, np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
 
 
-class _Same(NamedTuple):
+class Same(NamedTuple):
     """A list by identity: segments of one run mostly share theirs."""
 
     places: list[tuple[str, str, str, str, int, int]]
@@ -121,11 +121,11 @@ class _Same(NamedTuple):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.places is other.places
+        return isinstance(other, Same) and self.places is other.places
 
 
 @functools.lru_cache(maxsize=64)
-def _sorted_places(same: _Same) -> tuple[Places, Ints]:
+def _sorted_places(same: Same) -> tuple[Places, Ints]:
     counts: dict[Triple, int] = {}
     for site, port, slot, _, _, count in same.places:
         counts[site, port, slot] = counts.get((site, port, slot), 0) + count

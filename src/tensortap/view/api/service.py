@@ -28,6 +28,7 @@ from tensortap.view.api.history import THREADS, History
 from tensortap.view.api.kept import Entry, Index
 from tensortap.view.api.metrics import metrics, series_of
 from tensortap.view.api.query import Query
+from tensortap.view.api.rows import Read
 from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.shelf import Shelf
 from tensortap.view.api.site import site
@@ -60,6 +61,10 @@ class Opened:
         """The same by the page's names."""
         return {site_name(triple): entries for triple, entries in self.kept(self.watched.look()).items()}
 
+    def site(self, asked: Query, read: Read | None = None) -> Columns:
+        """One place closely; with `read`, from records that were read already."""
+        return site(self.watched, asked, lambda triple: self.kept(self.watched.look()).get(triple, []), read)
+
     def facts(self, seen: Seen) -> dict[Triple, dict[str, Any]]:
         """What is told of each place."""
         key = ("facts", self.run.path, seen.version)
@@ -86,7 +91,7 @@ def _metrics(opened: Opened, asked: Query) -> Answer:
 
 
 def _site(opened: Opened, asked: Query) -> Answer:
-    return site(opened.watched, asked, lambda triple: opened.kept(opened.watched.look()).get(triple, []))
+    return opened.site(asked)
 
 
 def _depth(opened: Opened, asked: Query) -> Answer:

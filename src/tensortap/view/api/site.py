@@ -19,7 +19,7 @@ from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.heat import site_name
 from tensortap.view.api.query import AskedError, Query
-from tensortap.view.api.rows import rows_of
+from tensortap.view.api.rows import Read, of_place
 from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.stats import NONFINITE
 from tensortap.view.api.wire import Columns
@@ -29,20 +29,26 @@ TENSORS: Final = 1000
 _NUMBERS: Final = ("step", "rank", "call", "numel", *COUNTS, *STATISTICS)
 _SHAPE: Final = ("hist_offset", "hist_counts")
 _OF_SHAPE: Final = ("step", "zeros", "min", "max", *_SHAPE)
+_RECORD: Final = ("step", "phase", "rank", "call", "seq", "op", "dtype", "shape", "numel", *COUNTS, *STATISTICS,
+                  "reason", "numbers", "time")  # fmt: skip
+COLUMNS: Final = tuple(dict.fromkeys((*_NUMBERS, *_SHAPE, *_RECORD)))
 _MEANS: Final = ("mean", "std", "l2")
 
 
-def site(watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str, Any]]]) -> Columns:
-    """`site`, `from`, `to`, `width`, and `call` or `rank` for one of several."""
+def site(
+    watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str, Any]]], read: Read | None = None
+) -> Columns:  # fmt: skip
+    """`site`, `from`, `to`, `width`, `buckets`, and `call` or `rank` for one of several."""
     seen = watched.look()
     place = seen.triple(asked.text("site"))
+    read = read or of_place(watched.run, seen, place)
     low, high = asked.span(seen.steps)
     bins = bins_for(low, high, asked.width)
     low, high = bins.steps(len(seen.steps))
     if low >= high:
         raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
-    rows, shapes = _read(watched, seen, place, asked, low, high)
-    header = _about(watched, seen, place, rows) | {**_some(kept(place)), "level": bins.level}
+    rows, shapes = _read(read, seen, asked, low, high)
+    header = _about(read, seen, place, rows) | {**_some(kept(place)), "level": bins.level}
     rows = _only(rows, asked)
     columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.size]}
     columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.size)
@@ -61,12 +67,12 @@ def _some(tensors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"tensors": tensors[::-1][::every][::-1], "tensors_total": len(tensors)}
 
 
-def _read(watched: Watched, seen: Seen, place: Triple, asked: Query, low: int, high: int) -> tuple[Any, Any]:
+def _read(read: Read, seen: Seen, asked: Query, low: int, high: int) -> tuple[Any, Any]:
     """The numbers of all records, and the histograms of as many as are to be had in memory, in one pass."""
     numbers, shapes, stride = [], [], _stride(high - low)
     for a in range(low, high, HISTOGRAMS):
         last = int(seen.steps[min(a + HISTOGRAMS, high) - 1])
-        rows = rows_of(watched.run, seen, (*_NUMBERS, *_SHAPE), place=place, first=int(seen.steps[a]), last=last)
+        rows = read((*_NUMBERS, *_SHAPE), int(seen.steps[a]), last)
         numbers.append(rows.select(_NUMBERS))
         with_shape = _only(rows, asked).select(_OF_SHAPE)
         with_shape = with_shape.filter(pc.is_valid(with_shape["hist_counts"]))
@@ -120,14 +126,14 @@ def _per_bin(
     return as_floats(out)
 
 
-def _about(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
+def _about(read: Read, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
     """The last record, and the places beside this one."""
     calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
     return {
         "site": site_name(place), "version": seen.version, "calls": calls, "ranks": ranks,
         "slots": [triple[2] for triple in seen.row if triple[:2] == place[:2]],
         "siblings": [site_name(triple) for triple in seen.row if triple != place and _akin(triple, place)],
-        "record": _last_record(watched, seen, place, rows),
+        "record": _last_record(read, rows),
     }  # fmt: skip
 
 
@@ -136,14 +142,12 @@ def _akin(a: Triple, b: Triple) -> bool:
     return a[0] == b[0] or owner(a) == owner(b)
 
 
-def _last_record(watched: Watched, seen: Seen, place: Triple, rows: Any) -> dict[str, Any] | None:
+def _last_record(read: Read, rows: Any) -> dict[str, Any] | None:
     if not len(rows):
         return None
     last = int(rows["step"][-1].as_py())
-    names = ["step", "phase", "rank", "call", "seq", "op", "dtype", "shape", "numel", *COUNTS, *STATISTICS, "reason",
-             "numbers", "time"]  # fmt: skip
-    record = rows_of(watched.run, seen, names, place=place, first=last, last=last)[-1:].to_pylist()[0]
-    record["time"] = record["time"].isoformat()
+    record = read(_RECORD, last, last)[-1:].to_pylist()[0]
+    record["time"] = record["time"].isoformat() if record["time"] else None
     record["numbers"] = dict(record["numbers"] or ())
     found: dict[str, Any] = plain(record)
     return found
