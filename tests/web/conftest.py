@@ -19,10 +19,15 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 STATIC = ROOT / "src" / "tensortap" / "view" / "static"
 ARTEFACTS = HERE / "artefacts"
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -66,7 +71,9 @@ def serving() -> Callable[[Path], AbstractContextManager[str]]:
 def serve(folder: Path) -> Iterator[str]:
     """`tensortap view`, as a user starts it; its address."""
     words = [sys.executable, "-u", "-m", "tensortap", "view", str(folder), "--no-open", "--port", "6400"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)) as server:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    ) as server:
         try:
             assert server.stdout is not None
             said = ""
@@ -90,7 +97,9 @@ def served(built: Path, recorded: Path) -> Iterator[str]:
 def browser() -> Iterator[Any]:
     """Headless chromium, the one that is installed."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    chromium = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
     if chromium is None:
         pytest.skip("there is no chromium on this machine")
     with sync_api.sync_playwright() as playwright:

@@ -1,6 +1,6 @@
 """Records the runs that the browser tests look at: real trainings and real taps, small, the same every time.
 
-    python tests/web/record.py FOLDER
+python tests/web/record.py FOLDER
 """
 
 from __future__ import annotations
@@ -88,7 +88,13 @@ def empty(to: Path) -> None:
 
 def hostile(to: Path) -> None:
     """Names that are HTML, very long, or not ASCII."""
-    names = [HOSTILE, "</script><script>document.title='hacked'</script>", "a" * 300, "слой.層.✓", "x' onmouseover='document.title=1'"]
+    names = [
+        HOSTILE,
+        "</script><script>document.title='hacked'</script>",
+        "a" * 300,
+        "слой.層.✓",
+        "x' onmouseover='document.title=1'",
+    ]
     with tt.watch(to=str(to)) as tap:
         for step in range(3):
             for name in names:

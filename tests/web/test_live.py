@@ -37,7 +37,9 @@ print("closed", flush=True)
 def training(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     """A process that records a step for each word it is given."""
     words = [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "runs" / "now")]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == "open\n"
 
@@ -51,7 +53,9 @@ def training(tmp_path: Path) -> Iterator[Callable[[str], None]]:
         process.wait()
 
 
-def test_new_steps_appear_without_reload(training: Callable[[str], None], built: Path, tmp_path: Path, serving: Any, visit: Any, heat: Any):
+def test_new_steps_appear_without_reload(
+    training: Callable[[str], None], built: Path, tmp_path: Path, serving: Any, visit: Any, heat: Any
+):
     """An empty page waits, shows the first step when it comes, follows on every page, and says when it is over."""
     with serving(tmp_path / "runs") as address:
         page = visit(address, expect="ERR_")

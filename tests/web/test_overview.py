@@ -59,7 +59,9 @@ def test_brush_zooms_and_double_click_resets(at, heat):
 
 def test_an_address_brings_back_the_whole_state(at, heat):
     """Statistic, port, filter, steps and cell are in the address, and opening it shows them."""
-    page = at("#/overview?run=digits&stat=zeros&port=grad_output&sites=block.*&from=10&to=19&site=block.relu:grad_output&step=12")
+    page = at(
+        "#/overview?run=digits&stat=zeros&port=grad_output&sites=block.*&from=10&to=19&site=block.relu:grad_output&step=12"
+    )
     assert "step 10" in heat(page).ready(3).hover(0, 0.001)
     assert page.get_by_label("Statistic").input_value() == "zeros"
     assert page.get_by_label("Port").input_value() == "grad_output"

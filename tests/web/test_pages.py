@@ -104,7 +104,9 @@ def test_page_weighs_less_than_it_may(built):
 def test_nothing_from_a_run_becomes_html():
     """No source of the page writes HTML from text."""
     sources = "\n".join(path.read_text() for path in (ROOT / "web" / "src").glob("*.ts"))
-    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|DOMParser|new Function", sources)
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|DOMParser|new Function", sources
+    )
 
 
 def test_lockfile_names_no_host():

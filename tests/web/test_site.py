@@ -16,7 +16,14 @@ def test_activation_and_gradient_stand_side_by_side(at):
     panels = page.locator(".grid > .panel > h2")
     sync_api.expect(panels.first).to_have_text("head.1:output")
     sync_api.expect(panels.nth(1)).to_have_text("head.1:grad_output")
-    for title in ("Quantiles", "Histogram over steps", "Mean within min and max", "Standard deviation", "L2 norm", "Zeros, share"):
+    for title in (
+        "Quantiles",
+        "Histogram over steps",
+        "Mean within min and max",
+        "Standard deviation",
+        "L2 norm",
+        "Zeros, share",
+    ):
         sync_api.expect(page.locator(".chart-title", has_text=title)).to_have_count(2)
     sync_api.expect(page.get_by_text("kept because")).to_be_visible()
     sync_api.expect(page.get_by_role("link", name="weight:grad")).to_be_visible()

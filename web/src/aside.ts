@@ -19,15 +19,26 @@ export class Aside {
     private readonly context: Context,
     private readonly hover: (finding: Finding | null) => void,
   ) {
-    this.element = h("aside", { class: "aside", "aria-label": "Findings and the run" }, this.title, this.list, this.about);
+    this.element = h(
+      "aside",
+      { class: "aside", "aria-label": "Findings and the run" },
+      this.title,
+      this.list,
+      this.about,
+    );
     this.refresh(context.run);
   }
 
   found(answer: Findings): void {
     this.title.textContent = summary(answer);
     const rest = answer.findings.length - SHOWN;
-    const more = rest > 0 && h("a", { href: this.context.router.link("findings", {}) }, `${many(rest, "more finding")}`);
-    fill(this.list, answer.findings.slice(0, SHOWN).map((finding) => card(finding, this.context, this.hover)), more);
+    const more =
+      rest > 0 && h("a", { href: this.context.router.link("findings", {}) }, `${many(rest, "more finding")}`);
+    fill(
+      this.list,
+      answer.findings.slice(0, SHOWN).map((finding) => card(finding, this.context, this.hover)),
+      more,
+    );
   }
 
   failed(error: unknown): void {
@@ -40,6 +51,8 @@ export class Aside {
       this.about,
       h("h2", {}, "Run"),
       facts(told(run)),
+      run.probes.length > 0 && h("h2", {}, "Kept"),
+      run.probes.map((probe) => h("p", { class: "probe" }, probed(probe))),
       lost.length > 0 && h("h2", {}, "Not kept, not seen"),
       lost.length > 0 && facts(lost),
     );
@@ -53,10 +66,22 @@ function told(run: RunInfo): [string, unknown][] {
     ["steps", first === null ? "none" : `${count(run.steps.count)} (${count(first)}–${count(last)})`],
     ["sites", count(run.sites.length)],
     ["ranks", run.ranks.length > 1 ? count(run.ranks.length) : ""],
-    ["started", date(run.about["started"] as string)],
+    ["started", date((run.about["started"] ?? run.about["created"]) as string)],
+    ["commit", commit(run.about["git"])],
     ["folder", run.path],
   ];
   return pairs.filter(([, thing]) => thing !== "" && thing !== undefined);
+}
+
+function commit(git: unknown): string {
+  const told = (git ?? {}) as { commit?: string; changed?: boolean };
+  return told.commit ? `${told.commit.slice(0, 10)}${told.changed ? ", changed" : ""}` : "";
+}
+
+/** A probe in a line: which sites, what of them, when. */
+function probed(probe: unknown): string {
+  const { sites = [], keep = [], when = "" } = probe as { sites?: string[]; keep?: string[]; when?: string };
+  return `${sites.join(", ")}: ${keep.join(", ").replace(/\(\)/g, "").toLowerCase()}; ${when}`;
 }
 
 /** Counts that are not zero, nested ones by their full names. */

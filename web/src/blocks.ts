@@ -1,6 +1,7 @@
 // The heat map's cells, asked for as they come into sight: blocks of rows, for one span of steps and one statistic. While a
 // new span is on its way the old one is shown, so that zooming never flickers.
 
+import { binOf } from "./bins.ts";
 import type { Columns, Numbers } from "./columns.ts";
 import type { Line } from "./paint.ts";
 import { type Kind, type Scale, scale } from "./scales.ts";
@@ -154,17 +155,4 @@ export class Blocks {
     this.kind = [(heat.header["scale"] ?? "linear") as Kind, heat.header["range"] as [number, number] | null];
     this.recolour();
   }
-}
-
-/** The bin that a step lies in, or -1. */
-export function binOf(edges: ArrayLike<number>, step: number): number {
-  let low = 0;
-  let high = edges.length - 1;
-  if (high < 1 || step < edges[0]! || step >= edges[high]!) return -1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (edges[middle]! <= step) low = middle;
-    else high = middle;
-  }
-  return low;
 }

@@ -4,20 +4,10 @@ import uPlot from "uplot";
 import { token } from "./colours.ts";
 import { h } from "./dom.ts";
 import { count, number } from "./format.ts";
+import { drawn, padded, plain, positive, type Series } from "./lines.ts";
 import { type Span, stepsOf } from "./view.ts";
 
-export interface Series {
-  name: string;
-  values: ArrayLike<number>;
-  colour?: string;
-  width?: number;
-  dash?: number[];
-  /** Fill down to the series of this name. */
-  fillTo?: string;
-  fill?: string;
-  quiet?: boolean; // drawn, but not read out
-  points?: boolean;
-}
+export type { Series };
 
 export interface ChartOptions {
   label: string;
@@ -43,11 +33,17 @@ export class Chart {
   private span: Span = { from: 0, to: 1 };
   private readonly holder = h("div", { class: "chart-plot" });
   private readonly readout = h("div", { class: "chart-readout" });
+  private looks = "";
   remark = ""; // said beside the values, loudly
   private quiet = false; // while another chart moves this one's cursor
 
   constructor(private readonly options: ChartOptions) {
-    this.element = h("figure", { class: options.inside ? "chart inside" : "chart", role: "img", "aria-label": options.label }, this.readout, this.holder);
+    this.element = h(
+      "figure",
+      { class: options.inside ? "chart inside" : "chart", role: "img", "aria-label": options.label },
+      this.readout,
+      this.holder,
+    );
     this.holder.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
@@ -55,13 +51,28 @@ export class Chart {
     this.x = x;
     this.series = series;
     this.span = span;
-    this.build();
+    const look = JSON.stringify([token("series"), series.map(({ values: _, ...rest }) => rest)]);
+    if (this.plot && look === this.looks) this.renew();
+    else this.build();
+    this.looks = look;
+  }
+
+  /** Other numbers in the same lines. */
+  private renew(): void {
+    this.plot!.setData(this.data());
+    this.read(null);
+  }
+
+  private data(): uPlot.AlignedData {
+    const values = this.options.log ? positive : plain;
+    return [plain(this.x), ...this.series.map((one) => values(one.values))] as uPlot.AlignedData;
   }
 
   /** Another span of the same series. */
   look(span: Span): void {
     this.span = span;
     this.plot?.setScale("x", { min: span.from, max: span.to });
+    this.read(null);
   }
 
   set gutter(width: number) {
@@ -95,8 +106,7 @@ export class Chart {
     this.plot = null;
     const width = this.holder.clientWidth;
     if (!width || !this.series.length) return;
-    const data = [plain(this.x), ...this.series.map((one) => (this.options.log ? positive(one.values) : plain(one.values)))];
-    this.plot = new uPlot(this.settings(width), data as uPlot.AlignedData, this.holder);
+    this.plot = new uPlot(this.settings(width), this.data(), this.holder);
     this.read(null);
   }
 
@@ -115,9 +125,17 @@ export class Chart {
       padding: [6, right, axis ? 0 : 4, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: Boolean(this.options.zoom), y: false, setScale: false }, points: { size: 6 } },
-      scales: { x: { time: false, range: () => [this.span.from, this.span.to] }, y: log ? { distr: 3 } : { range: this.options.range ?? padded } },
+      scales: {
+        x: { time: false, range: () => [this.span.from, this.span.to] },
+        y: log ? { distr: 3 } : { range: this.options.range ?? padded },
+      },
       axes: [
-        { ...line, ...bottom, splits: (_, __, from, to) => this.ticksOf(from, to), values: (_, ticks) => ticks.map((tick) => this.nameOf(tick)) },
+        {
+          ...line,
+          ...bottom,
+          splits: (_, __, from, to) => this.ticksOf(from, to),
+          values: (_, ticks) => ticks.map((tick) => this.nameOf(tick)),
+        },
         { ...line, size: gutter, space: 22, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
       ],
       series: [{}, ...this.series.map((one) => drawn(one))],
@@ -162,11 +180,32 @@ export class Chart {
 
   /** The values under the crosshair; where it is away, the last ones. */
   private read(at: number | null): void {
-    const i = at ?? this.x.length - 1;
+    const i = at ?? this.last();
     const told = this.series.filter((one) => !one.quiet);
-    const where = at === null ? [] : [h("span", { class: "quiet" }, this.options.xName ? this.nameOf(this.x[i]!) : `step ${this.nameOf(this.x[i]!)}`)];
+    const where =
+      at === null
+        ? []
+        : [
+            h(
+              "span",
+              { class: "quiet" },
+              this.options.xName ? this.nameOf(this.x[i]!) : `step ${this.nameOf(this.x[i]!)}`,
+            ),
+          ];
     const values = told.map((one) => this.told(one, one.values[i] ?? NaN, told.length > 1));
-    this.readout.replaceChildren(h("span", { class: "chart-title" }, this.options.label), ...values, ...where, ...(this.remark ? [h("span", { class: "wrong" }, this.remark)] : []));
+    this.readout.replaceChildren(
+      h("span", { class: "chart-title" }, this.options.label),
+      ...values,
+      ...where,
+      ...(this.remark ? [h("span", { class: "wrong" }, this.remark)] : []),
+    );
+  }
+
+  /** The last point in sight. */
+  private last(): number {
+    let i = this.x.length - 1;
+    while (i > 0 && this.x[i]! > this.span.to) i--;
+    return i;
   }
 
   private told(one: Series, value: number, named: boolean): HTMLElement {
@@ -190,32 +229,4 @@ export class Chart {
     const { from, to } = this.span;
     this.options.zoom({ from: about - (about - from) * factor, to: about + (to - about) * factor });
   }
-}
-
-function drawn(one: Series): uPlot.Series {
-  const stroke = one.colour ?? token("series");
-  const points = one.points ? { points: { show: true, size: 5 } } : { points: { show: one.points !== false, filter: alone, size: 5, fill: stroke } };
-  return { label: one.name, stroke, width: one.width ?? 1.5, spanGaps: false, ...(one.dash ? { dash: one.dash } : {}), ...points };
-}
-
-/** Points that no line reaches: their neighbours are missing. */
-function alone(plot: uPlot, series: number): number[] {
-  const values = plot.data[series]!;
-  const there = (i: number) => values[i] !== null && values[i] !== undefined;
-  return Array.from(values, (_, i) => i).filter((i) => there(i) && !there(i - 1) && !there(i + 1));
-}
-
-/** uPlot leaves gaps at null, and knows nothing of NaN or infinities. */
-function plain(values: ArrayLike<number>): (number | null)[] {
-  return Array.from(values, (value) => (Number.isFinite(value) ? value : null));
-}
-
-function positive(values: ArrayLike<number>): (number | null)[] {
-  return Array.from(values, (value) => (Number.isFinite(value) && value > 0 ? value : null));
-}
-
-function padded(_: uPlot, low: number | null, high: number | null): [number, number] {
-  if (low === null || high === null) return [0, 1];
-  const room = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
-  return [low - room, high + room];
 }

@@ -5,7 +5,18 @@ export const NONFINITE = "#ff2fd0";
 
 type Rgb = readonly [number, number, number];
 
-const SEQUENTIAL = ["#00204d", "#0c3470", "#39486b", "#575d6d", "#707173", "#8a8779", "#a69d75", "#c4b56c", "#e4cf5b", "#ffea46"];
+const SEQUENTIAL = [
+  "#00204d",
+  "#0c3470",
+  "#39486b",
+  "#575d6d",
+  "#707173",
+  "#8a8779",
+  "#a69d75",
+  "#c4b56c",
+  "#e4cf5b",
+  "#ffea46",
+];
 const BELOW = ["#053061", "#1f5f9f", "#5b97c4", "#a3c5de"];
 const ABOVE = ["#f3c592", "#dd8f42", "#b35806", "#7a3a03"];
 const MIDDLE = { light: "#f2f2f0", dark: "#2a2d31" };
@@ -27,7 +38,8 @@ function ramp(stops: readonly string[]): Uint32Array {
   return Uint32Array.from({ length: 256 }, (_, i) => {
     const at = (i / 255) * (colours.length - 1);
     const below = Math.min(Math.floor(at), colours.length - 2);
-    const mix = (k: 0 | 1 | 2) => Math.round(colours[below]![k] + (colours[below + 1]![k] - colours[below]![k]) * (at - below));
+    const mix = (k: 0 | 1 | 2) =>
+      Math.round(colours[below]![k] + (colours[below + 1]![k] - colours[below]![k]) * (at - below));
     return packed([mix(0), mix(1), mix(2)]);
   });
 }

@@ -58,14 +58,26 @@ export class CostPage implements View {
         h("td", {}, h("i", { class: "meter", style: `width: ${(site.seconds / most) * 220}px` })),
       ),
     );
-    const head = h("thead", {}, h("tr", {}, ["site", "time", "share", ""].map((name) => h("th", { scope: "col" }, name))));
-    const note = sites.length > SHOWN ? [h("p", { class: "quiet" }, `The ${SHOWN} dearest of ${many(sites.length, "site")}.`)] : [];
+    const head = h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        ["site", "time", "share", ""].map((name) => h("th", { scope: "col" }, name)),
+      ),
+    );
+    const note =
+      sites.length > SHOWN
+        ? [h("p", { class: "quiet" }, `The ${SHOWN} dearest of ${many(sites.length, "site")}.`)]
+        : [];
     return h("div", {}, h("table", {}, head, h("tbody", {}, rows)), ...note);
   }
 }
 
 function headline(cost: Cost): string {
-  if (cost.seconds === null || cost.seconds === undefined) return "The run does not say: it is live, or it ended without being closed.";
+  if (cost.seconds === null || cost.seconds === undefined)
+    return "The run does not say: it is live, or it ended without being closed.";
   const part = cost.share === null ? "" : `, ${share(cost.share)} of the time of the steps`;
   return `${seconds(cost.seconds)} in all${part}; ${count(cost.sites.length)} sites measured.`;
 }

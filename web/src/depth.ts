@@ -33,8 +33,19 @@ export class Depth implements View {
   private readonly unsize: () => void;
 
   constructor(private readonly context: Context) {
-    const options = (half: Half, label: string) => ({ label, height: 250, log: true, gutter: 76, xName: (x: number) => this.nameAt(x), xTicks: (from: number, to: number) => ticks(from, to), hover: (x: number) => this.hovered(half, x) });
-    this.charts = { forward: new Chart(options("forward", "Activations: standard deviation by depth")), backward: new Chart(options("backward", "Gradients: root mean square by depth")) };
+    const options = (half: Half, label: string) => ({
+      label,
+      height: 250,
+      log: true,
+      gutter: 76,
+      xName: (x: number) => this.nameAt(x),
+      xTicks: (from: number, to: number) => ticks(from, to),
+      hover: (x: number) => this.hovered(half, x),
+    });
+    this.charts = {
+      forward: new Chart(options("forward", "Activations: standard deviation by depth")),
+      backward: new Chart(options("backward", "Gradients: root mean square by depth")),
+    };
     this.slider.addEventListener("input", () => this.moved());
     this.play.addEventListener("click", () => this.toggle());
     this.unsize = sized(this.element, () => this.resized());
@@ -58,7 +69,7 @@ export class Depth implements View {
   key(event: KeyboardEvent): boolean {
     const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
     if (event.key === " ") this.toggle();
-    else if (by !== undefined) this.set(this.at + by);
+    else if (by !== undefined && event.target !== this.slider) this.set(this.at + by);
     else if (event.key === "Home" || event.key === "End") this.set(event.key === "Home" ? 0 : Infinity);
     else return false;
     return true;
@@ -89,7 +100,14 @@ export class Depth implements View {
     } catch (error) {
       return fill(this.element, failed(error));
     }
-    if (!this.names().length) return fill(this.element, empty("No outputs or gradients were recorded", "Watch outputs (the default), and gradients with a probe such as \"**:grad_output\"."));
+    if (!this.names().length)
+      return fill(
+        this.element,
+        empty(
+          "No outputs or gradients were recorded",
+          'Watch outputs (the default), and gradients with a probe such as "**:grad_output".',
+        ),
+      );
     this.furnish();
     this.goTo(params["step"]);
   }
@@ -97,8 +115,18 @@ export class Depth implements View {
   private furnish(): void {
     if (this.slider.isConnected) return;
     const controls = h("div", { class: "play" }, this.play, this.slider, this.told);
-    const note = h("p", { class: "quiet" }, "The line is this step, the band what all steps reach. A healthy network keeps both within a few powers of ten.");
-    fill(this.element, controls, HALVES.map(([half]) => this.charts[half].element), note, this.table.element);
+    const note = h(
+      "p",
+      { class: "quiet" },
+      "The line is this step, the band what all steps reach. A healthy network keeps both within a few powers of ten.",
+    );
+    fill(
+      this.element,
+      controls,
+      HALVES.map(([half]) => this.charts[half].element),
+      note,
+      this.table.element,
+    );
   }
 
   private names(): string[] {
@@ -147,7 +175,8 @@ export class Depth implements View {
     const span = { from: -0.5, to: sites - 0.5 };
     const depth = Float64Array.from({ length: sites }, (_, i) => i);
     for (const [half] of HALVES) this.charts[half].remark = this.remark(half);
-    for (const [half, name] of HALVES) this.charts[half].show(depth, this.series(data.get(half), sites, half, name), span);
+    for (const [half, name] of HALVES)
+      this.charts[half].show(depth, this.series(data.get(half), sites, half, name), span);
     this.told.textContent = `step ${count(data.get("step")[this.at] ?? 0)}`;
     this.table.refresh();
   }
@@ -157,7 +186,11 @@ export class Depth implements View {
     const now = Array.from({ length: sites }, (_, i) => values[this.at * sites + i] ?? NaN);
     const colour = token(half === "forward" ? "series" : "series-2");
     const edge = { colour: "transparent", width: 0, points: false, quiet: true };
-    return [{ name: "high", values: high, fillTo: "low", fill: `${colour}2e`, ...edge }, { name: "low", values: low, ...edge }, { name, values: now, colour, width: 2, points: sites < 120 }];
+    return [
+      { name: "high", values: high, fillTo: "low", fill: `${colour}2e`, ...edge },
+      { name: "low", values: low, ...edge },
+      { name, values: now, colour, width: 2, points: sites < 120 },
+    ];
   }
 
   /** What a logarithmic axis cannot show: zeros, and what is not finite. */
@@ -181,7 +214,10 @@ export class Depth implements View {
   private rows(): Rows {
     const names = this.names();
     const pick = (half: Half, i: number) => this.data?.get(half)[this.at * names.length + i] ?? null;
-    return { head: ["depth", "site", "activations std", "gradients rms"], rows: names.map((name, i) => [i, name, pick("forward", i), pick("backward", i)]) };
+    return {
+      head: ["depth", "site", "activations std", "gradients rms"],
+      rows: names.map((name, i) => [i, name, pick("forward", i), pick("backward", i)]),
+    };
   }
 }
 
@@ -210,4 +246,3 @@ function ticks(from: number, to: number): number[] {
   for (let at = Math.ceil(from); at <= to; at += every) found.push(at);
   return found;
 }
-

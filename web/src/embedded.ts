@@ -16,6 +16,7 @@ interface Filed {
   entry: Entry;
 }
 
+const SAMPLED = 100_000;
 // A report holds each answer once, for the whole run; these only say which part of it is wanted.
 const CROPS = new Set(["from", "to", "width", "rows", "sites", "port", "run"]);
 
@@ -76,11 +77,28 @@ function picked(heat: Columns, params: Params, run: RunInfo): Columns {
   const finds = params["sites"] ? matcher(String(params["sites"])) : () => true;
   const all = [...heat.get("row")].map((row, at) => ({ at, site: sites.get(row) }));
   const kept = all.filter(({ site }) => site && (!params["port"] || site.port === params["port"]) && finds(site));
-  const [first, last] = String(params["rows"] ?? "").split(":").map(Number);
+  const [first, last] = String(params["rows"] ?? "")
+    .split(":")
+    .map(Number);
   const chosen = params["rows"] ? kept.slice(first, last) : kept;
   const at = chosen.map((row) => row.at);
   const columns = ["value", "low", "high", "bad", "row"].filter((name) => heat.has(name));
-  return heat.with(Object.fromEntries(columns.map((name) => [name, taken(heat.column(name), at)])), { total: kept.length });
+  const cut = heat.with(Object.fromEntries(columns.map((name) => [name, taken(heat.column(name), at)])), {
+    total: kept.length,
+  });
+  const rows = taken(
+    heat.column("value"),
+    kept.map((row) => row.at),
+  ).values;
+  return cut.with({}, { range: rangeOf(rows, heat.header["scale"] === "log") });
+}
+
+/** Where the colours begin and end, as the server says it: all but the outermost hundredths. */
+function rangeOf(values: Numbers, log: boolean): [number, number] | null {
+  const every = Math.max(1, Math.floor(values.length / SAMPLED));
+  const chosen = Array.from({ length: Math.floor(values.length / every) }, (_, i) => values[i * every]!);
+  const known = chosen.filter((value) => Number.isFinite(value) && (!log || value > 0)).sort((a, b) => a - b);
+  return known.length ? [known[Math.floor(known.length * 0.01)]!, known[Math.ceil(known.length * 0.99) - 1]!] : null;
 }
 
 function taken({ values, shape }: Column, at: number[]): Column {

@@ -13,6 +13,7 @@ const AGAIN = 1500; // milliseconds until a page asks again while rules run
 /** Findings of a run, asked for until the rules are done. */
 export class Found {
   answer: Findings | null = null;
+  private worst = new Map<string, Finding["severity"]>();
   private timer = 0;
 
   constructor(
@@ -26,6 +27,7 @@ export class Found {
       this.answer = await this.context.source.json<Findings>("/api/findings", { run: this.context.run.id });
       if (this.answer.error) throw new Failure("The rules could not read this run.", this.answer.error);
       if (this.answer.running) this.timer = window.setTimeout(() => void this.load(), AGAIN);
+      this.worst = new Map([...this.answer.findings].reverse().map((finding) => [finding.site, finding.severity])); // the worst come first
       this.changed();
     } catch (error) {
       this.changed(error);
@@ -34,9 +36,8 @@ export class Found {
 
   /** The worst that was found at a site. */
   colour(site: string): string {
-    const at = (this.answer?.findings ?? []).filter((finding) => finding.site === site);
-    const worst = ["error", "warning", "info"].find((name) => at.some((finding) => finding.severity === name));
-    return worst ? token(worst) : "";
+    const severity = this.worst.get(site);
+    return severity ? token(severity) : "";
   }
 
   close(): void {
@@ -45,9 +46,14 @@ export class Found {
 }
 
 export function summary(found: Findings): string {
-  const parts = ["error", "warning", "info"].filter((name) => found.counts[name]).map((name) => many(found.counts[name]!, name === "info" ? "remark" : name));
+  const parts = ["error", "warning", "info"]
+    .filter((name) => found.counts[name])
+    .map((name) => many(found.counts[name]!, name === "info" ? "remark" : name));
   const by = `by ${many(found.rules.length, "rule")}`;
-  const some = found.steps && found.steps.looked < found.steps.of ? `, in ${count(found.steps.looked)} of ${many(found.steps.of, "step")}` : "";
+  const some =
+    found.steps && found.steps.looked < found.steps.of
+      ? `, in ${count(found.steps.looked)} of ${many(found.steps.of, "step")}`
+      : "";
   return found.running ? "The rules are reading…" : `${parts.join(", ") || "Nothing found"} ${by}${some}`;
 }
 
@@ -58,11 +64,19 @@ export function when(steps: Finding["steps"]): string {
 
 export function card(finding: Finding, context: Context, hover?: (finding: Finding | null) => void): HTMLElement {
   const known = context.run.sites.some((site) => site.site === finding.site);
-  const link = known ? h("a", { href: context.router.link("site", { site: finding.site }) }, finding.site) : finding.site;
+  const link = known
+    ? h("a", { href: context.router.link("site", { site: finding.site }) }, finding.site)
+    : finding.site;
   const element = h(
     "article",
     { class: `finding ${finding.severity}` },
-    h("div", { class: "what" }, h("span", { class: "severity" }, finding.severity), h("span", {}, finding.rule), h("span", {}, when(finding.steps))),
+    h(
+      "div",
+      { class: "what" },
+      h("span", { class: "severity" }, finding.severity),
+      h("span", {}, finding.rule),
+      h("span", {}, when(finding.steps)),
+    ),
     finding.site ? h("div", { class: "where" }, link) : null,
     h("p", {}, finding.message),
   );
@@ -97,7 +111,16 @@ export class FindingsPage implements View {
     const skipped = Object.entries(answer.skipped);
     fill(
       this.element,
-      h("section", {}, h("h2", {}, summary(answer)), h("div", { class: "findings" }, answer.findings.map((finding) => this.full(finding)))),
+      h(
+        "section",
+        {},
+        h("h2", {}, summary(answer)),
+        h(
+          "div",
+          { class: "findings" },
+          answer.findings.map((finding) => this.full(finding)),
+        ),
+      ),
       h("section", {}, h("h2", {}, "Rules that looked"), h("p", { class: "quiet" }, answer.rules.join(", ") || "none")),
       skipped.length > 0 && h("section", {}, h("h2", {}, "Rules that had no data"), facts(skipped)),
     );
@@ -107,12 +130,17 @@ export class FindingsPage implements View {
     const element = card(finding, this.context);
     if (finding.advice) element.append(h("p", { class: "quiet" }, finding.advice));
     const evidence = Object.entries(finding.evidence);
-    if (evidence.length) element.append(h("details", { class: "table" }, h("summary", {}, "Evidence"), facts(evidence)));
+    if (evidence.length)
+      element.append(h("details", { class: "table" }, h("summary", {}, "Evidence"), facts(evidence)));
     return element;
   }
 }
 
 /** Names and values, one below the other. */
 export function facts(pairs: [string, unknown][]): HTMLElement {
-  return h("dl", { class: "facts" }, pairs.flatMap(([name, thing]) => [h("dt", {}, name), h("dd", {}, value(thing))]));
+  return h(
+    "dl",
+    { class: "facts" },
+    pairs.flatMap(([name, thing]) => [h("dt", {}, name), h("dd", {}, value(thing))]),
+  );
 }

@@ -1,5 +1,6 @@
 // How a heat map looks: cells, names, the axis of steps, and what moves over them.
 
+import { nearestBin } from "./bins.ts";
 import { dark, token } from "./colours.ts";
 import { count, shortened } from "./format.ts";
 import type { Model, Point } from "./heatmap.ts";
@@ -31,7 +32,12 @@ export interface Over {
 const FONT = "12px system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', sans-serif";
 const LETTER = 6.4;
 
-export function drawCells(canvas: HTMLCanvasElement, { box, span }: Look, model: Model, rows: { first: number; last: number }): void {
+export function drawCells(
+  canvas: HTMLCanvasElement,
+  { box, span }: Look,
+  model: Model,
+  rows: { first: number; last: number },
+): void {
   const pen = begin(canvas);
   hatch(pen, box, Math.min(box.height, model.rows * box.row - box.top));
   const ratio = devicePixelRatio || 1;
@@ -78,7 +84,8 @@ function hatch(pen: CanvasRenderingContext2D, box: Box, bottom: number): void {
 function gaps(pen: CanvasRenderingContext2D, box: Box, rows: { first: number; last: number }): void {
   if (box.row < 8) return;
   pen.fillStyle = token("ground");
-  for (let row = rows.first + 1; row <= rows.last; row++) pen.fillRect(box.gutter, Math.round(row * box.row - box.top) - 1, box.width - box.gutter, 1);
+  for (let row = rows.first + 1; row <= rows.last; row++)
+    pen.fillRect(box.gutter, Math.round(row * box.row - box.top) - 1, box.width - box.gutter, 1);
 }
 
 function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { first: number; last: number }): void {
@@ -87,14 +94,20 @@ function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { fi
   pen.font = FONT;
   pen.textAlign = "right";
   pen.textBaseline = "middle";
+  const ink = token("text");
   for (let row = rows.first; row < rows.last; row++) {
     const middle = (row + 0.5) * box.row - box.top;
     const mark = model.mark?.(row);
     if (mark) dot(pen, mark, box.gutter - 6, middle, box.row);
     const crowded = middle < 7 || middle > box.height - 6 || Math.abs(row - (model.named ?? -1e9)) * box.row < 13;
     if (row !== model.named && (row % every || crowded)) continue;
-    pen.fillStyle = token("text");
-    pen.fillText(shortened(model.name(row), letters), box.gutter - 11, Math.min(middle, box.height - 6), box.gutter - 20);
+    pen.fillStyle = ink;
+    pen.fillText(
+      shortened(model.name(row), letters),
+      box.gutter - 11,
+      Math.min(middle, box.height - 6),
+      box.gutter - 20,
+    );
   }
 }
 
@@ -155,15 +168,26 @@ function nameOf(pen: CanvasRenderingContext2D, { box }: Look, over: Over): void 
   pen.textAlign = "right";
   pen.textBaseline = "middle";
   pen.fillStyle = token("text");
-  pen.fillText(shortened(over.model.name(over.row), Math.floor((box.gutter - 22) / LETTER)), box.gutter - 11, middle, box.gutter - 20);
+  pen.fillText(
+    shortened(over.model.name(over.row), Math.floor((box.gutter - 22) / LETTER)),
+    box.gutter - 11,
+    middle,
+    box.gutter - 20,
+  );
 }
 
 /** A frame about one cell, never smaller than can be seen. */
-function ring(pen: CanvasRenderingContext2D, look: Look, model: Model, point: Point, colour: string, width: number): void {
+function ring(
+  pen: CanvasRenderingContext2D,
+  look: Look,
+  model: Model,
+  point: Point,
+  colour: string,
+  width: number,
+): void {
   const place = placed(look);
   const edges = model.line(point.row)?.edges;
-  let end = point.step + 1;
-  for (let i = 1; edges && i < edges.length; i++) if (edges[i]! > point.step) { end = edges[i]!; break; }
+  const end = edges && edges.length > 1 ? edges[nearestBin(edges, point.step) + 1]! : point.step + 1;
   const left = place(point.step);
   const wide = Math.max(6, place(end) - left);
   const high = Math.max(6, look.box.row);

@@ -2,14 +2,13 @@
 
 import { drawAxis, drawCells, drawOverlay, type Box, type Look } from "./heatdraw.ts";
 import { framed, h, sized } from "./dom.ts";
+import { Gestures } from "./gestures.ts";
 import type { Line } from "./paint.ts";
 import { clamp, type Scale } from "./scales.ts";
+import { type Ground, type Point, walked } from "./walk.ts";
 import { type Span, stepsOf, within, zoomed } from "./view.ts";
 
-export interface Point {
-  row: number;
-  step: number;
-}
+export type { Point };
 
 export interface Model {
   rows: number;
@@ -37,18 +36,14 @@ export interface Handlers {
 }
 
 const AXIS = 24;
-const DRAG = 5;
-const DOUBLE = 230; // milliseconds in which a second click may follow
 
 export class Heatmap {
   readonly element: HTMLElement;
   span: Span = { from: 0, to: 1 };
   cursor: Point | null = null;
   private hovered: Point | null = null;
-  private clicked = 0;
   private rows = 0;
   private line = NaN; // a step to mark, told by another chart
-  private brush: { from: number; to: number } | null = null;
   private box: Box = { width: 0, height: 0, gutter: 0, row: 3, top: 0 };
   private model: Model | null = null;
   private readonly base = h("canvas", { class: "heat-base" });
@@ -58,15 +53,28 @@ export class Heatmap {
   private readonly scroller: HTMLElement;
   private readonly tip = h("div", { class: "tip", hidden: true });
   private readonly said = h("div", { class: "unseen", "aria-live": "polite" });
+  private readonly gestures: Gestures;
   private readonly unsize: () => void;
   private readonly cells = framed(() => this.paint());
   private readonly overlay = framed(() => this.paintOver());
 
   constructor(private readonly on: Handlers) {
     const stage = h("div", { class: "heat-stage" }, this.base, this.over);
-    this.scroller = h("div", { class: "heat-scroll", tabindex: 0, role: "application", "aria-label": on.label }, stage, this.spacer);
+    this.scroller = h(
+      "div",
+      { class: "heat-scroll", tabindex: 0, role: "application", "aria-label": on.label },
+      stage,
+      this.spacer,
+    );
     this.element = h("div", { class: "heat" }, this.scroller, this.axis, this.tip, this.said);
     this.unsize = sized(this.element, () => this.resize());
+    this.gestures = new Gestures(this.over, {
+      moved: (x, y) => this.moved(x, y),
+      left: () => this.leave(),
+      clicked: (x, y) => this.clicked(x, y),
+      brushed: ({ from, to }) => this.turn(stepsOf(this.stepAt(from), this.stepAt(to))),
+      reset: () => this.model && this.turn(this.model.all),
+    });
     this.listen();
   }
 
@@ -117,82 +125,56 @@ export class Heatmap {
   }
 
   close(): void {
-    clearTimeout(this.clicked);
+    this.gestures.close();
     this.unsize();
   }
 
   key(event: KeyboardEvent): boolean {
-    const model = this.model;
+    const { model, cursor, span } = this;
     if (!model || !model.rows || event.ctrlKey || event.metaKey || event.altKey) return false;
-    const page = Math.max(1, Math.floor(this.box.height / this.box.row) - 1);
-    const rows: Record<string, number> = { ArrowUp: -1, ArrowDown: 1, PageUp: -page, PageDown: page };
-    const steps: Record<string, number> = { ArrowLeft: -1, ArrowRight: 1 };
-    if (event.key in rows) this.move(rows[event.key]!, 0);
-    else if (event.key in steps) this.move(0, steps[event.key]! * (event.shiftKey ? 10 : 1));
-    else if (event.key === "Home" || event.key === "End") this.edge(event.key === "End");
-    else if (event.key === "Enter" && this.cursor) this.on.open?.(this.cursor);
-    else if ("+-=".includes(event.key)) this.zoom(this.cursor?.step ?? (this.span.from + this.span.to) / 2, event.key === "-" ? 2 : 0.5);
-    else if (event.key === "0") this.look2(model.all);
+    const next = walked(event, this.ground(model));
+    if (next) this.goTo(next);
+    else if (event.key === "Enter" && cursor) this.on.open?.(cursor);
+    else if ("+-=".includes(event.key))
+      this.zoom(cursor?.step ?? (span.from + span.to) / 2, event.key === "-" ? 2 : 0.5);
+    else if (event.key === "0") this.turn(model.all);
     else return false;
     return true;
   }
 
-  private move(rows: number, cells: number): void {
-    const model = this.model!;
-    const start = this.cursor ?? { row: Math.floor(this.box.top / this.box.row), step: this.span.from };
-    const row = this.cursor ? clamp(start.row + rows, 0, model.rows - 1) : start.row;
-    const step = this.beside(row, start.step, this.cursor ? cells : 0);
-    if (step < this.span.from || step >= this.span.to) this.pan(step);
-    this.goTo({ row, step });
-  }
-
-  private edge(last: boolean): void {
-    this.goTo({ row: this.cursor?.row ?? 0, step: last ? this.span.to - 1e-6 : this.span.from });
+  private ground(model: Model): Ground {
+    const { row, top, height } = this.box;
+    const page = Math.max(1, Math.floor(height / row) - 1);
+    const edges = (at: number) => model.line(at)?.edges;
+    return { cursor: this.cursor, first: Math.floor(top / row), page, rows: model.rows, span: this.span, edges };
   }
 
   private goTo(point: Point): void {
-    const edges = this.model!.line(point.row)?.edges;
-    const step = edges ? this.beside(point.row, point.step, 0) : point.step;
-    this.cursor = { row: point.row, step };
-    this.reveal(point.row);
-    this.said.textContent = this.on.read(this.cursor).join(", ");
-    this.on.cursor?.(this.cursor);
-    this.on.hover?.(this.cursor);
+    if (point.step < this.span.from || point.step >= this.span.to) this.pan(point.step);
+    this.select(point);
+    this.said.textContent = this.on.read(point).join(", ");
+    this.on.cursor?.(point);
+    this.on.hover?.(point);
     this.hovered = null;
-    this.overlay();
-    this.tell(this.cursor, this.xOf(step), this.yOf(point.row) + this.box.row);
-  }
-
-  /** The first step of the cell so many cells from the one at `step`. */
-  private beside(row: number, step: number, cells: number): number {
-    const edges = this.model!.line(row)?.edges;
-    if (!edges || edges.length < 2) return clamp(step + cells, this.model!.all.from, this.model!.all.to - 1);
-    let bin = 0;
-    while (bin < edges.length - 2 && edges[bin + 1]! <= step) bin++;
-    return edges[clamp(bin + cells, 0, edges.length - 2)]!;
+    this.tell(point, this.xOf(point.step), this.yOf(point.row) + this.box.row);
   }
 
   private pan(step: number): void {
     const size = this.span.to - this.span.from;
-    this.look2({ from: step - size / 2, to: step + size / 2 });
+    this.turn({ from: step - size / 2, to: step + size / 2 });
   }
 
   private zoom(about: number, factor: number): void {
-    this.look2(zoomed(this.span, about, factor, this.model!.all));
+    this.turn(zoomed(this.span, about, factor, this.model!.all));
   }
 
-  private look2(span: Span): void {
+  /** Look elsewhere, and say so. */
+  private turn(span: Span): void {
     this.look(span);
     this.on.view?.(this.span);
   }
 
   private listen(): void {
-    const stage = this.over;
-    stage.addEventListener("pointerdown", (event) => this.press(event));
-    stage.addEventListener("pointermove", (event) => this.drag(event));
-    stage.addEventListener("pointerup", (event) => this.release(event));
-    stage.addEventListener("pointerleave", () => this.leave());
-    stage.addEventListener("dblclick", () => this.reset());
     this.element.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
     this.scroller.addEventListener("scroll", () => this.scrolled());
     this.scroller.addEventListener("keydown", (event) => {
@@ -202,45 +184,17 @@ export class Heatmap {
     });
   }
 
-  private press(event: PointerEvent): void {
-    if (event.button !== 0) return;
-    this.brush = { from: event.offsetX, to: event.offsetX };
-    this.over.setPointerCapture(event.pointerId);
-  }
-
-  private drag(event: PointerEvent): void {
-    if (this.brush) this.brush.to = event.offsetX;
-    const point = this.at(event.offsetX, event.offsetY);
+  private moved(x: number, y: number): void {
+    const point = this.at(x, y);
     this.hovered = point;
     this.on.hover?.(point);
-    this.tell(this.brushed() ? null : point, event.offsetX, event.offsetY);
+    this.tell(this.gestures.brush ? null : point, x, y);
     this.overlay();
   }
 
-  private release(event: PointerEvent): void {
-    const brush = this.brushed();
-    const clicked = this.brush && !brush ? this.at(event.offsetX, event.offsetY) : null;
-    this.brush = null;
-    if (brush) this.look2(stepsOf(this.stepAt(brush.from), this.stepAt(brush.to)));
-    else if (clicked) this.click(clicked);
-    this.overlay();
-  }
-
-  /** A click opens, unless it turns out to be the first half of a double click. */
-  private click(point: Point): void {
-    clearTimeout(this.clicked);
-    this.clicked = window.setTimeout(() => this.on.open?.(point), DOUBLE);
-  }
-
-  private reset(): void {
-    clearTimeout(this.clicked);
-    if (this.model) this.look2(this.model.all);
-  }
-
-  private brushed(): { from: number; to: number } | null {
-    const brush = this.brush;
-    if (!brush || Math.abs(brush.to - brush.from) < DRAG) return null;
-    return { from: Math.min(brush.from, brush.to), to: Math.max(brush.from, brush.to) };
+  private clicked(x: number, y: number): void {
+    const point = this.at(x, y);
+    if (point) this.on.open?.(point);
   }
 
   private leave(): void {
@@ -287,8 +241,9 @@ export class Heatmap {
     if (!point) return;
     const [name = "", ...lines] = this.on.read(point);
     this.tip.replaceChildren(h("b", {}, name), ...lines.map((line) => h("div", {}, line)));
-    const right = x > this.box.width - 320;
-    this.tip.style.transform = `translate(${Math.round(right ? x - this.tip.offsetWidth - 14 : x + 14)}px, ${Math.round(clamp(y + 14, 0, Math.max(0, this.element.clientHeight - this.tip.offsetHeight)))}px)`;
+    const left = x > this.box.width - 320 ? x - this.tip.offsetWidth - 14 : x + 14;
+    const top = clamp(y + 14, 0, Math.max(0, this.element.clientHeight - this.tip.offsetHeight));
+    this.tip.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
   }
 
   private resize(): void {
@@ -318,13 +273,15 @@ export class Heatmap {
     this.on.rows?.(first, last);
     drawCells(this.base, this.looks(), model, { first, last });
     drawAxis(this.axis, this.looks());
-    this.element.dataset["drawn"] = String(Array.from({ length: last - first }, (_, i) => first + i).filter((row) => model.line(row)).length);
+    this.element.dataset["drawn"] = String(
+      Array.from({ length: last - first }, (_, i) => first + i).filter((row) => model.line(row)).length,
+    );
   }
 
   private paintOver(): void {
-    const brush = this.brushed();
     const step = this.hovered?.step ?? this.line;
-    if (this.model) drawOverlay(this.over, this.looks(), { step, row: this.hovered?.row ?? -1, cursor: this.cursor, brush, model: this.model });
+    const over = { step, row: this.hovered?.row ?? -1, cursor: this.cursor, brush: this.gestures.brush };
+    if (this.model) drawOverlay(this.over, this.looks(), { ...over, model: this.model });
   }
 
   private looks(): Look {

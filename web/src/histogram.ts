@@ -1,5 +1,6 @@
 // The histogram over steps as a picture: a row for each bucket, the most negative at the bottom, the zero in the middle.
 
+import { nearestBin } from "./bins.ts";
 import { fill, h } from "./dom.ts";
 import type { Columns } from "./columns.ts";
 import { count, number, share } from "./format.ts";
@@ -25,7 +26,13 @@ export class Histogram {
       least: 1,
       gutter: () => gutter,
     });
-    this.element = h("div", {}, h("div", { class: "chart-readout" }, h("span", { class: "chart-title" }, "Histogram over steps")), this.heat.element, this.key);
+    this.element = h(
+      "div",
+      {},
+      h("div", { class: "chart-readout" }, h("span", { class: "chart-title" }, "Histogram over steps")),
+      this.heat.element,
+      this.key,
+    );
   }
 
   show(data: Columns, span: Span): void {
@@ -33,7 +40,9 @@ export class Histogram {
     const [bins = 0, buckets = 0] = shape;
     this.edges = data.get("edges");
     this.steps = Float64Array.from([...data.get("step"), span.to]);
-    this.shares = Array.from({ length: buckets }, (_, row) => Float32Array.from({ length: bins }, (_, bin) => values[bin * buckets + buckets - 1 - row]!));
+    this.shares = Array.from({ length: buckets }, (_, row) =>
+      Float32Array.from({ length: bins }, (_, bin) => values[bin * buckets + buckets - 1 - row]!),
+    );
     const colours = this.scale();
     const line = (row: number) => ({ values: this.shares[row]!, bad: null, start: 0, edges: this.steps });
     const named = this.shares.findIndex((_, row) => this.name(row) === "0");
@@ -52,7 +61,10 @@ export class Histogram {
 
   private scale(): Scale {
     const all = this.shares.flatMap((row) => [...row].filter((value) => value > 0)).sort((a, b) => a - b);
-    return scale("log", all.length ? [Math.max(all[Math.floor(all.length * 0.02)]!, 1e-6), all[all.length - 1]!] : null);
+    return scale(
+      "log",
+      all.length ? [Math.max(all[Math.floor(all.length * 0.02)]!, 1e-6), all[all.length - 1]!] : null,
+    );
   }
 
   /** The bucket of a row: from, to. */
@@ -68,8 +80,10 @@ export class Histogram {
 
   private read(point: Point): string[] {
     const [low, high] = this.bounds(point.row);
-    let bin = 0;
-    while (bin < this.steps.length - 2 && this.steps[bin + 1]! <= point.step) bin++;
-    return [`${number(low, 3)} … ${number(high, 3)}`, `step ${count(this.steps[bin])}: ${share(this.shares[point.row]?.[bin])} of elements`];
+    const bin = nearestBin(this.steps, point.step);
+    return [
+      `${number(low, 3)} … ${number(high, 3)}`,
+      `step ${count(this.steps[bin])}: ${share(this.shares[point.row]?.[bin])} of elements`,
+    ];
   }
 }

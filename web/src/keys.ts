@@ -5,7 +5,7 @@ import { h } from "./dom.ts";
 const CARD: [string, string][] = [
   ["1 – 6", "overview, site, depth, diff, findings, cost"],
   ["/", "filter sites"],
-  ["[  ]", "statistic before, after"],
+  ["[  ]", "statistic before, after; on a site: the site before, after"],
   ["← ↑ → ↓", "move the cell (Shift: ten steps)"],
   ["PgUp PgDn Home End", "rows and ends"],
   ["Enter", "open the site under the cell"],
@@ -26,11 +26,13 @@ const MOUSE: [string, string][] = [
 /** Whether a key belongs to what is being typed into. */
 export function typing(event: KeyboardEvent): boolean {
   const target = event.target as HTMLElement | null;
-  return Boolean(target && (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName) || target.isContentEditable));
+  if (target?.tagName === "SELECT") return !"[]/?".includes(event.key);
+  return target?.tagName === "INPUT" && (target as HTMLInputElement).type !== "range";
 }
 
 export function card(): HTMLDialogElement {
-  const rows = (pairs: [string, string][]) => pairs.map(([key, does]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, does)));
+  const rows = (pairs: [string, string][]) =>
+    pairs.map(([key, does]) => h("tr", {}, h("th", { scope: "row" }, h("kbd", {}, key)), h("td", {}, does)));
   const close = h("button", { type: "button", class: "small", onclick: () => dialog.close() }, "Close");
   const dialog = h(
     "dialog",

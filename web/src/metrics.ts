@@ -26,6 +26,7 @@ export class Metrics {
   private chosen: string[] = [];
   private span: Span = { from: 0, to: 1 };
   private gutter = 120;
+  private key = "";
   private asked = new AbortController();
 
   constructor(
@@ -35,14 +36,33 @@ export class Metrics {
 
   /** The chips that say which metrics are shown. */
   chips(names: readonly string[], chosen: string | undefined): HTMLElement {
-    this.chosen = chosen === undefined ? names.slice(0, AT_FIRST) : chosen.split(",").filter((name) => names.includes(name));
+    this.chosen =
+      chosen === undefined ? names.slice(0, AT_FIRST) : chosen.split(",").filter((name) => names.includes(name));
     const buttons = names.map((name) =>
-      h("button", { type: "button", class: "small", "aria-pressed": String(this.chosen.includes(name)), onclick: () => this.toggle(name, names) }, name),
+      h(
+        "button",
+        {
+          type: "button",
+          class: "small",
+          "aria-pressed": String(this.chosen.includes(name)),
+          onclick: () => this.toggle(name, names),
+        },
+        name,
+      ),
     );
-    return h("div", { class: "chips", role: "group", "aria-label": "Metrics shown" }, names.length ? h("span", { class: "quiet" }, "metrics") : null, buttons);
+    return h(
+      "div",
+      { class: "chips", role: "group", "aria-label": "Metrics shown" },
+      names.length ? h("span", { class: "quiet" }, "metrics") : null,
+      buttons,
+    );
   }
 
-  async load(params: Params): Promise<void> {
+  /** Ask for a span of steps, unless it is here: `version` tells whether the run has grown. */
+  async load(params: Params, version: string): Promise<void> {
+    const key = JSON.stringify([params, version]);
+    if (key === this.key) return;
+    this.key = key;
     this.asked.abort();
     this.asked = new AbortController();
     try {
@@ -90,7 +110,12 @@ export class Metrics {
     this.element.replaceChildren(...charts.map((chart) => chart.element));
     const steps = Float64Array.from(data.get("step"), (step) => step + 0.5); // the middle of a cell
     const bad = (data.header["nonfinite"] ?? {}) as Record<string, { first: number; count: number }>;
-    shown.forEach((name, i) => (charts[i]!.remark = bad[name] ? `NaN or Inf from step ${count(bad[name].first)}, ${many(bad[name].count, "step")}` : ""));
+    shown.forEach(
+      (name, i) =>
+        (charts[i]!.remark = bad[name]
+          ? `NaN or Inf from step ${count(bad[name].first)}, ${many(bad[name].count, "step")}`
+          : ""),
+    );
     shown.forEach((name, i) => charts[i]!.show(steps, this.series(data, names.indexOf(name), name), this.span));
     this.table.refresh();
   }
@@ -100,13 +125,30 @@ export class Metrics {
     const line = { name, values: mean ?? [], colour: token("series") };
     if (!low || !high) return [line];
     const edge = { colour: "transparent", quiet: true, width: 0, points: false };
-    return [{ name: "high", values: high, fillTo: "low", fill: token("band-3"), ...edge }, { name: "low", values: low, ...edge }, line];
+    return [
+      { name: "high", values: high, fillTo: "low", fill: token("band-3"), ...edge },
+      { name: "low", values: low, ...edge },
+      line,
+    ];
   }
 
   private chart(name: string): Chart {
     const { hover, zoom } = this.options;
     let chart = this.charts.get(name);
-    if (!chart) this.charts.set(name, (chart = new Chart({ label: name, height: HEIGHT, gutter: this.gutter, right: 0, axis: false, inside: true, hover, zoom })));
+    if (!chart)
+      this.charts.set(
+        name,
+        (chart = new Chart({
+          label: name,
+          height: HEIGHT,
+          gutter: this.gutter,
+          right: 0,
+          axis: false,
+          inside: true,
+          hover,
+          zoom,
+        })),
+      );
     return chart;
   }
 
@@ -119,7 +161,10 @@ export class Metrics {
     const data = this.data;
     if (!data) return { head: ["step"], rows: [] };
     const names = data.header["names"] as string[];
-    const rows = Array.from(data.get("step"), (step, at) => [step, ...names.map((_, i) => data.find(`m${i}.mean`)?.[at] ?? null)]);
+    const rows = Array.from(data.get("step"), (step, at) => [
+      step,
+      ...names.map((_, i) => data.find(`m${i}.mean`)?.[at] ?? null),
+    ]);
     return { head: ["step", ...names], rows };
   }
 }

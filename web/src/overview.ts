@@ -28,7 +28,9 @@ export class Overview implements View {
   private readonly found: Found;
   private readonly aside: Aside;
   private readonly tools: Tools;
-  private readonly table = new Table("the statistic by site and step", () => table(this.blocks, this.context.run, this.heat.span));
+  private readonly table = new Table("the statistic by site and step", () =>
+    table(this.blocks, this.context.run, this.heat.span),
+  );
   private params: Record<string, string> = {};
   private rowsKey = "";
   private later = 0;
@@ -62,10 +64,13 @@ export class Overview implements View {
   update(params: Record<string, string>): void {
     this.params = params;
     if (!this.context.run.steps.count) return fill(this.ground, nothingYet(this.context.run));
-    if (!this.heat.element.isConnected) fill(this.ground, this.tools.element, this.metrics.element, this.heat.element, this.key_, this.table.element);
+    if (!this.heat.element.isConnected)
+      fill(this.ground, this.tools.element, this.metrics.element, this.heat.element, this.key_, this.table.element);
     const chips = this.metrics.chips(this.context.run.metrics, params["metrics"]);
     this.heat.look(spanOf(params, this.context.run));
-    this.tools.draw(params, this.stat, this.port || "all", chips, spanPatch(this.heat.span, this.context.run), () => this.look(whole(this.context.run)));
+    this.tools.draw(params, this.stat, this.port || "all", chips, spanPatch(this.heat.span, this.context.run), () =>
+      this.look(whole(this.context.run)),
+    );
     this.metrics.look(this.heat.span);
     this.ask();
     this.draw();
@@ -81,7 +86,8 @@ export class Overview implements View {
 
   key(event: KeyboardEvent): boolean {
     if (event.key === "/") this.tools.focus();
-    else if (event.key === "[" || event.key === "]") this.context.router.set({ stat: beside(this.tools.stats(), this.stat, event.key === "]" ? 1 : -1) });
+    else if (event.key === "[" || event.key === "]")
+      this.context.router.set({ stat: beside(this.tools.stats(), this.stat, event.key === "]" ? 1 : -1) });
     else return this.heat.key(event);
     return true;
   }
@@ -122,16 +128,28 @@ export class Overview implements View {
     const key = JSON.stringify([rows, this.stat]);
     this.blocks.show({ ...rows, ...steps, stat: this.stat }, String(run.version), key === this.rowsKey);
     this.rowsKey = key;
-    if (run.metrics.length) void this.metrics.load({ run: run.id, ...steps });
+    if (run.metrics.length) void this.metrics.load({ run: run.id, ...steps }, String(run.version));
   }
 
   private draw(): void {
     const { blocks } = this;
     this.tools.wrong(blocks.failed, asked(this.params["sites"] ?? "", this.context.run.sites));
-    const model = { rows: blocks.failed ? 0 : blocks.total, name: (row: number) => this.nameAt(row), line: (row: number) => blocks.line(row) };
-    this.heat.show({ ...model, mark: (row) => this.found.colour(this.nameAt(row)), scale: blocks.scale, all: whole(this.context.run) });
+    const model = {
+      rows: blocks.failed ? 0 : blocks.total,
+      name: (row: number) => this.nameAt(row),
+      line: (row: number) => blocks.line(row),
+    };
+    this.heat.show({
+      ...model,
+      mark: (row) => this.found.colour(this.nameAt(row)),
+      scale: blocks.scale,
+      all: whole(this.context.run),
+    });
     this.metrics.align(this.heat.gutter);
-    const nothing = blocks.ready && !blocks.total && empty("No site matches", "Clear the filter, or choose another port or statistic.");
+    const nothing =
+      blocks.ready &&
+      !blocks.total &&
+      empty("No site matches", "Clear the filter, or choose another port or statistic.");
     if (blocks.failed && !this.params["sites"]) return fill(this.key_, failed(blocks.failed));
     fill(this.key_, nothing || legend(blocks.scale, nameOf(this.stat)));
     this.table.refresh();
@@ -143,7 +161,8 @@ export class Overview implements View {
     const site = this.params["site"];
     if (!site || this.heat.cursor) return;
     for (let row = 0; row < this.blocks.total; row++) {
-      if (this.nameAt(row) === site) return this.heat.select({ row, step: Number(this.params["step"] ?? this.heat.span.from) });
+      if (this.nameAt(row) === site)
+        return this.heat.select({ row, step: Number(this.params["step"] ?? this.heat.span.from) });
     }
   }
 
@@ -162,7 +181,12 @@ export class Overview implements View {
     const site = this.nameAt(point.row);
     clearTimeout(this.later);
     this.context.router.set({ site, step: Math.floor(point.step) });
-    if (site) this.context.router.go("site", { site, step: Math.floor(point.step), ...spanPatch(this.heat.span, this.context.run) });
+    if (site)
+      this.context.router.go("site", {
+        site,
+        step: Math.floor(point.step),
+        ...spanPatch(this.heat.span, this.context.run),
+      });
   }
 
   private nameAt(row: number): string {
@@ -173,7 +197,8 @@ export class Overview implements View {
   private highlight(finding: Finding | null): void {
     if (!finding?.site) return;
     for (let row = 0; row < this.blocks.total; row++) {
-      if (this.nameAt(row) === finding.site) return this.heat.select({ row, step: finding.steps?.first ?? this.heat.span.from });
+      if (this.nameAt(row) === finding.site)
+        return this.heat.select({ row, step: finding.steps?.first ?? this.heat.span.from });
     }
   }
 

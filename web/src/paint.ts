@@ -57,7 +57,8 @@ export function paint(
     const end = Math.min(area.height, Math.round(top(row + 1)));
     if (y >= end) continue;
     paintLine(pixels, y * area.width, columns, cells, scale);
-    for (let below = y + 1; below < end; below++) pixels.copyWithin(below * area.width, y * area.width, (y + 1) * area.width);
+    for (let below = y + 1; below < end; below++)
+      pixels.copyWithin(below * area.width, y * area.width, (y + 1) * area.width);
   }
 }
 

@@ -12,7 +12,22 @@ import type { Span } from "./view.ts";
 
 const GUTTER = 84;
 const EDGE = { colour: "transparent", width: 0, points: false, quiet: true };
-const TABLED = ["mean", "std", "min", "max", "l2", "zeros", "nonfinite", "q01", "q05", "q25", "q50", "q75", "q95", "q99"];
+const TABLED = [
+  "mean",
+  "std",
+  "min",
+  "max",
+  "l2",
+  "zeros",
+  "nonfinite",
+  "q01",
+  "q05",
+  "q25",
+  "q50",
+  "q75",
+  "q95",
+  "q99",
+];
 
 export interface PanelOptions {
   title: string;
@@ -31,7 +46,15 @@ export class Panel {
 
   constructor(private readonly options: PanelOptions) {
     const chart = (label: string, height: number, more: Partial<ChartOptions> = {}): Chart => {
-      const made: Chart = new Chart({ label, height, gutter: GUTTER, right: 0, zoom: options.zoom, hover: (step) => this.moved(step, made), ...more });
+      const made: Chart = new Chart({
+        label,
+        height,
+        gutter: GUTTER,
+        right: 0,
+        zoom: options.zoom,
+        hover: (step) => this.moved(step, made),
+        ...more,
+      });
       return made;
     };
     this.charts = {
@@ -41,7 +64,11 @@ export class Panel {
       norm: chart("L2 norm", 110),
       zeros: chart("Zeros, share", 100, { format: share, range: [0, 1] }),
     };
-    this.histogram = new Histogram(GUTTER, (span) => options.zoom(span), (step) => this.moved(step, this.histogram));
+    this.histogram = new Histogram(
+      GUTTER,
+      (span) => options.zoom(span),
+      (step) => this.moved(step, this.histogram),
+    );
     this.table = new Table(`statistics of ${options.title} by step`, () => this.rows());
     this.element = h("section", { class: "panel" }, h("h2", {}, options.title), this.body);
   }
@@ -51,9 +78,16 @@ export class Panel {
     this.span = span;
     const { bands, values, spread, norm, zeros } = this.charts;
     const shown = data.has("q50") ? [bands, values, spread, norm, zeros] : [values, spread, norm, zeros];
-    const picture = data.has("hist") ? [this.histogram.element] : [h("p", { class: "quiet" }, "No histogram was kept here; keep one with tt.histogram().")];
+    const picture = data.has("hist")
+      ? [this.histogram.element]
+      : [h("p", { class: "quiet" }, "No histogram was kept here; keep one with tt.histogram().")];
     const [first, ...rest] = shown.map((chart) => chart.element);
-    fill(this.body, data.has("q50") ? [first!, ...picture, ...rest] : [...picture, first!, ...rest], this.bad(data), this.table.element);
+    fill(
+      this.body,
+      data.has("q50") ? [first!, ...picture, ...rest] : [...picture, first!, ...rest],
+      this.bad(data),
+      this.table.element,
+    );
     this.draw();
   }
 
@@ -100,14 +134,21 @@ export class Panel {
     const first = counts ? counts.findIndex((value) => value > 0) : -1;
     if (first < 0) return null;
     const total = Array.from(counts!).reduce((sum, value) => sum + (value || 0), 0);
-    return h("p", { class: "finding error" }, `${number(total)} elements are NaN or Inf, from step ${number(steps[first]!)} on.`);
+    return h(
+      "p",
+      { class: "finding error" },
+      `${number(total)} elements are NaN or Inf, from step ${number(steps[first]!)} on.`,
+    );
   }
 
   private rows(): Rows {
     const { data } = this;
     if (!data) return { head: ["step"], rows: [] };
     const names = TABLED.filter((name) => data.has(name));
-    return { head: ["step", ...names], rows: Array.from(data.get("step"), (step, at) => [step, ...names.map((name) => data.get(name)[at] ?? null)]) };
+    return {
+      head: ["step", ...names],
+      rows: Array.from(data.get("step"), (step, at) => [step, ...names.map((name) => data.get(name)[at] ?? null)]),
+    };
   }
 }
 
@@ -117,15 +158,32 @@ function bands(data: Columns): Series[] {
     { name: low, values: data.get(low), ...EDGE },
   ];
   const line = { name: "median", values: data.get("q50"), colour: token("series"), width: 2 };
-  const told = ["q01", "q99"].map((name) => ({ name: name === "q01" ? "1 %" : "99 %", values: data.get(name), colour: token("quiet"), width: 0.5 }));
-  return [...pair("q01", "q99", "band-1"), ...pair("q05", "q95", "band-2"), ...pair("q25", "q75", "band-3"), ...told, line];
+  const told = ["q01", "q99"].map((name) => ({
+    name: name === "q01" ? "1 %" : "99 %",
+    values: data.get(name),
+    colour: token("quiet"),
+    width: 0.5,
+  }));
+  return [
+    ...pair("q01", "q99", "band-1"),
+    ...pair("q05", "q95", "band-2"),
+    ...pair("q25", "q75", "band-3"),
+    ...told,
+    line,
+  ];
 }
 
 /** A line, and where they are known the bounds about it. */
 function envelope(data: Columns, name: string, high: string, low: string): Series[] {
   const line = { name, values: data.get(name), colour: token("series") };
   if (!data.has(high) || !data.has(low)) return [line];
-  const told = (text: string, column: string): Series => ({ name: text, values: data.get(column), colour: token("quiet"), width: 0.5, points: false });
+  const told = (text: string, column: string): Series => ({
+    name: text,
+    values: data.get(column),
+    colour: token("quiet"),
+    width: 0.5,
+    points: false,
+  });
   const upper = { ...told("high", high), fillTo: "low", fill: token("band-2") };
   return [upper, told("low", low), line];
 }

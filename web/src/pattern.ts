@@ -11,7 +11,8 @@ export function asked(text: string, sites: readonly SiteInfo[]): string {
   const word = text.trim();
   if (!word) return "";
   if (sites.some((site) => site.site === word)) return word;
-  if (/^[\w.-]+$/.test(word) && !sites.some((site) => site.path === word)) return `re:.*${word.replace(/\./g, "\\.")}.*:*`;
+  if (/^[\w.-]+$/.test(word) && !sites.some((site) => site.path === word))
+    return `re:.*${word.replace(/\./g, "\\.")}.*:*`;
   return hasPort(word) ? word : `${word}:*`;
 }
 
@@ -34,7 +35,14 @@ function finder(prefix: string, path: string): (site: SiteInfo) => boolean {
   if (prefix === "re") return tested(new RegExp(`^(?:${path})$`, "s"), (site) => site.path);
   if (prefix === "type") return tested(whole(glob(path, "[^]*")), (site) => site.type);
   if (prefix === "op") return tested(whole(glob(path, "[^]*")), (site) => site.op);
-  const regex = path === "**" ? /^[^]*$/ : whole(glob(path, "[^./]*").replace(/\\\.\x00$/, "(?:[./][^]*)?").replace(/\x00/g, "[^]*"));
+  const regex =
+    path === "**"
+      ? /^[^]*$/
+      : whole(
+          glob(path, "[^./]*")
+            .replace(/\\\.\x00$/, "(?:[./][^]*)?")
+            .replace(/\x00/g, "[^]*"),
+        );
   return tested(regex, (site) => site.path);
 }
 
@@ -48,7 +56,7 @@ function whole(source: string): RegExp {
 
 /** `**` stays as a mark (NUL), since what it means depends on where it stands. */
 function glob(text: string, star: string): string {
-  const escaped = text.replace(/[.+^$()|[\]\\/]/g, "\\$&");
+  const escaped = text.replace(/[.+^$()|[\]\\/]/g, "\\$&").replace(/\?/g, "[^./]");
   const braces = escaped.replace(/\{([^{}]*)\}/g, (_, inner: string) => `(?:${inner.split(",").join("|")})`);
-  return braces.replace(/\*\*/g, "\x00").replace(/\*/g, star).replace(/\?/g, "[^./]");
+  return braces.replace(/\*\*/g, "\x00").replace(/\*/g, star);
 }

@@ -87,24 +87,41 @@ export class Picture {
   private note(): string {
     const [high = 1, wide = 1] = this.data!.column("value").shape;
     const { x, y, wide: across, high: down } = this.part;
-    const shrunk = across > wide || down > high ? `; each pixel stands for ${count(Math.ceil(across / wide))} × ${count(Math.ceil(down / high))} elements, the extreme one shown` : "";
+    const shrunk =
+      across > wide || down > high
+        ? `; each pixel stands for ${count(Math.ceil(across / wide))} × ${count(Math.ceil(down / high))} elements, the extreme one shown`
+        : "";
     return `columns ${count(x)}–${count(x + across - 1)}, rows ${count(y)}–${count(y + down - 1)}${shrunk}`;
   }
 
   private cell(event: PointerEvent): { x: number; y: number } {
     const { clientWidth, clientHeight } = this.canvas;
     const { x, y, wide, high } = this.part;
-    return { x: x + Math.min(wide - 1, Math.floor((event.offsetX / clientWidth) * wide)), y: y + Math.min(high - 1, Math.floor((event.offsetY / clientHeight) * high)) };
+    return {
+      x: x + Math.min(wide - 1, Math.floor((event.offsetX / clientWidth) * wide)),
+      y: y + Math.min(high - 1, Math.floor((event.offsetY / clientHeight) * high)),
+    };
   }
 
   private read(event: PointerEvent): void {
     const [high = 1, wide = 1] = this.data!.column("value").shape;
     const { x, y } = this.cell(event);
-    const at = Math.floor(((y - this.part.y) / this.part.high) * high) * wide + Math.floor(((x - this.part.x) / this.part.wide) * wide);
+    const at =
+      Math.floor(((y - this.part.y) / this.part.high) * high) * wide +
+      Math.floor(((x - this.part.x) / this.part.wide) * wide);
     const pick = (name: string) => this.data!.find(name)?.[at];
     const bounds = pick("low") === undefined ? "" : ` (${number(pick("low"))} … ${number(pick("high"))})`;
     const value = pick("value");
-    fill(this.said, h("span", {}, `row ${count(y)}, column ${count(x)}: `, h("b", {}, value !== undefined && Number.isNaN(value) ? "NaN" : number(value)), bounds));
+    fill(
+      this.said,
+      h(
+        "span",
+        {},
+        `row ${count(y)}, column ${count(x)}: `,
+        h("b", {}, value !== undefined && Number.isNaN(value) ? "NaN" : number(value)),
+        bounds,
+      ),
+    );
   }
 
   private async release(event: PointerEvent): Promise<void> {
@@ -116,7 +133,10 @@ export class Picture {
   }
 
   private async look(part: Part): Promise<void> {
-    const data = part === ALL ? await this.ask("", "") : await this.ask(`${part.x}:${part.x + part.wide}`, `${part.y}:${part.y + part.high}`);
+    const data =
+      part === ALL
+        ? await this.ask("", "")
+        : await this.ask(`${part.x}:${part.x + part.wide}`, `${part.y}:${part.y + part.high}`);
     const [high = 1, wide = 1] = full(data);
     this.part = part === ALL ? { x: 0, y: 0, wide, high } : part;
     this.draw(data);
@@ -144,4 +164,3 @@ function painted(canvas: HTMLCanvasElement, data: Columns, reach: number): void 
   [canvas.width, canvas.height] = [image.width, image.height];
   canvas.getContext("2d")!.putImageData(image, 0, 0);
 }
-

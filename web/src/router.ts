@@ -29,10 +29,14 @@ function readable(text: string): string {
 
 export class Router {
   route: Route = parse(location.hash);
+  moved = false; // whether there is a page of ours to go back to
   private readonly heard: ((route: Route, before: Route) => void)[] = [];
 
   constructor() {
-    addEventListener("hashchange", () => this.tell(parse(location.hash)));
+    addEventListener("hashchange", () => {
+      this.moved = true;
+      this.tell(parse(location.hash));
+    });
   }
 
   listen(hear: (route: Route, before: Route) => void): void {

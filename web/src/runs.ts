@@ -17,11 +17,42 @@ export class RunsPage implements View {
     private readonly router: Router,
   ) {
     if (!runs.length) {
-      this.element.append(empty("No run in this folder", code(folder), "Record one, then reload:", code("with tt.watch(model, to=\"runs/first\") as tap: …")));
+      this.element.append(
+        empty(
+          "No run in this folder",
+          code(folder),
+          "Record one, then reload:",
+          code('with tt.watch(model, to="runs/first") as tap: …'),
+        ),
+      );
       return;
     }
-    const head = h("thead", {}, h("tr", {}, HEAD.map((name) => h("th", { scope: "col" }, name))));
-    this.element.append(h("section", {}, h("h2", {}, "Runs in ", code(folder)), h("table", {}, head, h("tbody", {}, runs.map((run) => this.row(run))))));
+    const head = h(
+      "thead",
+      {},
+      h(
+        "tr",
+        {},
+        HEAD.map((name) => h("th", { scope: "col" }, name)),
+      ),
+    );
+    this.element.append(
+      h(
+        "section",
+        {},
+        h("h2", {}, "Runs in ", code(folder)),
+        h(
+          "table",
+          {},
+          head,
+          h(
+            "tbody",
+            {},
+            runs.map((run) => this.row(run)),
+          ),
+        ),
+      ),
+    );
   }
 
   update(): void {}
@@ -33,6 +64,14 @@ export class RunsPage implements View {
     const name = h("a", { href: `#/overview?run=${encodeURIComponent(run.id)}` }, run.id || "this run");
     const state = h("span", { class: `badge ${run.state}`, title: run.error ?? null }, run.state);
     const compare = this.router.route.params["run"] ? null : run.error;
-    return h("tr", {}, h("td", {}, name), h("td", {}, state), h("td", {}, date(run.started)), numbers, h("td", { class: "wrap" }, run.model ?? "", compare ? ` ${compare}` : ""));
+    return h(
+      "tr",
+      {},
+      h("td", {}, name),
+      h("td", {}, state),
+      h("td", {}, date(run.started)),
+      numbers,
+      h("td", { class: "wrap" }, run.model ?? "", compare ? ` ${compare}` : ""),
+    );
   }
 }

@@ -37,7 +37,14 @@ function linear(kind: "linear" | "share", low: number, high: number, colours: Ui
 
 function centred(size: number): Scale {
   const place = (value: number) => clamp((value / size + 1) / 2);
-  return { kind: "diverging", low: -size, high: size, colours: diverging(), place, marks: () => marked([-size, 0, size], place) };
+  return {
+    kind: "diverging",
+    low: -size,
+    high: size,
+    colours: diverging(),
+    place,
+    marks: () => marked([-size, 0, size], place),
+  };
 }
 
 /** Zero and below take the lowest colour; a range that spans less than a tenfold is widened to one. */
@@ -47,7 +54,14 @@ function logarithmic(low: number, high: number): Scale {
   const place = (value: number) => (value > 0 ? clamp((Math.log10(value) - bottom) / (top - bottom)) : 0);
   const whole = decades(bottom, top);
   const values = whole.length > 1 ? whole : [10 ** bottom, 10 ** top];
-  return { kind: "log", low: 10 ** bottom, high: 10 ** top, colours: sequential, place, marks: () => marked(values, place) };
+  return {
+    kind: "log",
+    low: 10 ** bottom,
+    high: 10 ** top,
+    colours: sequential,
+    place,
+    marks: () => marked(values, place),
+  };
 }
 
 function decades(bottom: number, top: number): number[] {
@@ -74,7 +88,8 @@ export function ticks(low: number, high: number, wanted: number): number[] {
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((times) => times * power).find((size) => size >= rough) ?? rough;
   const found: number[] = [];
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) found.push(Number((i * step).toPrecision(12)));
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++)
+    found.push(Number((i * step).toPrecision(12)));
   return found;
 }
 

@@ -72,7 +72,7 @@ export class Shell {
   private async go(route: Route): Promise<void> {
     const id = this.id(route);
     const page = id === null ? "runs" : route.page;
-    const key = `${page} ${id} ${page === "diff" ? "" : ""}`;
+    const key = `${page} ${id}`;
     if (key !== this.shown) await this.open(page, id, key);
     else this.view?.update(route.params);
     this.drawBar();
@@ -144,35 +144,59 @@ export class Shell {
   private drawBar(): void {
     const { page } = this.router.route;
     const id = this.id(this.router.route);
-    const tabs = id === null ? [] : TABS.map((name) => h("a", { href: this.tab(name), "aria-current": name === page && "page" }, title(name)));
+    const tabs =
+      id === null
+        ? []
+        : TABS.map((name) => h("a", { href: this.tab(name), "aria-current": name === page && "page" }, title(name)));
     fill(
       this.bar,
-      h("a", { class: "brand", href: this.runs.runs.length > 1 ? "#/runs" : this.router.link("overview", {}) }, "tensortap"),
+      h(
+        "a",
+        { class: "brand", href: this.runs.runs.length > 1 ? "#/runs" : this.router.link("overview", {}) },
+        "tensortap",
+      ),
       this.chooser(id),
       this.run && id !== null ? this.badge(this.run) : null,
       h("nav", { "aria-label": "Pages" }, tabs),
       h("span", { class: "space" }),
       h("button", { type: "button", class: "small", onclick: () => this.theme() }, theme.name()),
-      h("button", { type: "button", class: "small", onclick: () => this.card.showModal(), "aria-label": "Keyboard and mouse" }, "?"),
+      h(
+        "button",
+        { type: "button", class: "small", onclick: () => this.card.showModal(), "aria-label": "Keyboard and mouse" },
+        "?",
+      ),
     );
   }
 
   private tab(name: Page): string {
     const { params } = this.router.route;
-    const kept = { from: params["from"], to: params["to"], step: params["step"], site: params["site"], a: params["a"], b: params["b"] };
+    const kept = {
+      from: params["from"],
+      to: params["to"],
+      step: params["step"],
+      site: params["site"],
+      a: params["a"],
+      b: params["b"],
+    };
     return this.router.link(name, kept);
   }
 
   private chooser(id: string | null): HTMLElement | null {
     if (this.runs.runs.length < 2) return id ? h("b", {}, id) : null;
     const names = this.runs.runs.map((run) => run.id);
-    const element = select("Run", id === null ? [["", "choose a run"], ...names.map((name) => [name, name] as const)] : names, id ?? "", (value) => this.router.go(id === null ? "overview" : this.router.route.page, { run: value }));
+    const element = select(
+      "Run",
+      id === null ? [["", "choose a run"], ...names.map((name) => [name, name] as const)] : names,
+      id ?? "",
+      (value) => this.router.go(id === null ? "overview" : this.router.route.page, { run: value }),
+    );
     element.classList.add("run");
     return element;
   }
 
   private badge(run: RunInfo): HTMLElement {
-    if (this.lost) return h("span", { class: "badge lost", title: "Start it again with: tensortap view RUN" }, "server gone");
+    if (this.lost)
+      return h("span", { class: "badge lost", title: "Start it again with: tensortap view RUN" }, "server gone");
     return h("span", { class: `badge ${run.state}` }, `${run.state}, ${many(run.steps.count, "step")}`);
   }
 
@@ -182,13 +206,20 @@ export class Shell {
     this.drawBar();
   }
 
+  /** Back to where one came from; a page that was opened by its address goes to the overview. */
+  private back(): void {
+    if (this.router.route.page === "overview" || this.id(this.router.route) === null) return;
+    if (this.router.moved) history.back();
+    else location.hash = this.tab("overview");
+  }
+
   private key(event: KeyboardEvent): void {
     if (typing(event) || this.card.open || event.ctrlKey || event.metaKey || event.altKey) return;
     const tab = TABS[Number(event.key) - 1];
     if (this.view?.key?.(event)) event.preventDefault();
     else if (event.key === "?") this.card.showModal();
     else if (event.key === "t") this.theme();
-    else if (event.key === "Escape") history.back();
+    else if (event.key === "Escape") this.back();
     else if (tab && this.run) location.hash = this.tab(tab);
   }
 }

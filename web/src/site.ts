@@ -86,7 +86,10 @@ export class SitePage implements View {
   }
 
   private opposite(site: SiteInfo): string[] {
-    const beside = (port: string) => this.context.run.sites.find((other) => other.path === site.path && other.op === site.op && other.port === port && other.slot === site.slot);
+    const beside = (port: string) =>
+      this.context.run.sites.find(
+        (other) => other.path === site.path && other.op === site.op && other.port === port && other.slot === site.slot,
+      );
     const found = (OPPOSITE[site.port] ?? []).map(beside).find(Boolean);
     return found ? [found.site] : [];
   }
@@ -102,8 +105,13 @@ export class SitePage implements View {
   private furnish(names: string[]): void {
     this.panels.forEach((panel) => panel.close());
     this.shown = names.join(" ");
-    this.panels = names.map((title) => new Panel({ title, zoom: (span) => this.zoom(span), hover: (step, from) => this.hovered(step, from) }));
-    fill(this.body, this.panels.map((panel) => panel.element));
+    this.panels = names.map(
+      (title) => new Panel({ title, zoom: (span) => this.zoom(span), hover: (step, from) => this.hovered(step, from) }),
+    );
+    fill(
+      this.body,
+      this.panels.map((panel) => panel.element),
+    );
     this.tensors?.close();
     this.tensors = new TensorView(this.context, names[0]!);
   }
@@ -120,9 +128,14 @@ export class SitePage implements View {
     const part = spanPatch(span, run);
     const chosen = { call: this.params["call"], rank: this.params["rank"] };
     try {
-      const data = await source.columns("/api/site", { run: run.id, site: name, from: part.from ?? undefined, to: part.to ?? undefined, width: WIDTH, ...chosen }, signal);
+      const data = await source.columns(
+        "/api/site",
+        { run: run.id, site: name, from: part.from ?? undefined, to: part.to ?? undefined, width: WIDTH, ...chosen },
+        signal,
+      );
       if (signal.aborted) return;
       this.panels[i]?.show(data, span);
+      if (this.params["step"]) this.panels[i]?.point(Number(this.params["step"]) + 0.5);
       if (i === 0) this.about(data);
     } catch (error) {
       if (!aborted(error)) this.panels[i]?.fail(error);
@@ -132,11 +145,19 @@ export class SitePage implements View {
   private about(data: Columns): void {
     const site = this.site()!;
     const kind = [site.type, site.dtype, shape(site.shape)].filter(Boolean).join(" · ");
-    fill(this.head, h("div", { class: "title" }, h("h1", {}, site.site), h("span", { class: "quiet" }, kind)), this.tools(data));
+    fill(
+      this.head,
+      h("div", { class: "title" }, h("h1", {}, site.site), h("span", { class: "quiet" }, kind)),
+      this.tools(data),
+    );
     const kept = (data.header["tensors"] ?? []) as KeptTensor[];
     const record = (data.header["record"] ?? {}) as Record<string, unknown>;
     this.tensors!.show(kept, this.params["tensor"], this.params["index"]);
-    fill(this.below, this.tensors!.element, h("section", { class: "panel" }, h("h2", {}, "Latest record"), facts(told(record))));
+    fill(
+      this.below,
+      this.tensors!.element,
+      h("section", { class: "panel" }, h("h2", {}, "Latest record"), facts(told(record))),
+    );
   }
 
   private tools(data: Columns): HTMLElement {
@@ -146,13 +167,62 @@ export class SitePage implements View {
     const ranks = (data.header["ranks"] ?? []) as number[];
     const siblings = (data.header["siblings"] ?? []) as string[];
     const pick = (label: string, key: string, values: number[]) =>
-      values.length > 1 ? h("label", {}, label, select(label, [["", "all"], ...values.map((n) => [String(n), count(n)] as const)], this.params[key] ?? "", (to) => router.set({ [key]: to }))) : null;
-    const zoomed = this.params["from"] || this.params["to"] ? h("button", { type: "button", class: "small", onclick: () => this.zoom(null) }, `steps ${this.params["from"] ?? ""}–${this.params["to"] ?? ""} ✕`) : null;
-    const links = siblings.slice(0, 12).map((name) => h("a", { href: router.link("site", { site: name, from: this.params["from"], to: this.params["to"] }), title: name }, near(name, this.site()!.path)));
-    const chooser = h("input", { list: "sites", value: this.site()!.site, "aria-label": "Site", spellcheck: "false", style: "width: 320px" });
-    chooser.addEventListener("change", () => router.set({ site: chooser.value, call: null, tensor: null, index: null }, true));
-    const list = h("datalist", { id: "sites" }, names.slice(0, 5000).map((name) => h("option", { value: name })));
-    return h("div", { class: "tools" }, chooser, list, pick("call", "call", calls), pick("rank", "rank", ranks), zoomed, links.length ? h("span", { class: "quiet" }, "beside it:") : null, links);
+      values.length > 1
+        ? h(
+            "label",
+            {},
+            label,
+            select(
+              label,
+              [["", "all"], ...values.map((n) => [String(n), count(n)] as const)],
+              this.params[key] ?? "",
+              (to) => router.set({ [key]: to }),
+            ),
+          )
+        : null;
+    const zoomed =
+      this.params["from"] || this.params["to"]
+        ? h(
+            "button",
+            { type: "button", class: "small", onclick: () => this.zoom(null) },
+            `steps ${this.params["from"] ?? ""}–${this.params["to"] ?? ""} ✕`,
+          )
+        : null;
+    const links = siblings
+      .slice(0, 12)
+      .map((name) =>
+        h(
+          "a",
+          { href: router.link("site", { site: name, from: this.params["from"], to: this.params["to"] }), title: name },
+          near(name, this.site()!.path),
+        ),
+      );
+    const chooser = h("input", {
+      list: "sites",
+      value: this.site()!.site,
+      "aria-label": "Site",
+      spellcheck: "false",
+      style: "width: 320px",
+    });
+    chooser.addEventListener("change", () =>
+      router.set({ site: chooser.value, call: null, tensor: null, index: null }, true),
+    );
+    const list = h(
+      "datalist",
+      { id: "sites" },
+      names.slice(0, 5000).map((name) => h("option", { value: name })),
+    );
+    return h(
+      "div",
+      { class: "tools" },
+      chooser,
+      list,
+      pick("call", "call", calls),
+      pick("rank", "rank", ranks),
+      zoomed,
+      links.length ? h("span", { class: "quiet" }, "beside it:") : null,
+      links,
+    );
   }
 
   private zoom(span: Span | null): void {
@@ -174,8 +244,12 @@ function near(name: string, path: string): string {
 
 /** A record's fields, those that say something. */
 function told(record: Record<string, unknown>): [string, unknown][] {
-  const pairs = Object.entries(record).filter(([, thing]) => thing !== null && thing !== "" && thing !== undefined && value(thing) !== "{}");
+  const pairs = Object.entries(record).filter(
+    ([, thing]) => thing !== null && thing !== "" && thing !== undefined && value(thing) !== "{}",
+  );
   const names: Record<string, string> = { reason: "kept because", numbers: "numbers" };
-  return pairs.map(([name, thing]) => [names[name] ?? name, thing && typeof thing === "object" && !Array.isArray(thing) ? JSON.stringify(thing) : thing]);
+  return pairs.map(([name, thing]) => [
+    names[name] ?? name,
+    thing && typeof thing === "object" && !Array.isArray(thing) ? JSON.stringify(thing) : thing,
+  ]);
 }
-

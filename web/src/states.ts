@@ -21,10 +21,21 @@ export function failed(error: unknown): HTMLElement {
 /** What to say of a run that holds no steps. */
 export function nothingYet(run: RunInfo): HTMLElement {
   if (run.state === "live") {
-    return empty("Waiting for the first step", "It appears here by itself when tap.step() has closed it, or when the model is called again.");
+    return empty(
+      "Waiting for the first step",
+      "It appears here by itself when tap.step() has closed it, or when the model is called again.",
+    );
   }
-  const how = run.state === "crashed" ? "The process ended before a step was closed." : "The run was closed before a step was recorded.";
-  return empty("This run holds no steps", how, "Record one with:", code("with tt.watch(model) as tap: …; tap.step(loss=loss)"));
+  const how =
+    run.state === "crashed"
+      ? "The process ended before a step was closed."
+      : "The run was closed before a step was recorded.";
+  return empty(
+    "This run holds no steps",
+    how,
+    "Record one with:",
+    code("with tt.watch(model) as tap: …; tap.step(loss=loss)"),
+  );
 }
 
 export function code(text: string): HTMLElement {

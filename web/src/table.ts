@@ -22,7 +22,13 @@ export class Table {
     private readonly make: () => Rows,
   ) {
     const copy = h("button", { type: "button", class: "small", onclick: () => void this.copy(copy) }, "Copy");
-    this.element = h("details", { class: "table" }, h("summary", {}, "Table", h("span", { class: "unseen" }, `: ${label}`)), copy, this.body);
+    this.element = h(
+      "details",
+      { class: "table" },
+      h("summary", {}, "Table", h("span", { class: "unseen" }, `: ${label}`)),
+      copy,
+      this.body,
+    );
     this.element.addEventListener("toggle", () => this.refresh());
   }
 
@@ -52,9 +58,22 @@ function thinned<T>(rows: T[]): T[] {
 }
 
 function drawn({ head, rows, of = 0 }: Rows): HTMLElement[] {
-  const top = h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name))));
-  const body = h("tbody", {}, rows.map((row) => h("tr", {}, row.map(cell))));
-  const note = of > rows.length ? [h("p", { class: "quiet" }, `${count(rows.length)} of ${count(of)} rows, evenly chosen`)] : [];
+  const top = h(
+    "thead",
+    {},
+    h(
+      "tr",
+      {},
+      head.map((name) => h("th", { scope: "col" }, name)),
+    ),
+  );
+  const body = h(
+    "tbody",
+    {},
+    rows.map((row) => h("tr", {}, row.map(cell))),
+  );
+  const note =
+    of > rows.length ? [h("p", { class: "quiet" }, `${count(rows.length)} of ${count(of)} rows, evenly chosen`)] : [];
   return [...note, h("table", {}, top, body)];
 }
 

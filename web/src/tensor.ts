@@ -32,7 +32,11 @@ export class TensorView {
     const title = h("h2", {}, "Tensors kept");
     if (!kept.length) {
       this.shown = "";
-      return fill(this.element, title, empty("None of this site", "Keep whole tensors, samples or rows: tt.probe(…, keep=[tt.stats(), tt.full()])."));
+      return fill(
+        this.element,
+        title,
+        empty("None of this site", "Keep whole tensors, samples or rows: tt.probe(…, keep=[tt.stats(), tt.full()])."),
+      );
     }
     const index = at ? at.split(",") : [];
     const chosen = kept.find((one) => key(one) === which) ?? kept[kept.length - 1]!;
@@ -50,9 +54,22 @@ export class TensorView {
   }
 
   private chooser(chosen: KeptTensor): HTMLElement {
-    const options = this.kept.map((one) => [key(one), `step ${count(one.step)}${one.call ? `, call ${one.call}` : ""}: ${one.keeper} ${shape(one.shape)}`] as const);
-    const pick = select("Kept tensor", options.slice(-2000), key(chosen), (to) => this.context.router.set({ tensor: to, index: null }));
-    return h("div", { class: "tools" }, pick, h("span", { class: "quiet" }, `${chosen.dtype}, ${this.kept.length} kept`));
+    const options = this.kept.map(
+      (one) =>
+        [
+          key(one),
+          `step ${count(one.step)}${one.call ? `, call ${one.call}` : ""}: ${one.keeper} ${shape(one.shape)}`,
+        ] as const,
+    );
+    const pick = select("Kept tensor", options.slice(-2000), key(chosen), (to) =>
+      this.context.router.set({ tensor: to, index: null }),
+    );
+    return h(
+      "div",
+      { class: "tools" },
+      pick,
+      h("span", { class: "quiet" }, `${chosen.dtype}, ${this.kept.length} kept`),
+    );
   }
 
   private async load(chosen: KeptTensor, index: number[], name: string): Promise<void> {
@@ -71,14 +88,27 @@ export class TensorView {
 
   private ask(chosen: KeptTensor, index: number[], part: { x?: string; y?: string } = {}): Promise<Columns> {
     const { step, call, keeper, rank, probe } = chosen;
-    return this.context.source.columns("/api/tensor", { run: this.context.run.id, site: this.site, step, call, keeper, rank, probe, index: index.join(","), ...part });
+    return this.context.source.columns("/api/tensor", {
+      run: this.context.run.id,
+      site: this.site,
+      step,
+      call,
+      keeper,
+      rank,
+      probe,
+      index: index.join(","),
+      ...part,
+    });
   }
 
   private one(chosen: KeptTensor, index: number[]): void {
     const { data } = this;
     const leading = Math.max(0, chosen.shape.length - 2);
     const pickers = Array.from({ length: leading }, (_, axis) => this.axis(chosen, index, axis));
-    const back = index.length && Number(data!.header["maps"] ?? 0) > 1 ? h("button", { type: "button", class: "small", onclick: () => this.set(chosen, []) }, "All maps") : null;
+    const back =
+      index.length && Number(data!.header["maps"] ?? 0) > 1
+        ? h("button", { type: "button", class: "small", onclick: () => this.set(chosen, []) }, "All maps")
+        : null;
     fill(this.body, h("div", { class: "tools" }, back, pickers), this.picture.element, this.table.element);
     this.picture.show(data!, (x, y) => this.ask(chosen, index, { x, y }));
     this.table.refresh();
@@ -86,9 +116,18 @@ export class TensorView {
 
   private axis(chosen: KeptTensor, index: number[], axis: number): HTMLElement {
     const size = chosen.shape[axis] ?? 1;
-    const input = h("input", { type: "number", min: 0, max: size - 1, value: index[axis] ?? 0, "aria-label": `Index of axis ${axis}`, style: "width: 80px" });
+    const input = h("input", {
+      type: "number",
+      min: 0,
+      max: size - 1,
+      value: index[axis] ?? 0,
+      "aria-label": `Index of axis ${axis}`,
+      style: "width: 80px",
+    });
     input.addEventListener("change", () => {
-      const next = Array.from({ length: Math.max(0, chosen.shape.length - 2) }, (_, i) => (i === axis ? Math.min(size - 1, Math.max(0, Number(input.value))) : (index[i] ?? 0)));
+      const next = Array.from({ length: Math.max(0, chosen.shape.length - 2) }, (_, i) =>
+        i === axis ? Math.min(size - 1, Math.max(0, Number(input.value))) : (index[i] ?? 0),
+      );
       this.set(chosen, next);
     });
     return h("label", {}, `axis ${axis} of ${count(size)}`, input);
@@ -108,7 +147,13 @@ export class TensorView {
     });
     const more = maps > MAPS ? ` of ${maps}` : "";
     const note = `${figures.length}${more} maps of sample 0, on one scale to ±${number(reach, 3)}; click one to read it.`;
-    fill(this.body, h("p", { class: "quiet" }, note), h("div", { class: "maps" }, figures), Picture.key(reach), this.table.element);
+    fill(
+      this.body,
+      h("p", { class: "quiet" }, note),
+      h("div", { class: "maps" }, figures),
+      Picture.key(reach),
+      this.table.element,
+    );
     this.table.refresh();
   }
 
@@ -122,7 +167,10 @@ export class TensorView {
     const [high = 1, wide = 1] = size;
     if (high === 1) return { head: ["index", "value"], rows: Array.from(values, (value, i) => [i, value]) };
     const columns = Math.min(wide, TABLED);
-    const rows = Array.from({ length: high }, (_, y) => [y, ...Array.from({ length: columns }, (_, x) => values[y * wide + x]!)]);
+    const rows = Array.from({ length: high }, (_, y) => [
+      y,
+      ...Array.from({ length: columns }, (_, x) => values[y * wide + x]!),
+    ]);
     return { head: ["row", ...Array.from({ length: columns }, (_, x) => String(x))], rows };
   }
 }

@@ -20,7 +20,13 @@ export class Tools {
     private readonly context: Context,
     private readonly set: (patch: Patch) => void,
   ) {
-    this.filter = h("input", { type: "search", placeholder: "filter sites ( / )", title: "A word, or a pattern: blocks.*.mlp  type:*Norm  re:h\\.[0-3]\\..*  fc:{input,output}", "aria-label": "Filter sites by pattern", spellcheck: "false" });
+    this.filter = h("input", {
+      type: "search",
+      placeholder: "filter sites ( / )",
+      title: "A word, or a pattern: blocks.*.mlp  type:*Norm  re:h\\.[0-3]\\..*  fc:{input,output}",
+      "aria-label": "Filter sites by pattern",
+      spellcheck: "false",
+    });
     this.filter.addEventListener("input", () => {
       clearTimeout(this.later);
       this.later = window.setTimeout(() => this.set({ sites: this.filter.value.trim() }), TYPED);
@@ -33,7 +39,10 @@ export class Tools {
   }
 
   stats(): string[] {
-    return this.context.run.stats;
+    const ports = new Set(this.context.run.sites.map((site) => site.port));
+    const gradients = ["grad", "grad_output", "grad_input"].some((port) => ports.has(port));
+    const absent = [...(gradients ? [] : ["grad"]), ...(ports.has("update") ? [] : ["update"])];
+    return this.context.run.stats.filter((stat) => !absent.includes(stat));
   }
 
   focus(): void {
@@ -41,14 +50,36 @@ export class Tools {
     this.filter.select();
   }
 
-  draw(params: Record<string, string>, stat: string, port: string, chips: HTMLElement, span: { from: number | null; to: number | null }, all: () => void): void {
+  draw(
+    params: Record<string, string>,
+    stat: string,
+    port: string,
+    chips: HTMLElement,
+    span: { from: number | null; to: number | null },
+    all: () => void,
+  ): void {
     const typing = document.activeElement === this.filter;
     if (!typing) this.filter.value = params["sites"] ?? "";
     const held = document.activeElement?.getAttribute("aria-label");
     fill(
       this.element,
-      h("label", {}, "statistic", select("Statistic", this.stats().map((name) => [name, nameOf(name)] as const), stat, (value) => this.set({ stat: value }))),
-      h("label", {}, "port", select("Port", ["all", ...this.ports()], port, (value) => this.set({ port: value }))),
+      h(
+        "label",
+        {},
+        "statistic",
+        select(
+          "Statistic",
+          this.stats().map((name) => [name, nameOf(name)] as const),
+          stat,
+          (value) => this.set({ stat: value }),
+        ),
+      ),
+      h(
+        "label",
+        {},
+        "port",
+        select("Port", ["all", ...this.ports()], port, (value) => this.set({ port: value })),
+      ),
       this.filter,
       this.zoomed(span, all),
       chips,
@@ -73,6 +104,10 @@ export class Tools {
   private zoomed(span: { from: number | null; to: number | null }, all: () => void): HTMLElement | null {
     if (span.from === null && span.to === null) return null;
     const { first, last } = this.context.run.steps;
-    return h("button", { type: "button", class: "small", onclick: all, title: "Show all steps" }, `steps ${count(span.from ?? first)}–${count(span.to ?? last)} ✕`);
+    return h(
+      "button",
+      { type: "button", class: "small", onclick: all, title: "Show all steps" },
+      `steps ${count(span.from ?? first)}–${count(span.to ?? last)} ✕`,
+    );
   }
 }
