@@ -27,7 +27,9 @@ def test_this_machine_is_served_under_its_own_names(client, host):
     assert client.get("/api/runs", Host=host.format(port=client.port)).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "0.0.0.0", "127.0.0.1@evil"])  # fmt: skip
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "0.0.0.0", "127.0.0.1@evil"]
+)
 def test_other_host_names_are_refused(client, host):
     """A page lured here by DNS carries its own name, and gets nothing."""
     answer = client.get("/api/runs", Host=host)
@@ -61,7 +63,8 @@ def test_the_own_page_is_answered(client):
 
 NO_FILES = [
     "/../../../etc/passwd", "/..%2f..%2fetc/passwd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/../../launch.py", "/assets",
-    "/assets/", "//etc/passwd", "/static/index.html", "/index.html/..", "/run.json", "/exp1/run.json", "/\\..\\launch.py",
+    "/assets/", "//etc/passwd", "/static/index.html", "/index.html/..", "/run.json", "/exp1/run.json",
+    "/\\..\\launch.py",
 ]  # fmt: skip
 
 
@@ -82,8 +85,8 @@ def test_no_file_but_the_page(make_run, tmp_path, serve):
 
 
 NO_RUNS = [
-    "..", "../..", "../outside", "/", "%2e%2e/outside", "..%2Foutside", "exp1/../../outside", "exp1/", "./exp1", "exp1%00",
-    "link", "C:\\",
+    "..", "../..", "../outside", "/", "%2e%2e/outside", "..%2Foutside", "exp1/../../outside", "exp1/", "./exp1",
+    "exp1%00", "link", "C:\\",
 ]  # fmt: skip
 
 
@@ -214,7 +217,8 @@ def test_fifty_at_a_time_all_get_their_answer(bench, serve, tmp_path):
     bench.build(tmp_path / "run", 100, 500, folded=False)
     client = serve(tmp_path / "run")
     client.api.grids.limit = 2_000_000
-    paths = [f"/api/heat?stat={stat}&from={n * 7}&to={n * 9 + 50}&width=200" for n in range(17) for stat in ("std", "mean", "zeros")]  # fmt: skip
+    heats = [f"/api/heat?from={n * 7}&to={n * 9 + 50}&width=200&stat=" for n in range(17)]
+    paths = [heat + stat for heat in heats for stat in ("std", "mean", "zeros")]
     paths += ["/api/run", "/api/metrics", "/api/site?site=layers.0.norm%3Aoutput", "/api/depth?width=50"]
     got = {}
     threads = [threading.Thread(target=lambda p=path: got.update({p: client.get(p).status})) for path in paths]

@@ -64,7 +64,7 @@ def carried(api: Api, limit: int = BYTES, progress: Progress = lambda done, tota
     run = dict(_mapping(api.answer("/api/run", {})))
     findings = _mapping(api.answer("/api/findings", {"wait": "1"}))
     entries = _fixed(api, findings)
-    entries |= _fitting(HEATS, int(limit * HEAT_SHARE), lambda detail: _heats(api, run["stats"], detail))
+    entries |= _heat_maps(api, run, int(limit * HEAT_SHARE))
     order = _most_wanted(run["sites"], findings)
     tensors = dict(_tensors(api, order, int(limit * TENSOR_SHARE)))
     entries |= {address: entry for found in tensors.values() for address, entry in found}
@@ -79,6 +79,18 @@ def _fixed(api: Api, findings: Mapping[str, Any]) -> Entries:
     found |= {path: entry(api.answer(path, {})) for path in ("/api/runs", "/api/cost")}
     asked = {"width": "600"}
     return found | {address("/api/metrics", asked): entry(rounded(api.answer("/api/metrics", asked), 12))}
+
+
+def _heat_maps(api: Api, run: Mapping[str, Any], limit: int) -> Entries:
+    """As closely as fits; what is far too large by its number of cells is not even tried."""
+    rows, steps, made = len(run["stats"]) * len(run["sites"]), run["steps"]["count"], Entries()
+    for detail in HEATS:
+        least = rows * min(steps, detail.width // 2) * detail.bits / 12 * (2 if detail.envelope else 1)
+        if detail is HEATS[-1] or least <= 2 * limit:
+            made = _heats(api, run["stats"], detail)
+            if _size(made) <= limit:
+                break
+    return made
 
 
 def _heats(api: Api, stats: list[str], detail: Detail) -> Entries:
@@ -184,16 +196,6 @@ def _lean(answer: Answer, detail: Detail) -> Answer:
         name: column for name, column in answer.columns.items()
         if name not in ("low", "high") and not name.endswith(_ENVELOPE)
     })  # fmt: skip
-
-
-def _fitting(details: tuple[Detail, ...], limit: int, make: Callable[[Detail], Entries]) -> Entries:
-    """The closest that fits."""
-    made: Entries = {}
-    for detail in details:
-        made = make(detail)
-        if _size(made) <= limit:
-            break
-    return made
 
 
 def rounded(answer: Answer, bits: int) -> Answer:
