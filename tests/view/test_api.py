@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import tensortap as tt
+from tensortap.errors import PatternError
 from tensortap.probes import probe
 from tensortap.recorder import Recorder
 from tensortap.reduce.buffers import buffer_of
@@ -166,6 +167,17 @@ def test_rows_are_chosen_by_port_pattern_and_number(mixed, ask):
     assert names(rows="90:99") == ([], 6)
 
 
+def test_rows_are_chosen_by_their_modules_class(make_run, ask):
+    """`type:ReLU` finds the outputs of modules of that class; one that is not there offers those that are."""
+    modules = [{"path": "a", "type": "Linear"}, {"path": "b", "type": "ReLU"}]
+    make_run([({"a": X, "b": X, "b:input": X}, {})], about={"model": {"class": "Net", "modules": modules}})
+    assert ask("/api/heat", sites="type:ReLU").columns["row"].tolist() == [1]
+    assert ask("/api/heat", sites="type:*:*").header["total"] == 3
+    assert [site["type"] for site in ask("/api/run")["sites"]] == ["Linear", "ReLU", "ReLU"]
+    with pytest.raises(PatternError, match="Did you mean 'Linear'"):
+        ask("/api/heat", sites="type:Linea")
+
+
 def test_folding_the_files_changes_no_number(bench, tmp_path):
     """As training leaves it and as `compact` leaves it, the answers are the same."""
     bench.build(tmp_path / "run", 60, 900, folded=False)
@@ -225,6 +237,12 @@ def test_an_empty_run(make_run, ask):
     assert ask("/api/heat").columns["value"].shape == (0, 0)
     assert ask("/api/metrics").header["names"] == []
     assert ask("/api/findings", wait=1)["findings"] == []
+
+
+def test_a_run_that_waits_for_its_first_step_is_live(ask, tmp_path):
+    """Empty is what nobody writes any more; before its first step a run is live."""
+    with tt.watch(to=tmp_path / "run"):
+        assert ask("/api/runs")["runs"][0]["state"] == "live"
 
 
 def test_a_crashed_run(ask, tmp_path):

@@ -70,7 +70,7 @@ def _stats(seen: Seen) -> list[str]:
 
 
 def _sites(watched: Watched, seen: Seen, facts: Facts) -> list[dict[str, Any]]:
-    types = _types(watched.run.info)
+    types = module_types(watched.run.info)
     ops = {(place.site, place.port, place.slot): place.op for place in reversed(seen.places)}
     return [
         {
@@ -86,7 +86,8 @@ def owner(triple: Triple) -> str:
     return triple[0].rpartition(".")[0] if triple[1] in _OF_PARAMETERS else triple[0]
 
 
-def _types(info: Any) -> dict[str, str]:
+def module_types(info: Any) -> dict[str, str]:
+    """The class of each module by its path, where the run tells."""
     model = info.get("model")
     modules = model.get("modules", ()) if isinstance(model, dict) else ()
     return {m["path"]: m.get("type", "") for m in modules if isinstance(m, dict) and "path" in m}

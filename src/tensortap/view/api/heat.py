@@ -7,9 +7,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.errors import PatternError, suggest
+from tensortap.sites import Candidate, Pattern
 from tensortap.store.chosen import places_matching
 from tensortap.types import Place
+from tensortap.view.api.about import module_types
 from tensortap.view.api.bins import bins_for, edges
+from tensortap.view.api.block import Triple
 from tensortap.view.api.grid import Grid, Ints
 from tensortap.view.api.history import History
 from tensortap.view.api.query import Query
@@ -25,7 +29,7 @@ _SAMPLED: Final = 200_000
 def heat(history: History, asked: Query) -> Columns:
     """`stat`, `port`, `sites`, `rows`, `from`, `to`, `width`. Where nothing was finite the value is +Inf."""
     seen, stat = history.watched.look(), stat_named(asked.text("stat", "std"))
-    found = chosen_rows(seen, asked, stat)
+    found = chosen_rows(history, seen, asked, stat)
     rows = found[slice(*asked.window("rows", len(found)))]
     bins = bins_for(*asked.span(seen.steps), min(asked.width, max(16, CELLS // max(len(rows), 1))))
     columns = _columns(history.grid(seen, stat, bins), rows, stat)
@@ -36,10 +40,10 @@ def heat(history: History, asked: Query) -> Columns:
     return Columns(header, {"step": edges(bins, seen.steps), "row": rows.astype(np.int32), **columns})
 
 
-def chosen_rows(seen: Seen, asked: Query, stat: Stat) -> Ints:
+def chosen_rows(history: History, seen: Seen, asked: Query, stat: Stat) -> Ints:
     """The rows a request means, in order of execution."""
     port, sites = asked.text("port"), asked.text("sites")
-    chosen = None if not sites else {p[:3] for p in places_matching(sites, seen.places)}
+    chosen = _matching(history, seen, sites) if sites else None
     found = [
         row
         for triple, row in seen.row.items()
@@ -48,6 +52,23 @@ def chosen_rows(seen: Seen, asked: Query, stat: Stat) -> Ints:
         if chosen is None or triple in chosen
     ]
     return np.array(found, np.int64)
+
+
+def _matching(history: History, seen: Seen, sites: str) -> set[Triple]:
+    """The places that a pattern means; their modules' classes are in the run's description, not in its records."""
+    pattern = Pattern.parse(sites)
+    if pattern.kind != "type":
+        return {place[:3] for place in places_matching(pattern, seen.places)}
+    types = module_types(history.watched.run.info)
+    found = {
+        triple
+        for triple in seen.row
+        if pattern.matches(Candidate(triple[0], (types.get(triple[0], ""),), (triple[1],)), triple[1])
+    }
+    if not found:
+        known = sorted(set(types.values()))
+        raise PatternError(f"{sites} matches nothing in this run.{suggest(sites.removeprefix('type:'), known)}")
+    return found
 
 
 def _range(
@@ -59,7 +80,7 @@ def _range(
     port = asked.text("port")
 
     def look() -> list[float] | None:
-        rows = chosen_rows(seen, Query({"port": port}), stat)
+        rows = chosen_rows(history, seen, Query({"port": port}), stat)
         grid = history.grid(seen, stat, bins_for(0, len(seen.steps), 256))
         return value_range(_columns(grid, rows, stat)["value"], stat.scale)
 

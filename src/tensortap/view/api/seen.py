@@ -96,7 +96,7 @@ class Watched:
         for key in sizes:
             self._tables[key] = known[key] if key in known else read_tail(key[0])
         tails = {path: table for (path, _), table in self._tables.items() if table is not None}
-        return Seen(version, "empty" if not listed and not tails else state, sources, tails)
+        return Seen(version, "empty" if not listed and not tails and state != "live" else state, sources, tails)
 
     def _metrics(self) -> list[Any]:
         found = self._catalog.metrics()
