@@ -23,6 +23,8 @@ FRAMEWORKS: Final = {
 # Package: what it is for, and how to get it.
 EXTRAS: Final = {
     "duckdb": ("run.sql(…)", "pip install 'tensortap[query]'"),
+    "starlette": ("tensortap view", "pip install 'tensortap[view]'"),
+    "uvicorn": ("tensortap view", "pip install 'tensortap[view]'"),
     "s3fs": ("runs at s3://…", "pip install s3fs"),
 }
 _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip install --force-reinstall --no-deps tensortap"

@@ -18,7 +18,7 @@ _TRIED: Final = 50
 STATIC: Final = Path(__file__).with_name("static")
 NOT_BUILT: Final = (
     "the viewer's page was not built into this installation: install Node 20 or later, then "
-    "`pip install --force-reinstall --no-deps tensortap` (from a source tree: `make page`)"
+    "`pip install --force-reinstall --no-deps --no-binary tensortap tensortap` (in a source tree: `make page`)"
 )
 
 
