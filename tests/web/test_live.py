@@ -66,7 +66,7 @@ def test_new_steps_appear_without_reload(
         training("step")
         training("step")
         sync_api.expect(page.locator(".badge")).to_have_text("live, 3 steps")
-        page.wait_for_function("document.querySelector('.metrics .chart-readout b')?.textContent === '0.333'")
+        page.wait_for_function("() => document.querySelector('.metrics .chart-readout b')?.textContent === '0.333'")
         assert "step 2" in shown.hover(1, 0.99)
         page.keyboard.press("3")
         sync_api.expect(page.locator("output")).to_have_text("step 2")

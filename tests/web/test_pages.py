@@ -88,7 +88,7 @@ def test_theme_can_be_chosen_and_is_remembered(at, heat):
     page.get_by_role("button", name="Theme: system").click()
     light = shown.colour(4, 0.5)
     page.get_by_role("button", name="Theme: light").click()
-    page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
     page.reload()
     sync_api.expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
     assert sum(shown.ready(18).colour(4, 0.5)) < sum(light)  # zero, the neutral middle of a diverging scale

@@ -54,6 +54,7 @@ export function summary(found: Findings): string {
     found.steps && found.steps.looked < found.steps.of
       ? `, in ${count(found.steps.looked)} of ${many(found.steps.of, "step")}`
       : "";
+  if (!found.running && !found.rules.length) return "No rule has looked yet";
   return found.running ? "The rules are reading…" : `${parts.join(", ") || "Nothing found"} ${by}${some}`;
 }
 

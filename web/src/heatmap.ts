@@ -88,7 +88,7 @@ export class Heatmap {
   }
 
   look(span: Span): void {
-    this.span = this.model ? within(span, this.model.all) : span;
+    this.span = span;
     this.redraw();
   }
 
@@ -170,7 +170,7 @@ export class Heatmap {
 
   /** Look elsewhere, and say so. */
   private turn(span: Span): void {
-    this.look(span);
+    this.look(this.model ? within(span, this.model.all) : span);
     this.on.view?.(this.span);
   }
 

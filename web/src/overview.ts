@@ -9,6 +9,7 @@ import { legend } from "./legend.ts";
 import { Metrics } from "./metrics.ts";
 import { asked } from "./pattern.ts";
 import { said, table } from "./reading.ts";
+import { clamp } from "./scales.ts";
 import { empty, failed, nothingYet } from "./states.ts";
 import { beside, nameOf } from "./stats.ts";
 import { Table } from "./table.ts";
@@ -45,6 +46,7 @@ export class Overview implements View {
       open: (point) => this.open(point),
       view: (span) => this.look(span),
       rows: (first, last) => void this.blocks.want(first, last),
+      gutter: (width) => this.gutter(width),
       hover: (point) => this.metrics.point(point ? point.step : NaN),
       cursor: (point) => this.address({ step: Math.floor(point.step), site: this.nameAt(point.row) }),
     });
@@ -117,6 +119,13 @@ export class Overview implements View {
     if (named !== undefined) return named === "all" ? "" : named;
     const outputs = this.context.run.sites.some((site) => site.port === "output");
     return outputs && this.stat !== "grad" && this.stat !== "update" ? "output" : "";
+  }
+
+  /** Room for the longest name, and for the metrics' values above; at most a third of the width. */
+  private gutter(width: number): number {
+    const names = this.context.run.sites.filter((site) => !this.port || site.port === this.port);
+    const longest = Math.max(0, ...names.map((site) => site.site.length));
+    return Math.round(clamp(longest * 6.6 + 26, 180, Math.min(380, width * 0.3)));
   }
 
   private ask(): void {

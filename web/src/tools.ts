@@ -93,7 +93,9 @@ export class Tools {
   wrong(error: unknown, asked: string): void {
     this.error.hidden = !error;
     const text = error instanceof Failure ? `${error.message} ${error.hint}` : String(error);
-    if (error) this.error.textContent = shortened(asked ? text.replaceAll(asked, this.filter.value) : text, 400);
+    const typed = this.filter.value.trim();
+    const said = asked ? text.replace(/^.*(?= matches nothing)/, typed).replaceAll(asked, typed) : text;
+    if (error) this.error.textContent = shortened(said, 400);
   }
 
   private ports(): string[] {
