@@ -30,11 +30,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+import tensortap as tt
 from tensortap.store import seal
 from tensortap.store.folder import RunFolder
 from tensortap.store.layout import new_id, segment_name
 from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS
 from tensortap.view.launch import STATIC, built
+from tensortap.view.report import report
 
 PARTS = ("norm", "attn.qkv", "attn.proj", "mlp.up", "mlp.down")
 FOLDED_ROWS, SEALED_ROWS, GROUP = 500_000, 50_000, 16 * 1024  # as compact() and the writer have them
@@ -218,6 +220,23 @@ def load(path: Path, steps: int, seconds: float) -> Iterator[Figure]:
         yield Figure("… the most memory the server took", server.memory, MEMORY_LIMIT, "MB")
 
 
+def reported(work: Path, sites: int, steps: int) -> Iterator[Figure]:
+    """The size of a report of a recorded run with histograms, and how long it takes to write: said, not judged."""
+    rng = np.random.default_rng(0)
+    pool = rng.normal(size=1 << 16).astype(np.float32)
+    with tt.watch(tt.probe("**", keep=tt.histogram()), to=work / "recorded") as tap:
+        for step in range(steps):
+            for i in range(sites):
+                start, scale = int(rng.integers(0, pool.size - 2048)), (1 + i % 7) * (1 + 0.1 * np.sin(step / 50 + i))
+                tt.tap(pool[start : start + 2048] * np.float32(scale), f"layers.{i // 5}.{PARTS[i % 5]}")
+            tap.step(loss=float(np.exp(-step / 300)))
+    if built():
+        begin = time.perf_counter()
+        done = report(str(work / "recorded"), str(work / "report.html"))
+        print(f"(report: {done.sites} of {done.of} sites in {time.perf_counter() - begin:.1f} s)")
+        yield Figure(f"a report of {sites} sites × {steps} steps", done.bytes / 1e6, REPORT_LIMIT / 1e6, "MB")
+
+
 def page() -> Iterator[Figure]:
     """What a browser fetches, compressed."""
     if not built():
@@ -232,6 +251,7 @@ def figures(work: Path, quick: bool) -> Iterator[Figure]:
     """Everything, one after the other."""
     sites, steps, seconds = (500, 1000, 5.0) if quick else (2000, 5000, 60.0)
     yield from page()
+    yield from reported(work, *((40, 200) if quick else (200, 1000)))
     for kind, folded in (("compacted", True), ("as written", False)):
         build(work / kind, sites, steps, folded=folded)
         yield from answers(work / kind, kind, steps)

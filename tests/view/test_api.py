@@ -196,6 +196,19 @@ def test_folding_the_files_changes_no_number(bench, tmp_path):
     after.close()
 
 
+def test_files_that_are_folded_away_meanwhile_are_looked_for_anew(bench, tmp_path, monkeypatch):
+    """A run compacted between listing and reading its files is answered all the same."""
+    monkeypatch.setattr("tensortap.view.api.seen.PATIENCE", 1e9)
+    bench.build(tmp_path / "run", 20, 6000, folded=False)
+    api = Api(str(tmp_path / "run"))
+    listed = api.opened("").watched.look()
+    compact(tmp_path / "run")
+    assert api.answer("/api/heat", {"stat": "std"}).columns["value"].shape[0] == 20
+    assert api.answer("/api/site", {"site": "layers.1.norm:output"}).header["record"]["step"] == 5999
+    assert api.opened("").watched.look() is not listed
+    api.close()
+
+
 def test_half_a_million_records_at_every_zoom(bench, tmp_path):
     """Of 500 000 records tiles at two levels are put together, and agree with the finest."""
     bench.build(tmp_path / "run", 250, 2000)

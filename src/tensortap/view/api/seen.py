@@ -76,6 +76,10 @@ class Watched:
         """Leave out a segment that cannot be read, from now on."""
         self._catalog.spoil(name)
 
+    def forget(self) -> None:
+        """Look anew the next time: a file that was listed has gone, sealed or folded into another."""
+        self._until = 0.0
+
     def look(self) -> Seen:
         """The run as it is now."""
         with self._lock:

@@ -35,6 +35,7 @@ from tensortap.view.api.site import site
 from tensortap.view.api.tensor import tensor
 from tensortap.view.api.wire import Answer, Columns, encoded
 
+_TRIES: Final = 3
 MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
 
 
@@ -116,6 +117,18 @@ def _warm() -> None:
     importlib.import_module("pyarrow.dataset")
 
 
+def _patiently(request: Request, opened: Opened, asked: Query) -> Answer:
+    """Ask again when files were sealed or folded away between listing and reading them."""
+    for _ in range(_TRIES):
+        try:
+            return request(opened, asked)
+        except NotARunError:
+            raise
+        except FileNotFoundError:
+            opened.watched.forget()
+    return request(opened, asked)
+
+
 REQUESTS: Final[Mapping[str, Request]] = {
     "/api/run": _run,
     "/api/heat": _heat,
@@ -181,7 +194,7 @@ class Api:
             return difference(a.watched, b.watched, Query(given))
         if path not in REQUESTS:
             raise NotARunError(f"there is no {path!r}.{suggest(path, PATHS)}")
-        return REQUESTS[path](self.opened(given.get("run", "")), Query(given))
+        return _patiently(REQUESTS[path], self.opened(given.get("run", "")), Query(given))
 
     def sent(self, path: str, given: Mapping[str, str]) -> Sent:
         """The answer as it is sent; the same question about the same version is worked out once."""
