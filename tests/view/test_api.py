@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -142,6 +144,20 @@ def test_what_was_recomputed_counts_once(make_run, ask, tmp_path):
     folder.append(recorder.close({})[0])
     folder.close()
     assert ask("/api/heat", stat="nonfinite").columns["value"].tolist() == [[4.0]]
+
+
+def test_the_first_heat_map_waits_for_no_other_package(mixed):
+    """Looking at a run and drawing it imports neither pandas nor a framework."""
+    code = f"""
+import sys
+from tensortap.view import server
+from tensortap.view.api.service import Api
+api = Api({mixed!r})
+api.sent("/api/heat", {{"stat": "std"}})
+print(*sorted({{"pandas", "torch", "tensorflow", "jax"}} & set(sys.modules)))
+api.close()
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
 def test_zooms_show_the_steps_asked_for(mixed, ask):

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from tensortap.store.files import Files
 from tensortap.store.sources import Outline
+from tensortap.view.api.arrays import array_of
 from tensortap.view.api.grid import Grid, Ints, scattered
 from tensortap.view.api.stats import NONFINITE, Stat
 
@@ -59,8 +60,7 @@ class Rows(NamedTuple):
         """A column of numbers."""
         if name not in self.columns.column_names:
             return np.zeros(self.total, np.int64)
-        values: npt.NDArray[Any] = self.columns[name].to_numpy()
-        return values
+        return array_of(self.columns[name])
 
 
 def segment_block(files: Files, name: str, outline: Outline, stat: Stat) -> Block | None:
@@ -81,7 +81,7 @@ def segment_block(files: Files, name: str, outline: Outline, stat: Stat) -> Bloc
 def tail_block(table: Any, stat: Stat) -> Block | None:
     """The rows of a tail, as `read_tail` gives them."""
     places, place = _places(table)
-    return _block(Rows(table, places, place, len(table)), np.unique(table["step"].to_numpy()), stat)
+    return _block(Rows(table, places, place, len(table)), np.unique(array_of(table["step"])), stat)
 
 
 def _source(files: Files, name: str) -> Any:
@@ -139,7 +139,7 @@ def _places(table: Any) -> tuple[Places, Ints]:
     for name in _WORDS:
         column = _encoded(table[name])
         words.append(tuple(column.dictionary.to_pylist()) or ("",))
-        code = code * len(words[-1]) + column.indices.to_numpy()
+        code = code * len(words[-1]) + array_of(column.indices)
     present, place = _numbered(code, math.prod(map(len, words)))
     return _named(tuple(words), present.tobytes()), place
 
@@ -171,7 +171,7 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
 
 def _block(rows: Rows, steps: Ints, stat: Stat) -> Block | None:
     keep = _kept(rows, stat)
-    step, place = rows.columns["step"].to_numpy(), rows.place
+    step, place = array_of(rows.columns["step"]), rows.place
     values = stat.of({name: rows.number(name) for name in stat.columns} | _numbers(rows, stat))
     bad = _bad(rows)
     if keep is not None:
@@ -205,4 +205,4 @@ def _numbers(rows: Rows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
     if not stat.number:
         return {}
     found = pc.map_lookup(rows.columns["numbers"], pa.scalar(stat.number), "first")
-    return {stat.number: found.to_numpy()}
+    return {stat.number: array_of(found)}

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from tensortap.store.sources import Outline
+from tensortap.view.api.arrays import array_of
 from tensortap.view.api.bins import Bins
 from tensortap.view.api.block import Block, segment_block, tail_block
 from tensortap.view.api.cache import Cache
@@ -146,7 +147,7 @@ class History:
 
 
 def _tail_source(path: Path, table: Any) -> Source:
-    steps = table["step"].to_numpy()
+    steps = array_of(table["step"])
     return Source((str(path), len(table)), int(steps.min()), int(steps.max()), lambda stat: tail_block(table, stat))
 
 

@@ -5,13 +5,10 @@ The server and the report call the same thing. Nothing is ever written.
 
 from __future__ import annotations
 
-import importlib
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
-
-import pyarrow as pa
 
 from tensortap.errors import NotARunError, suggest
 from tensortap.store.run import Run
@@ -111,12 +108,6 @@ def _tensor(opened: Opened, asked: Query) -> Answer:
     return tensor(opened.run, opened.watched.look(), asked)
 
 
-def _warm() -> None:
-    """Have Arrow import what it imports at the first conversion (pandas, where there is one) before anybody waits."""
-    pa.chunked_array([[1.0]]).to_numpy()
-    importlib.import_module("pyarrow.dataset")
-
-
 def _patiently(request: Request, opened: Opened, asked: Query) -> Answer:
     """Ask again when files were sealed or folded away between listing and reading them."""
     for _ in range(_TRIES):
@@ -178,7 +169,6 @@ class Api:
         self._rules = ThreadPoolExecutor(1, "tensortap-rules")
         self._opened: dict[str, Opened] = {}
         self._lock = threading.Lock()
-        self._pool.submit(_warm)
 
     def close(self) -> None:
         """End the threads that read."""
