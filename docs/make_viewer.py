@@ -17,9 +17,7 @@ from playwright.sync_api import sync_playwright
 
 HERE = Path(__file__).resolve().parent
 SIZE = {"width": 1600, "height": 860}
-FINDINGS = (
-    "() => document.querySelectorAll('.finding').length > 0 && +document.querySelector('.heat')?.dataset.drawn > 0"
-)
+FINDINGS = "() => document.querySelector('.finding') && +document.querySelector('.heat')?.dataset.drawn > 0"
 
 
 def picture(address: str, to: Path) -> None:

@@ -258,7 +258,7 @@ export class Heatmap {
     const width = this.scroller.clientWidth;
     const gutter = this.on.gutter?.(width) ?? Math.round(clamp(width * 0.24, 120, 340));
     this.box = { width, height, gutter, row, top: this.scroller.scrollTop };
-    this.spacer.style.height = `${Math.max(0, Math.round(rows * row) - height)}px`;
+    this.spacer.style.height = `${Math.round(rows * row)}px`;
     for (const canvas of [this.base, this.over]) fit(canvas, width, height);
     fit(this.axis, width, AXIS);
     Object.assign(this.element.dataset, { gutter: String(gutter), rows: String(rows), row: String(row) }); // for whoever tests the page
