@@ -43,10 +43,10 @@ def _over_steps(history: History, seen: Seen, asked: Query) -> Columns:
     width = min(asked.width, max(16, CELLS // max(len(outputs), 1)))
     bins = bins_for(*asked.span(seen.steps), width)
     back = np.array([seen.row.get((site, "grad_output", slot), -1) for site, _, slot in outputs], np.int64)
-    forward = history.grid(seen, STATS["std"], bins).mean[:, list(outputs.values())]
+    forward = history.grid(seen, STATS["std"], bins, np.array([*outputs.values()], np.int64)).mean
     backward = np.full(forward.shape, np.nan, np.float32)
     if (back >= 0).any():
-        backward[:, back >= 0] = history.grid(seen, STATS["rms"], bins).mean[:, back[back >= 0]]
+        backward[:, back >= 0] = history.grid(seen, STATS["rms"], bins, back[back >= 0]).mean
     sites = [{"i": row, "site": site_name(triple)} for triple, row in outputs.items()]
     columns: dict[str, Floats | npt.NDArray[np.float64]] = {
         "step": edges(bins, seen.steps)[: bins.size], "forward": forward, "backward": backward,

@@ -98,15 +98,24 @@ def binned(grid: Grid, starts: Ints) -> Grid:
 class Canvas:
     """Bins × rows, onto which the grids of several files are put, also where they overlap (ranks, resumed steps)."""
 
-    def __init__(self, bins: int, rows: int) -> None:
-        self.grid = Grid(np.full((bins, rows), np.nan, np.float32))
+    def __init__(self, bins: int, total: int, rows: Ints | None = None) -> None:
+        chosen = np.arange(total) if rows is None else rows
+        self.grid = Grid(np.full((bins, len(chosen)), np.nan, np.float32))
         self._begun = np.zeros(bins, bool)
+        self._where = np.full(total + 1, -1)  # and one more, for places that have no row
+        self._where[chosen] = np.arange(len(chosen))
 
-    def add(self, grid: Grid, bins: Ints, rows: Ints) -> None:
-        """Put a grid's rows into `bins` and its places into `rows`; places with a negative row are left out."""
-        keep = np.flatnonzero(rows >= 0)
+    def put(self, grid: Grid, at: Ints, rows: Ints) -> None:
+        """Put steps together into the bins they are `at`, and what is of chosen `rows` where it belongs."""
+        columns = self._where[rows]
+        keep = np.flatnonzero(columns >= 0)
         if len(keep) < len(rows):
-            rows, grid = rows[keep], grid.each(lambda part: part[:, keep])
+            columns, grid = columns[keep], grid.each(lambda part: part[:, keep])
+        if len(keep):
+            starts: Ints = np.flatnonzero(np.diff(at, prepend=-1))
+            self._add(binned(grid, starts), at[starts], columns)
+
+    def _add(self, grid: Grid, bins: Ints, rows: Ints) -> None:
         if grid.number is not None or self._begun[bins].any():
             self._spread()
             grid = _spread(grid) if grid.number is None else grid

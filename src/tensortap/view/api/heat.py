@@ -32,7 +32,7 @@ def heat(history: History, asked: Query) -> Columns:
     found = chosen_rows(history, seen, asked, stat)
     rows = found[slice(*asked.window("rows", len(found)))]
     bins = bins_for(*asked.span(seen.steps), min(asked.width, max(16, CELLS // max(len(rows), 1))))
-    columns = _columns(history.grid(seen, stat, bins), rows, stat)
+    columns = _columns(history.grid(seen, stat, bins, rows), stat)
     header = {
         "stat": stat.name, "unit": stat.unit, "scale": stat.scale, "range": _range(history, seen, stat, asked, columns),
         "total": len(found), "version": seen.version, "level": bins.level,
@@ -81,20 +81,20 @@ def _range(
 
     def look() -> list[float] | None:
         rows = chosen_rows(history, seen, Query({"port": port}), stat)
-        grid = history.grid(seen, stat, bins_for(0, len(seen.steps), 256))
-        return value_range(_columns(grid, rows, stat)["value"], stat.scale)
+        grid = history.grid(seen, stat, bins_for(0, len(seen.steps), 256), rows)
+        return value_range(_columns(grid, stat)["value"], stat.scale)
 
     return history.kept(("range", stat.name, port, seen.version), look, lambda found: 64)
 
 
-def _columns(grid: Grid, rows: Ints, stat: Stat) -> dict[str, npt.NDArray[Any]]:
+def _columns(grid: Grid, stat: Stat) -> dict[str, npt.NDArray[Any]]:
     value = {"mean": grid.mean, "sum": _sum(grid), "min": grid.low, "max": grid.high}[stat.fold]
     columns = {"value": grid.mean if value is None else value}
     if grid.low is not None and grid.high is not None and stat.fold == "mean":
         columns |= {"low": grid.low, "high": grid.high}
-    turned: dict[str, npt.NDArray[Any]] = {name: _turned(part, rows) for name, part in columns.items()}
+    turned: dict[str, npt.NDArray[Any]] = {name: _turned(part) for name, part in columns.items()}
     if grid.bad is not None:
-        turned["bad"] = _turned(grid.bad, rows).astype(np.uint8)
+        turned["bad"] = _turned(grid.bad).astype(np.uint8)
         turned["value"][np.isnan(turned["value"]) & turned["bad"].astype(bool)] = np.inf
     return turned
 
@@ -103,10 +103,9 @@ def _sum(grid: Grid) -> npt.NDArray[np.float32]:
     return grid.mean if grid.number is None else np.asarray(grid.mean * grid.number, np.float32)
 
 
-def _turned(part: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
-    """Places × bins, of the chosen places."""
-    whole = len(rows) == part.shape[1]
-    return np.ascontiguousarray((part if whole else part[:, rows]).T)
+def _turned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Places × bins."""
+    return np.ascontiguousarray(part.T)
 
 
 def value_range(values: npt.NDArray[Any], scale: str) -> list[float] | None:

@@ -22,7 +22,7 @@ from tensortap.view.api.arrays import array_of
 from tensortap.view.api.bins import Bins
 from tensortap.view.api.block import Block, segment_block, tail_block
 from tensortap.view.api.cache import Cache
-from tensortap.view.api.grid import Canvas, Grid, Ints, binned
+from tensortap.view.api.grid import Canvas, Grid, Ints
 from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.stats import Stat
 
@@ -58,13 +58,9 @@ class History:
         """Something worked out of this run, remembered beside its grids."""
         return self._cache.get((self.watched.run.path, *key), make, nbytes)
 
-    def grid(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
-        """Bins × all rows. The page asks for parts of the rows, one after the other."""
-        key = ("grid", stat.name, bins, seen.version)
-        return self.kept(key, lambda: self._grid(seen, stat, bins), lambda grid: grid.nbytes)
-
-    def _grid(self, seen: Seen, stat: Stat, bins: Bins) -> Grid:
-        canvas = Canvas(bins.size, len(seen.row))
+    def grid(self, seen: Seen, stat: Stat, bins: Bins, rows: Ints | None = None) -> Grid:
+        """Bins × the chosen rows, or all: the page asks for as many as it shows."""
+        canvas = Canvas(bins.size, len(seen.row), rows)
         if bins.size:
             self._fill(canvas, seen, stat, bins)
         return canvas.grid
@@ -78,15 +74,12 @@ class History:
         size = _tile_bins(len(seen.row))
         low, high = bins.first << (bins.level - below), bins.last << (bins.level - below)
         high = min(high, ((len(seen.steps) - 1) >> below) + 1)
-        rows = np.arange(len(seen.row))
         for number in range(low // size, (high - 1) // size + 1):
             tile = Bins(below, max(number * size, low), min((number + 1) * size, high))
             grid = self._tile(seen, stat, below, number, size)
             inside = slice(tile.first - number * size, tile.last - number * size)
-            part = grid.each(itemgetter(inside))
             at = np.arange(tile.first, tile.last) >> (bins.level - below)
-            starts = np.flatnonzero(np.diff(at, prepend=-1))
-            canvas.add(binned(part, starts), at[starts] - bins.first, rows)
+            canvas.put(grid.each(itemgetter(inside)), at - bins.first, np.arange(len(seen.row)))
 
     def _tile(self, seen: Seen, stat: Stat, level: int, number: int, size: int) -> Grid:
         last = min((number + 1) * size, ((len(seen.steps) - 1) >> level) + 1)
@@ -108,10 +101,8 @@ class History:
         finer = Bins(
             bins.level - 1, bins.first << 1, min(bins.last << 1, ((len(seen.steps) - 1) >> (bins.level - 1)) + 1)
         )
-        grid = self._grid(seen, stat, finer)
-        at = np.arange(finer.first, finer.last) >> 1
-        starts = np.flatnonzero(np.diff(at, prepend=-1))
-        canvas.add(binned(grid, starts), at[starts] - bins.first, np.arange(len(seen.row)))
+        at = (np.arange(finer.first, finer.last) >> 1) - bins.first
+        canvas.put(self.grid(seen, stat, finer), at, np.arange(len(seen.row)))
 
     def _from_files(self, canvas: Canvas, seen: Seen, stat: Stat, bins: Bins) -> None:
         low, high = bins.steps(len(seen.steps))
@@ -161,8 +152,7 @@ def _place(canvas: Canvas, block: Block, seen: Seen, bins: Bins) -> None:
     low, high = np.searchsorted(at, [bins.first, bins.last])
     if low < high:
         part = block.grid.each(itemgetter(slice(low, high)))
-        starts: Ints = np.flatnonzero(np.diff(at[low:high], prepend=-1))
-        canvas.add(binned(part, starts), at[low:high][starts] - bins.first, seen.rows_of(block.places))
+        canvas.put(part, at[low:high] - bins.first, seen.rows_of(block.places))
 
 
 def _tile_bins(rows: int) -> int:
