@@ -30,6 +30,7 @@ FLAGS = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All browser tests share one server and one browser, so one worker runs them."""
     for item in items:

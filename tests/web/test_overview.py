@@ -94,6 +94,7 @@ def test_keyboard_walks_the_cells(at, heat):
         page.keyboard.press(key)
     sync_api.expect(shown.element.locator("[aria-live]")).to_contain_text("stem.1:output")
     sync_api.expect(shown.element.locator("[aria-live]")).to_contain_text("step 3:")
+    sync_api.expect(page.locator(".metrics .chart-readout").first).to_contain_text("step 3")
     page.keyboard.press("?")
     sync_api.expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")

@@ -154,7 +154,7 @@ export class Heatmap {
     this.select(point);
     this.said.textContent = this.on.read(point).join(", ");
     this.on.cursor?.(point);
-    this.on.hover?.(point);
+    this.on.hover?.({ ...point, step: point.step + 0.5 }); // other charts have a step's point in its middle
     this.hovered = null;
     this.tell(point, this.xOf(point.step), this.yOf(point.row) + this.box.row);
   }
