@@ -343,7 +343,7 @@ def test_depth_follows_the_network(make_run, ask):
     np.testing.assert_allclose(over.columns["backward"], [[np.nan, rms / 3], [np.nan, rms]], rtol=1e-5)
 
 
-def test_kept_tensors(make_run, ask):
+def test_kept_tensors(make_run, ask, monkeypatch):
     """A matrix comes as it is, with NaN; a large one shrunk without losing its extremes; an index chooses."""
     big = RNG.normal(size=(700, 900)).astype(np.float32)
     big[650, 3], big[0, 0] = 1e6, np.nan
@@ -363,6 +363,9 @@ def test_kept_tensors(make_run, ask):
     with pytest.raises(AskedError, match="not in this tensor") as raised:
         ask("/api/tensor", site="deep:output", step=0, index="9")
     assert raised.value.hint == "its leading axes are 2, 3"
+    monkeypatch.setattr("tensortap.view.api.tensor.LARGEST", 100)
+    with pytest.raises(AskedError, match="too many to read"):
+        ask("/api/tensor", site="big:output", step=0)
 
 
 def test_two_runs_against_each_other(make_run, ask, tmp_path):

@@ -105,7 +105,8 @@ def _cost(opened: Opened, asked: Query) -> Answer:
 
 
 def _tensor(opened: Opened, asked: Query) -> Answer:
-    return tensor(opened.run, opened.watched.look(), asked)
+    seen = opened.watched.look()
+    return tensor(opened.run, seen, asked, opened.kept(seen).get(seen.triple(asked.text("site")), ()))
 
 
 def _patiently(request: Request, opened: Opened, asked: Query) -> Answer:

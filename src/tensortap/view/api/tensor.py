@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,14 +17,16 @@ from tensortap.view.api.seen import Seen
 from tensortap.view.api.wire import Columns
 
 MOST: Final = 512
+LARGEST: Final = 64_000_000
 Array = npt.NDArray[Any]
 
 
-def tensor(run: Run, seen: Seen, asked: Query) -> Columns:
+def tensor(run: Run, seen: Seen, asked: Query, kept: Sequence[Mapping[str, Any]] = ()) -> Columns:
     """`site`, `step`, `call`, `keeper`, `index` of the leading axes, `x` and `y` windows of the last two."""
     place, step = Place(*seen.triple(asked.text("site"))), asked.number("step")
     if step is None:
         raise AskedError("a tensor is asked for by its step", "write step=100")
+    _check_size([item["shape"] for item in kept if item["step"] == step])
     rank, probe = asked.number("rank"), asked.number("probe")
     whole = run.tensor(
         place.site, step, port=place.port, slot=place.slot, call=asked.number("call", 0),
@@ -36,6 +40,15 @@ def tensor(run: Run, seen: Seen, asked: Query) -> Columns:
         "axes": _axes(whole.ndim), "x": x, "y": y, "maps": _maps(whole.shape), "nonfinite": _bad(part),
     }  # fmt: skip
     return Columns(header, shrunk(part))
+
+
+def _check_size(shapes: list[list[int]]) -> None:
+    """A tensor is read whole to show a part of it, and several may be asked for at a time."""
+    if any(math.prod(shape) > LARGEST for shape in shapes):
+        raise AskedError(
+            f"what was kept here is of more than {LARGEST // 10**6} M elements, too many to read for a picture",
+            "read it in Python: tt.open(run).tensor(site, step)",
+        )
 
 
 def _matrix(whole: Array, asked: Query) -> tuple[Array, list[int]]:
