@@ -12,5 +12,5 @@ export default defineConfig({
     assetsInlineLimit: 100_000,
     rollupOptions: { output: { inlineDynamicImports: true } },
   },
-  server: { proxy: { "/api": "http://127.0.0.1:7007" } },
+  server: { proxy: { "/api": "http://127.0.0.1:6160" } },
 });
