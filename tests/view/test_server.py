@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import socket
 import threading
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import tensortap as tt
 from tensortap.store.layout import RUN_JSON
+from tensortap.view.server import hosts_for
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 
@@ -35,6 +37,16 @@ def test_other_host_names_are_refused(client, host):
     answer = client.get("/api/runs", Host=host)
     assert answer.status in (400, 403)
     assert b"exp1" not in answer.body
+
+
+def test_listening_everywhere_serves_addresses_but_no_strange_names(make_run, serve, tmp_path):
+    """With --host 0.0.0.0 the machine answers under its numbers and its own name, and under no name DNS could forge."""
+    make_run([({"a": X}, {})])
+    client = serve(tmp_path / "run", hosts=hosts_for("0.0.0.0"))
+    for host in ("192.168.1.7:6160", "[fe80::1]:6160", "localhost", socket.gethostname()):
+        assert (host, client.get("/api/runs", Host=host).status) == (host, 200)
+    for host in ("evil.example", "192.168.1.7.evil.example", "*"):
+        assert (host, client.get("/api/runs", Host=host).status) == (host, 403)
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "FOO"])

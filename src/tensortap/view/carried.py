@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.view.api.query import Query
+from tensortap.view.api.query import AskedError, Query
 from tensortap.view.api.rows import Read, by_place
 from tensortap.view.api.service import Api
 from tensortap.view.api.site import COLUMNS
@@ -102,7 +102,7 @@ def _heats(api: Api, stats: list[str], detail: Detail) -> Entries:
     }
     try:
         found[address("/api/depth", asked)] = _closely(api, "/api/depth", {"width": str(detail.width // 2)}, detail)
-    except Exception:  # a run without records has no depth; the page says so
+    except AskedError:  # a run without records has no depth; the page says so
         return found
     return found
 

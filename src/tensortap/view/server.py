@@ -54,7 +54,7 @@ class Guard:
         await (refused or self._app)(scope, receive, send)
 
     def _serves(self, name: str) -> bool:
-        return name in self._hosts or (ANY_ADDRESS in self._hosts and _is_address(name))
+        return name in self._hosts - {ANY_ADDRESS} or (ANY_ADDRESS in self._hosts and _is_address(name))
 
     def _refused(self, request: Request) -> Response | None:
         if request.method not in ("GET", "HEAD"):
