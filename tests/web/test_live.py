@@ -73,7 +73,7 @@ def test_new_steps_appear_without_reload(
         training("step")
         sync_api.expect(page.locator("output")).to_have_text("step 3")
         page.keyboard.press("2")
-        page.locator(".grid > .panel").first.locator(".table summary").click()
+        page.locator(".grid > .panel").first.get_by_text("Table: statistics").click()
         training("step")
         sync_api.expect(page.locator(".table[open] tbody tr")).to_have_count(5)
         training("end")

@@ -126,7 +126,7 @@ def test_table_holds_the_numbers(at, heat):
     """The table under the heat map has a row for each site, and NaN is written there as such."""
     page = at("#/overview?run=digits&stat=zeros")
     heat(page).ready(SITES)
-    page.get_by_text("Table").last.click()
+    page.get_by_text("Table: the statistic by site and step").click()
     rows = page.locator(".table[open] tbody tr")
     sync_api.expect(rows).to_have_count(SITES)
     assert rows.filter(has_text="block.relu:output").locator("td").nth(1).inner_text() == "1"

@@ -32,13 +32,23 @@ def test_activation_and_gradient_stand_side_by_side(at):
 def test_table_agrees_with_the_run(at, recorded):
     """The table behind the charts has the run's own numbers, a row a step."""
     page = at("#/site?run=digits&site=head.1:output")
-    page.locator(".grid > .panel").first.locator(".table summary").click()
+    page.locator(".grid > .panel").first.get_by_text("Table: statistics").click()
     rows = page.locator(".table[open] tbody tr")
     sync_api.expect(rows).to_have_count(60)
     shown = [float(row.locator("td").nth(2).inner_text().replace("−", "-")) for row in (rows.nth(0), rows.nth(59))]
     steps, values = tt.open(str(recorded / "digits")).series("head.1", "std")
     assert list(steps)[-1] == 59
     assert shown == pytest.approx([values[0], values[-1]], rel=1e-4)
+
+
+def test_histogram_has_a_table_too(at):
+    """The table behind the histogram holds shares that add up to one, step by step."""
+    page = at("#/site?run=digits&site=head.1:output")
+    page.locator(".grid > .panel").first.get_by_text("Table: histogram").click()
+    shares = page.locator(".table[open] tbody tr td:nth-child(3)")
+    sync_api.expect(shares.first).to_be_visible()
+    values = [float(text.replace("−", "-")) for text in shares.all_inner_texts()]
+    assert sum(values) == pytest.approx(1, abs=1e-3)
 
 
 def test_zoom_is_shared_by_all_charts_and_in_the_address(at):

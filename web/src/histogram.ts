@@ -7,12 +7,16 @@ import { count, number, share } from "./format.ts";
 import { Heatmap, type Point } from "./heatmap.ts";
 import { legend } from "./legend.ts";
 import { type Scale, scale } from "./scales.ts";
+import { type Rows, Table } from "./table.ts";
 import type { Span } from "./view.ts";
+
+const WIDE = 12; // columns of a table that can still be read
 
 export class Histogram {
   readonly element: HTMLElement;
   private readonly heat: Heatmap;
   private readonly key = h("div");
+  private readonly table = new Table("histogram by bucket and step", () => this.rows());
   private shares: Float32Array[] = []; // by row, the greatest bucket first
   private edges: ArrayLike<number> = [];
   private steps: Float64Array = new Float64Array();
@@ -32,6 +36,7 @@ export class Histogram {
       h("div", { class: "chart-readout" }, h("span", { class: "chart-title" }, "Histogram over steps")),
       this.heat.element,
       this.key,
+      this.table.element,
     );
   }
 
@@ -48,6 +53,7 @@ export class Histogram {
     const named = this.shares.findIndex((_, row) => this.name(row) === "0");
     this.heat.show({ rows: buckets, named, name: (row) => this.name(row), line, scale: colours, all: span });
     this.heat.look(span);
+    this.table.refresh();
     fill(this.key, legend(colours, "share of elements", false));
   }
 
@@ -76,6 +82,15 @@ export class Histogram {
   private name(row: number): string {
     const [low, high] = this.bounds(row);
     return low <= 0 && high >= 0 ? "0" : number(low < 0 ? low : high, 2);
+  }
+
+  /** A row a bucket, by a few of the steps. */
+  private rows(): Rows {
+    const bins = this.steps.length - 1;
+    const every = Math.max(1, Math.ceil(bins / WIDE));
+    const shown = Array.from({ length: bins }, (_, bin) => bin).filter((bin) => bin % every === 0);
+    const rows = this.shares.map((row, i) => [...this.bounds(i), ...shown.map((bin) => row[bin] ?? null)]);
+    return { head: ["from", "to", ...shown.map((bin) => `step ${count(this.steps[bin])}`)], rows };
   }
 
   private read(point: Point): string[] {

@@ -67,7 +67,15 @@ export class Overview implements View {
     this.params = params;
     if (!this.context.run.steps.count) return fill(this.ground, nothingYet(this.context.run));
     if (!this.heat.element.isConnected)
-      fill(this.ground, this.tools.element, this.metrics.element, this.heat.element, this.key_, this.table.element);
+      fill(
+        this.ground,
+        this.tools.element,
+        this.metrics.element,
+        this.heat.element,
+        this.key_,
+        this.table.element,
+        this.context.run.metrics.length ? this.metrics.table.element : null,
+      );
     const chips = this.metrics.chips(this.context.run.metrics, params["metrics"]);
     this.heat.look(spanOf(params, this.context.run));
     this.tools.draw(params, this.stat, this.port || "all", chips, spanPatch(this.heat.span, this.context.run), () =>

@@ -22,13 +22,8 @@ export class Table {
     private readonly make: () => Rows,
   ) {
     const copy = h("button", { type: "button", class: "small", onclick: () => void this.copy(copy) }, "Copy");
-    this.element = h(
-      "details",
-      { class: "table" },
-      h("summary", {}, "Table", h("span", { class: "unseen" }, `: ${label}`)),
-      copy,
-      this.body,
-    );
+    this.element = h("details", { class: "table" }, h("summary", {}, `Table: ${label}`), this.body);
+    this.body.before(copy);
     this.element.addEventListener("toggle", () => this.refresh());
   }
 
