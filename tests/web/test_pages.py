@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 from pathlib import Path
 
@@ -109,6 +110,12 @@ def test_nothing_from_a_run_becomes_html():
     )
 
 
-def test_lockfile_names_no_host():
-    """What is installed is pinned by version and hash, wherever it comes from."""
-    assert "resolved" not in (ROOT / "web" / "package-lock.json").read_text()
+def test_lockfile_is_whole_and_names_no_host():
+    """All that `npm ci` installs, on any platform, is pinned by version and hash, wherever it comes from."""
+    text = (ROOT / "web" / "package-lock.json").read_text()
+    packages = json.loads(text)["packages"]
+    kinds = ("dependencies", "devDependencies", "optionalDependencies")
+    wanted = {name for package in packages.values() for kind in kinds for name in package.get(kind, {})}
+    assert {name for name in wanted if f"node_modules/{name}" not in packages} == set()
+    assert all("integrity" in package for path, package in packages.items() if path)
+    assert "resolved" not in text
