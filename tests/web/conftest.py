@@ -164,6 +164,7 @@ class Heat:
     def hover(self, row: int, share: float) -> str:
         """What the tip says of a cell."""
         self.page.mouse.move(*self.place(row, share))
+        self.element.locator(".tip").wait_for()
         return self.element.locator(".tip").inner_text()
 
     def drag(self, row: int, start: float, end: float) -> None:

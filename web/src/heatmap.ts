@@ -43,6 +43,7 @@ export class Heatmap {
   cursor: Point | null = null;
   private hovered: Point | null = null;
   private rows = 0;
+  private told: [Point, number, number] | null = null; // what the tip says, and where
   private line = NaN; // a step to mark, told by another chart
   private box: Box = { width: 0, height: 0, gutter: 0, row: 3, top: 0 };
   private model: Model | null = null;
@@ -84,6 +85,7 @@ export class Heatmap {
     if (this.cursor && this.cursor.row >= model.rows) this.cursor = null;
     if (this.rows !== model.rows) this.leave();
     this.rows = model.rows;
+    if (this.told && !this.tip.hidden) this.tell(...this.told); // what was not known yet may be now
     this.resize();
   }
 
@@ -238,6 +240,7 @@ export class Heatmap {
 
   private tell(point: Point | null, x: number, y: number): void {
     this.tip.hidden = !point;
+    this.told = point && [point, x, y];
     if (!point) return;
     const [name = "", ...lines] = this.on.read(point);
     this.tip.replaceChildren(h("b", {}, name), ...lines.map((line) => h("div", {}, line)));

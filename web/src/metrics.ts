@@ -38,6 +38,7 @@ export class Metrics {
   chips(names: readonly string[], chosen: string | undefined): HTMLElement {
     this.chosen =
       chosen === undefined ? names.slice(0, AT_FIRST) : chosen.split(",").filter((name) => names.includes(name));
+    this.element.style.minHeight = `${this.chosen.length * (HEIGHT + 2)}px`; // so that nothing jumps when they come
     const buttons = names.map((name) =>
       h(
         "button",
