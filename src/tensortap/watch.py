@@ -237,6 +237,8 @@ class Tap:
         finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
             try:
                 self._report_unseen()
+                if self._folder is not None:
+                    self._folder.note(cost=self.cost._asdict())
             finally:
                 if self._adapter is not None:
                     self._adapter.detach()

@@ -144,6 +144,15 @@ class Run:
                 total[name] = len(damaged)
         return total
 
+    @property
+    def cost(self) -> dict[str, Any] | None:
+        """What observing cost: seconds, as a share of the step time, and by site; of several ranks the dearest.
+
+        None while the run is written, and when no tap closed it.
+        """
+        said = [state["cost"] for state in self._states() if state.get("cost")]
+        return max(said, key=lambda cost: float(cost["share"])) if said else None
+
     def table(
         self, sites: Sites = None, ports: str | Sequence[str] | None = None, steps: Steps = None,
         columns: Sequence[str] | None = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 from collections.abc import Callable
@@ -122,11 +123,17 @@ def _ident(name: str) -> str | None:
 def _parse(metadata: Any) -> Outline:
     said = metadata.metadata or {}
     return Outline(
-        [tuple(place) for place in json.loads(said.get(PLACES, b"[]"))],
+        _places(said.get(PLACES, b"[]")),
         [tuple(run) for run in json.loads(said.get(STEPS, b"[]"))],
         metadata.num_rows,
         frozenset(json.loads(said.get(REPLACES, b"[]"))),
     )
+
+
+@functools.lru_cache(maxsize=64)
+def _places(said: bytes) -> list[tuple[str, str, str, str, int, int]]:
+    """A footer's places. The segments of one run mostly say the same, and parsing it is most of opening a run."""
+    return [tuple(place) for place in json.loads(said)]
 
 
 def dataset(files: Files, names: list[str], schema: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What the page asks and the report embeds: one function a request, from a run to plain values or binary columns."""

@@ -1,0 +1,57 @@
+"""Putting steps together so that the screen can show them: 1, 2, 4, 8 … recorded steps a bin, at fixed places.
+
+Bins are counted in recorded steps, not in step numbers, so that `every(100)` leaves no holes, and begin at multiples of
+their size, so that a zoom and its neighbours share what was computed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.view.api.grid import Ints
+
+
+class Bins(NamedTuple):
+    """`1 << level` recorded steps a bin, from the `first`-th bin to before the `last`-th."""
+
+    level: int
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return self.last - self.first
+
+    def steps(self, total: int) -> tuple[int, int]:
+        """The recorded steps they cover, as indices."""
+        return self.first << self.level, min(self.last << self.level, total)
+
+
+def bins_for(low: int, high: int, width: int) -> Bins:
+    """The smallest bins of which at most `width` cover the recorded steps from `low` to before `high`.
+
+    >>> bins_for(0, 5000, 1000)
+    Bins(level=3, first=0, last=625)
+    """
+    level = 0
+    while ((high - 1) >> level) - (low >> level) + 1 > width:
+        level += 1
+    return Bins(level, low >> level, ((high - 1) >> level) + 1 if high > low else low >> level)
+
+
+def edges(bins: Bins, steps: Ints) -> npt.NDArray[np.float64]:
+    """The step each bin begins with, and where the last one ends."""
+    if not bins.size:
+        return np.zeros(1)
+    low, high = bins.steps(len(steps))
+    starts = steps[low : high : 1 << bins.level]
+    return np.append(starts, steps[high] if high < len(steps) else steps[-1] + _gap(steps)).astype(np.float64)
+
+
+def _gap(steps: Ints) -> float:
+    """How far recorded steps usually lie apart."""
+    return float(np.median(np.diff(steps[-64:]))) if len(steps) > 1 else 1.0

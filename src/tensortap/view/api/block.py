@@ -1,0 +1,208 @@
+"""One file of a run as a grid of one statistic: only the columns it takes are read, and those that say nothing are not.
+
+A column of which the footer says "all zero" (no NaN, nothing recomputed) is known without reading it, and in a folded
+segment, which is sorted by place, the footer tells which rows are whose.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tensortap.store.files import Files
+from tensortap.store.sources import Outline
+from tensortap.view.api.arrays import array_of
+from tensortap.view.api.grid import Grid, Ints, scattered
+from tensortap.view.api.stats import NONFINITE, Stat
+
+Triple = tuple[str, str, str]  # site, port, slot
+_WORDS: Final = ("site", "port", "slot")
+_TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
+
+
+class Places:
+    """The places of a grid's columns. Compared by identity, so that what is worked out for one is kept for it."""
+
+    def __init__(self, triples: Sequence[Triple]) -> None:
+        self.triples = tuple(triples)
+
+
+class Block(NamedTuple):
+    """A statistic of one file: its steps × its places."""
+
+    places: Places
+    steps: Ints
+    grid: Grid
+
+    @property
+    def nbytes(self) -> int:
+        """How much room it takes."""
+        return self.grid.nbytes + self.steps.nbytes + 64 * len(self.places.triples)
+
+
+class Rows(NamedTuple):
+    """Rows as they were read; columns that are missing are zero everywhere."""
+
+    columns: Any
+    places: Places
+    place: Ints
+    total: int
+
+    def number(self, name: str) -> npt.NDArray[Any]:
+        """A column of numbers."""
+        if name not in self.columns.column_names:
+            return np.zeros(self.total, np.int64)
+        return array_of(self.columns[name])
+
+
+def segment_block(files: Files, name: str, outline: Outline, stat: Stat) -> Block | None:
+    """A sealed segment; None when it has no record that the statistic is about."""
+    if not _any_port(outline, stat):
+        return None
+    with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS)) as file:
+        zero = _zero_columns(file.metadata, (*NONFINITE, "recomputed"))
+        wanted = ["step", *stat.columns, *NONFINITE, "recomputed", *(["numbers"] if stat.number else [])]
+        ordered = _ordered(outline)
+        wanted += [] if ordered else _WORDS
+        table = file.read([name for name in dict.fromkeys(wanted) if name not in zero], use_threads=False)
+    places, place = ordered or _places(table)
+    steps = np.concatenate([np.arange(first, last + 1, stride) for first, last, stride in outline.steps])
+    return _block(Rows(table, places, place, len(table)), np.unique(steps), stat)
+
+
+def tail_block(table: Any, stat: Stat) -> Block | None:
+    """The rows of a tail, as `read_tail` gives them."""
+    places, place = _places(table)
+    return _block(Rows(table, places, place, len(table)), np.unique(array_of(table["step"])), stat)
+
+
+def _source(files: Files, name: str) -> Any:
+    return files.path(name) if files.local is not None else files.open(name)
+
+
+def _any_port(outline: Outline, stat: Stat) -> bool:
+    return bool(outline.rows) and (not stat.ports or any(place[1] in stat.ports for place in outline.places))
+
+
+def _zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
+    """The columns that are zero, or false, in every row, as far as the footer tells."""
+    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
+
+
+def _is_zero(column: Any) -> bool:
+    said = column.statistics
+    return bool(said is not None and said.has_min_max and not said.min and not said.max)
+
+
+def _ordered(outline: Outline) -> tuple[Places, Ints] | None:
+    """Which rows are whose in a segment that was folded: it is sorted by place."""
+    if not outline.replaces:
+        return None
+    places, counts = _sorted_places(Same(outline.places))
+    return (places, np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
+
+
+class Same(NamedTuple):
+    """A list by identity: segments of one run mostly share theirs."""
+
+    places: list[tuple[str, str, str, str, int, int]]
+
+    def __hash__(self) -> int:
+        return id(self.places)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.places is other.places
+
+
+@functools.lru_cache(maxsize=64)
+def _sorted_places(same: Same) -> tuple[Places, Ints]:
+    counts: dict[Triple, int] = {}
+    for site, port, slot, _, _, count in same.places:
+        counts[site, port, slot] = counts.get((site, port, slot), 0) + count
+    triples = sorted(counts)
+    return Places(triples), np.array([counts[triple] for triple in triples], np.int64)
+
+
+def _places(table: Any) -> tuple[Places, Ints]:
+    """The places of rows, from their words."""
+    words, code = [], np.zeros(len(table), np.int64)
+    for name in _WORDS:
+        column = _encoded(table[name])
+        words.append(tuple(column.dictionary.to_pylist()) or ("",))
+        code = code * len(words[-1]) + array_of(column.indices)
+    present, place = _numbered(code, math.prod(map(len, words)))
+    return _named(tuple(words), present.tobytes()), place
+
+
+@functools.lru_cache(maxsize=64)
+def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> Places:
+    """The places of numbered combinations of words: the same object for files that hold the same places."""
+    numbers = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
+    names = [[known[i] for i in at.tolist()] for known, at in zip(words, numbers, strict=True)]
+    return Places([(site, port, slot) for site, port, slot in zip(*names, strict=True)])
+
+
+def _encoded(column: Any) -> Any:
+    """A column as one dictionary array."""
+    column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
+    column = column.unify_dictionaries().combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
+    """The codes in use, and for each row which of them it has."""
+    if size > _TABLED:
+        return np.unique(code, return_inverse=True)
+    present = np.flatnonzero(np.bincount(code, minlength=1)) if len(code) else np.zeros(0, np.int64)
+    table = np.zeros(size, np.int64)
+    table[present] = np.arange(len(present))
+    return present, table[code]
+
+
+def _block(rows: Rows, steps: Ints, stat: Stat) -> Block | None:
+    keep = _kept(rows, stat)
+    step, place = array_of(rows.columns["step"]), rows.place
+    values = stat.of({name: rows.number(name) for name in stat.columns} | _numbers(rows, stat))
+    bad = _bad(rows)
+    if keep is not None:
+        step, place, values = step[keep], place[keep], values[keep]
+        bad = None if bad is None else bad[keep]
+    if not len(values):
+        return None
+    cell = np.searchsorted(steps, step) if steps[-1] - steps[0] >= len(steps) else step - steps[0]
+    shape = (len(steps), len(rows.places.triples))
+    return Block(rows.places, steps, scattered(cell * shape[1] + place, values, bad, shape))
+
+
+def _kept(rows: Rows, stat: Stat) -> npt.NDArray[np.bool_] | None:
+    """Which rows count; None: all of them."""
+    again = "recomputed" in rows.columns.column_names
+    keep = ~rows.number("recomputed").astype(bool) if again else None
+    if stat.ports:
+        right = np.array([port in stat.ports for _, port, _ in rows.places.triples], bool)[rows.place]
+        keep = right if keep is None else keep & right
+    return None if keep is not None and keep.all() else keep
+
+
+def _bad(rows: Rows) -> npt.NDArray[np.bool_] | None:
+    """Which rows have something that is not finite; None: none has."""
+    read = [rows.number(name) for name in NONFINITE if name in rows.columns.column_names]
+    return np.any([count > 0 for count in read], axis=0) if read else None
+
+
+def _numbers(rows: Rows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
+    """A number that a reducer gave under a name; NaN where it gave none."""
+    if not stat.number:
+        return {}
+    found = pc.map_lookup(rows.columns["numbers"], pa.scalar(stat.number), "first")
+    return {stat.number: array_of(found)}

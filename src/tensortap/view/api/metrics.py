@@ -1,0 +1,65 @@
+"""The user's metrics over the same steps: mean, least and greatest of each bin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.compute as pc
+
+from tensortap.view.api.bins import bins_for, edges
+from tensortap.view.api.cache import Cache
+from tensortap.view.api.grid import Ints, as_floats
+from tensortap.view.api.query import Query
+from tensortap.view.api.seen import Seen, Watched
+from tensortap.view.api.wire import Columns
+
+Series = tuple[Ints, npt.NDArray[np.float64]]
+
+
+def series_of(watched: Watched, seen: Seen, cache: Cache) -> dict[str, Series]:
+    """Each metric's steps and values, sorted by step; ranks follow each other."""
+
+    def read() -> dict[str, Series]:
+        table = watched.run.metrics()
+        table = table.filter(pc.is_valid(table["value"]))  # labels have none
+        steps, values = table["step"].to_numpy(), table["value"].to_numpy()
+        names = np.array(table["name"].to_pylist(), object)
+        return {str(name): (steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
+
+    key = ("metrics", watched.run.path, seen.version)
+    return cache.get(key, read, lambda found: sum(s.nbytes + v.nbytes for s, v in found.values()) + 64)
+
+
+def metrics(watched: Watched, cache: Cache, asked: Query) -> Columns:
+    """`from`, `to`, `width`: `step` are the bins' first steps; NaN where a metric was not given, or was NaN."""
+    seen = watched.look()
+    known = series_of(watched, seen, cache)
+    all_steps = np.unique(np.concatenate([steps for steps, _ in known.values()])) if known else np.zeros(0, np.int64)
+    bins = bins_for(*asked.span(all_steps), asked.width)
+    low, high = bins.steps(len(all_steps))
+    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, all_steps)[: bins.size]}
+    broken = {}
+    for i, (name, (steps, values)) in enumerate(known.items()):
+        at = np.searchsorted(all_steps, steps)
+        inside = (at >= low) & (at < high)
+        bin_of = (at[inside] >> bins.level) - bins.first
+        columns |= {f"m{i}.{what}": part for what, part in _folded(bin_of, values[inside], bins.size).items()}
+        if len(lost := steps[~np.isfinite(values)]):
+            broken[name] = {"first": int(lost[0]), "count": len(lost)}
+    return Columns({"names": list(known), "version": seen.version, "nonfinite": broken}, columns)
+
+
+def _folded(bin_of: Ints, values: npt.NDArray[np.float64], count: int) -> dict[str, npt.NDArray[Any]]:
+    """Mean, least and greatest of the finite values in each bin."""
+    finite = np.isfinite(values)
+    bin_of, values = bin_of[finite], values[finite]
+    starts = np.flatnonzero(np.diff(bin_of, prepend=-1))
+    parts = {name: np.full(count, np.nan) for name in ("mean", "min", "max")}
+    if len(starts):
+        at, sizes = bin_of[starts], np.diff(np.append(starts, len(values)))
+        parts["mean"][at] = np.add.reduceat(values, starts) / sizes
+        parts["min"][at] = np.minimum.reduceat(values, starts)
+        parts["max"][at] = np.maximum.reduceat(values, starts)
+    return {name: as_floats(part) for name, part in parts.items()}

@@ -1,0 +1,79 @@
+"""What a request asks for: its parameters as numbers, names and ranges, with errors that say what would be right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import numpy as np
+
+from tensortap.errors import RunError
+from tensortap.view.api.grid import Ints
+
+WIDEST: Final = 4096
+
+
+class AskedError(RunError):
+    """A request that cannot be answered as it is; `hint` says what to do."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class Query:
+    """The parameters of one request.
+
+    >>> asked = Query({"width": "600", "from": "10"})
+    >>> asked.number("width", 0), asked.span(np.arange(100))
+    (600, (10, 100))
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = dict(given)
+
+    def __str__(self) -> str:
+        return urlencode(sorted(self._given.items()))
+
+    def text(self, name: str, default: str = "") -> str:
+        """A word."""
+        return self._given.get(name, default)
+
+    def number(self, name: str, default: Any = None) -> Any:
+        """A whole number."""
+        given = self._given.get(name, "")
+        try:
+            return int(given) if given else default
+        except ValueError:
+            raise AskedError(f"{name}={given!r} is no whole number", f"write {name}=600") from None
+
+    @property
+    def width(self) -> int:
+        """How many columns the screen has room for."""
+        return int(min(max(self.number("width", 800), 1), WIDEST))
+
+    def span(self, steps: Ints) -> tuple[int, int]:
+        """Which of the steps are asked for, from the first to before the last; `from` and `to` are both meant."""
+        low = np.searchsorted(steps, self._edge("from", -math.inf), "left")
+        high = np.searchsorted(steps, self._edge("to", math.inf), "right")
+        return int(low), max(int(low), int(high))
+
+    def window(self, name: str, size: int) -> tuple[int, int]:
+        """A part `a:b` of an axis, within it."""
+        first, colon, last = self._given.get(name, ":").partition(":")
+        try:
+            low, high = int(first or 0), int(last or size) if colon else int(first) + 1
+        except ValueError:
+            raise AskedError(f"{name}={self._given[name]!r} is no range", f"write {name}=0:100") from None
+        low = min(max(low, 0), size)
+        return low, min(max(high, low), size)
+
+    def _edge(self, name: str, default: float) -> float:
+        given = self._given.get(name, "")
+        try:
+            edge = float(given) if given else default
+        except ValueError:
+            raise AskedError(f"{name}={given!r} is no step", f"write {name}=100") from None
+        return default if math.isnan(edge) else edge

@@ -1,0 +1,87 @@
+"""The records of some places, or of some steps, from every file that has any."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.store.chosen import all_of, any_place
+from tensortap.store.run import Run
+from tensortap.store.sources import PLAIN_RECORDS, Outline, dataset
+from tensortap.types import Place
+from tensortap.view.api.block import Same, Triple
+from tensortap.view.api.seen import Seen
+
+Read = Callable[[Sequence[str], int, int], Any]  # columns of one place's records, from a step to another
+
+
+def rows_of(
+    run: Run, seen: Seen, columns: Sequence[str], *, places: Sequence[Triple] = (), first: int = 0,
+    last: int = 1 << 62, ports: Sequence[str] = (), every: int = 1,
+) -> Any:  # fmt: skip
+    """Columns of the records of places, or of all, by step; what was recomputed is left out.
+
+    With `every` only every n-th of the recorded steps is read.
+    """
+    step = pc.field("step")
+    chosen = all_of(
+        [
+            any_place(Place(*triple) for triple in places) if places else None,
+            (step >= first) & (step <= last),
+            pc.field("port").isin(list(ports)) if ports else None,
+            step.isin(seen.steps[::every].tolist()) if every > 1 else None,
+            ~pc.field("recomputed"),
+        ]
+    )
+    wanted = frozenset(places)
+    sealed = [(name, outline) for source in seen.sources for name, outline in source.segments.items()]
+    names = [name for name, outline in sealed if _has(outline, wanted, first, last)]
+    tables = [_tail(source.rank, seen.tails[path], chosen) for source in seen.sources for path in source.tails
+              if path in seen.tails]  # fmt: skip
+    if names:
+        tables.append(dataset(run.files, names, PLAIN_RECORDS).to_table(columns=list(columns), filter=chosen))
+    found = [table.select(columns) for table in tables] or [PLAIN_RECORDS.empty_table().select(columns)]
+    return pa.concat_tables(found).sort_by("step")
+
+
+def of_place(run: Run, seen: Seen, place: Triple) -> Read:
+    """A place's records, read when they are asked for."""
+    return lambda columns, first, last: rows_of(run, seen, columns, places=[place], first=first, last=last)
+
+
+def by_place(
+    run: Run, seen: Seen, columns: Sequence[str], places: Sequence[Triple], every: int = 1
+) -> Iterator[tuple[Triple, Read]]:  # fmt: skip
+    """Many places' records, read in one pass and held in memory."""
+    keys = ("site", "port", "slot")
+    table = rows_of(run, seen, list(dict.fromkeys([*keys, *columns])), places=places, every=every)
+    for triple in places:
+        mask = functools.reduce(pc.and_, (pc.equal(table[key], word) for key, word in zip(keys, triple, strict=True)))
+        yield triple, functools.partial(_between, table.filter(mask))
+
+
+def _between(table: Any, columns: Sequence[str], first: int, last: int) -> Any:
+    low, high = np.searchsorted(table["step"].to_numpy(), [first, last + 1])
+    return table.select(list(columns)).slice(low, high - low)
+
+
+def _tail(rank: int, table: Any, chosen: Any) -> Any:
+    """A tail's rows that pass, as a segment would give them."""
+    ranks = pa.repeat(pa.scalar(rank, pa.int32()), len(table))
+    found = table.append_column("rank", ranks).filter(chosen)
+    return found.select(PLAIN_RECORDS.names).cast(PLAIN_RECORDS)
+
+
+def _has(outline: Outline, places: frozenset[Triple], first: int, last: int) -> bool:
+    inside = any(run[0] <= last and run[1] >= first for run in outline.steps)
+    return inside and (not places or not places.isdisjoint(_triples(Same(outline.places))))
+
+
+@functools.lru_cache(maxsize=64)
+def _triples(same: Same) -> frozenset[Triple]:
+    return frozenset((site, port, slot) for site, port, slot, *_ in same.places)

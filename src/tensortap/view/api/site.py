@@ -1,0 +1,153 @@
+"""One place closely: its statistics over steps, its distribution, its last record, and what hangs together with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.sinks.plain import plain
+from tensortap.types import COUNTS, STATISTICS
+from tensortap.view.api.about import owner
+from tensortap.view.api.bins import Bins, bins_for, edges
+from tensortap.view.api.block import Triple
+from tensortap.view.api.distribution import ROWS, distribution
+from tensortap.view.api.grid import Ints, as_floats
+from tensortap.view.api.heat import site_name
+from tensortap.view.api.query import AskedError, Query
+from tensortap.view.api.rows import Read, of_place
+from tensortap.view.api.seen import Seen, Watched
+from tensortap.view.api.stats import NONFINITE
+from tensortap.view.api.wire import Columns
+
+HISTOGRAMS: Final = 10_000  # beyond so many steps only every n-th histogram is read
+TENSORS: Final = 1000
+_NUMBERS: Final = ("step", "rank", "call", "numel", *COUNTS, *STATISTICS)
+_SHAPE: Final = ("hist_offset", "hist_counts")
+_OF_SHAPE: Final = ("step", "zeros", "min", "max", *_SHAPE)
+_RECORD: Final = ("step", "phase", "rank", "call", "seq", "op", "dtype", "shape", "numel", *COUNTS, *STATISTICS,
+                  "reason", "numbers", "time")  # fmt: skip
+COLUMNS: Final = tuple(dict.fromkeys((*_NUMBERS, *_SHAPE, *_RECORD)))
+_MEANS: Final = ("mean", "std", "l2")
+
+
+def site(
+    watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str, Any]]], read: Read | None = None
+) -> Columns:  # fmt: skip
+    """`site`, `from`, `to`, `width`, `buckets`, and `call` or `rank` for one of several."""
+    seen = watched.look()
+    place = seen.triple(asked.text("site"))
+    read = read or of_place(watched.run, seen, place)
+    low, high = asked.span(seen.steps)
+    bins = bins_for(low, high, asked.width)
+    low, high = bins.steps(len(seen.steps))
+    if low >= high:
+        raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
+    rows, shapes = _read(read, seen, asked, low, high)
+    header = _about(read, seen, place, rows) | {**_some(kept(place)), "level": bins.level}
+    rows = _only(rows, asked)
+    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.size]}
+    columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.size)
+    if len(shapes):
+        columns |= distribution(shapes, _bin_of(shapes, seen, bins), bins.size, _buckets(asked))
+    return Columns({**header, "histogram": len(shapes) > 0, "every": _stride(high - low)}, columns)
+
+
+def _buckets(asked: Query) -> int:
+    return int(min(max(asked.number("buckets", ROWS), 8), ROWS))
+
+
+def _some(tensors: list[dict[str, Any]]) -> dict[str, Any]:
+    """The kept tensors to choose from; of very many, evenly spread ones, the last among them."""
+    every = -(-len(tensors) // TENSORS) or 1
+    return {"tensors": tensors[::-1][::every][::-1], "tensors_total": len(tensors)}
+
+
+def _read(read: Read, seen: Seen, asked: Query, low: int, high: int) -> tuple[Any, Any]:
+    """The numbers of all records, and the histograms of as many as are to be had in memory, in one pass."""
+    numbers, shapes, stride = [], [], _stride(high - low)
+    for a in range(low, high, HISTOGRAMS):
+        last = int(seen.steps[min(a + HISTOGRAMS, high) - 1])
+        rows = read((*_NUMBERS, *_SHAPE), int(seen.steps[a]), last)
+        numbers.append(rows.select(_NUMBERS))
+        with_shape = _only(rows, asked).select(_OF_SHAPE)
+        with_shape = with_shape.filter(pc.is_valid(with_shape["hist_counts"]))
+        shapes.append(with_shape if stride == 1 else with_shape.take(np.arange(0, len(with_shape), stride)))
+    return pa.concat_tables(numbers), pa.concat_tables(shapes)
+
+
+def _stride(steps: int) -> int:
+    """Of so many steps every n-th histogram is read."""
+    return -(-steps // HISTOGRAMS)
+
+
+def _only(rows: Any, asked: Query) -> Any:
+    for name in ("call", "rank"):
+        if (wanted := asked.number(name)) is not None:
+            rows = rows.filter(pc.equal(rows[name], wanted))
+    return rows
+
+
+def _bin_of(rows: Any, seen: Seen, bins: Bins) -> Ints:
+    found: Ints = (np.searchsorted(seen.steps, rows["step"].to_numpy()) >> bins.level) - bins.first
+    return found
+
+
+def _statistics(rows: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[Any]]:
+    """Means of a bin's records with their extremes; the least minimum, the greatest maximum, what was not finite."""
+    known = {name: rows[name].to_numpy() for name in _NUMBERS[3:]}
+    known["zeros"] = known["zeros"] / np.maximum(known["numel"], 1)
+    known["nonfinite"] = np.asarray(sum(known[name] for name in NONFINITE), np.float64)
+    out = {name: _per_bin(np.add, known[name], bin_of, count, mean=True) for name in (*_MEANS, "zeros")}
+    if len(np.unique(bin_of)) < len(bin_of):
+        for name in _MEANS:
+            out[f"{name}.low"] = _per_bin(np.fmin, known[name], bin_of, count)
+            out[f"{name}.high"] = _per_bin(np.fmax, known[name], bin_of, count)
+    out |= {name: _per_bin(fold, known[name], bin_of, count) for name, fold in (("min", np.fmin), ("max", np.fmax))}
+    out["nonfinite"] = _per_bin(np.add, known["nonfinite"], bin_of, count)
+    return out
+
+
+def _per_bin(
+    fold: np.ufunc, values: npt.NDArray[Any], bin_of: Ints, count: int, mean: bool = False
+) -> npt.NDArray[np.float32]:  # fmt: skip
+    out, values = np.full(count, np.nan), np.asarray(values, np.float64)
+    defined = ~np.isnan(values)
+    values, bin_of = values[defined], bin_of[defined]
+    starts = np.flatnonzero(np.diff(bin_of, prepend=-1))
+    if len(starts):
+        sizes = np.diff(np.append(starts, len(values))) if mean else 1
+        with np.errstate(over="ignore"):
+            out[bin_of[starts]] = fold.reduceat(values, starts) / sizes
+    return as_floats(out)
+
+
+def _about(read: Read, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
+    """The last record, and the places beside this one."""
+    calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
+    return {
+        "site": site_name(place), "version": seen.version, "calls": calls, "ranks": ranks,
+        "slots": [triple[2] for triple in seen.row if triple[:2] == place[:2]],
+        "siblings": [site_name(triple) for triple in seen.row if triple != place and _akin(triple, place)],
+        "record": _last_record(read, rows),
+    }  # fmt: skip
+
+
+def _akin(a: Triple, b: Triple) -> bool:
+    """Another port of the same module, or one of its own parameters."""
+    return a[0] == b[0] or owner(a) == owner(b)
+
+
+def _last_record(read: Read, rows: Any) -> dict[str, Any] | None:
+    if not len(rows):
+        return None
+    last = int(rows["step"][-1].as_py())
+    record = read(_RECORD, last, last)[-1:].to_pylist()[0]
+    record["time"] = record["time"].isoformat() if record["time"] else None
+    record["numbers"] = dict(record["numbers"] or ())
+    found: dict[str, Any] = plain(record)
+    return found

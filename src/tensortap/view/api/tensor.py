@@ -1,0 +1,114 @@
+"""A kept tensor as a picture: one matrix of it, shrunk to what a screen shows without losing its extremes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.store.run import Run
+from tensortap.types import Place
+from tensortap.view.api.grid import as_floats
+from tensortap.view.api.query import AskedError, Query
+from tensortap.view.api.seen import Seen
+from tensortap.view.api.wire import Columns
+
+MOST: Final = 512
+LARGEST: Final = 64_000_000
+Array = npt.NDArray[Any]
+
+
+def tensor(run: Run, seen: Seen, asked: Query, kept: Sequence[Mapping[str, Any]] = ()) -> Columns:
+    """`site`, `step`, `call`, `keeper`, `index` of the leading axes, `x` and `y` windows of the last two."""
+    place, step = Place(*seen.triple(asked.text("site"))), asked.number("step")
+    if step is None:
+        raise AskedError("a tensor is asked for by its step", "write step=100")
+    _check_size([item["shape"] for item in kept if item["step"] == step])
+    rank, probe = asked.number("rank"), asked.number("probe")
+    whole = run.tensor(
+        place.site, step, port=place.port, slot=place.slot, call=asked.number("call", 0),
+        kind=asked.text("keeper") or None, rank=rank, probe=probe,
+    )  # fmt: skip
+    matrix, index = _matrix(whole, asked)
+    y, x = (asked.window(name, size) for name, size in zip(("y", "x"), matrix.shape, strict=True))
+    part = _real(matrix[slice(*y), slice(*x)])
+    header = {
+        "site": str(place), "step": step, "shape": whole.shape, "dtype": whole.dtype.name, "index": index,
+        "axes": _axes(whole.ndim), "x": x, "y": y, "maps": _maps(whole.shape), "nonfinite": _bad(part),
+    }  # fmt: skip
+    return Columns(header, shrunk(part))
+
+
+def _check_size(shapes: list[list[int]]) -> None:
+    """A tensor is read whole to show a part of it, and several may be asked for at a time."""
+    if any(math.prod(shape) > LARGEST for shape in shapes):
+        raise AskedError(
+            f"what was kept here is of more than {LARGEST // 10**6} M elements, too many to read for a picture",
+            "read it in Python: tt.open(run).tensor(site, step)",
+        )
+
+
+def _matrix(whole: Array, asked: Query) -> tuple[Array, list[int]]:
+    """The two last axes at an index of the others; fewer axes become one row."""
+    if whole.ndim < 2:
+        return whole.reshape(1, -1), []
+    given = [part for part in asked.text("index").split(",") if part]
+    try:
+        index = [int(part) for part in given] + [0] * (whole.ndim - 2 - len(given))
+        return whole[tuple(index)], index
+    except (ValueError, IndexError):
+        sizes = ", ".join(map(str, whole.shape[:-2]))
+        raise AskedError(
+            f"index={asked.text('index')} is not in this tensor", f"its leading axes are {sizes}"
+        ) from None
+
+
+def _real(part: Array) -> npt.NDArray[np.float64]:
+    return np.abs(part).astype(np.float64) if part.dtype.kind == "c" else part.astype(np.float64)
+
+
+def _bad(part: npt.NDArray[np.float64]) -> dict[str, int]:
+    return {
+        "nan": int(np.isnan(part).sum()),
+        "posinf": int((part == np.inf).sum()),
+        "neginf": int((part == -np.inf).sum()),
+    }
+
+
+def _axes(ndim: int) -> list[str]:
+    """What the axes most likely are, for labels."""
+    return {1: ["element"], 2: ["row", "column"], 3: ["sample", "position", "feature"],
+            4: ["sample", "channel", "height", "width"]}.get(ndim, [f"axis {i}" for i in range(ndim)])  # fmt: skip
+
+
+def _maps(shape: tuple[int, ...]) -> int:
+    """How many maps there are to show side by side: channels of an image, heads of an attention."""
+    return int(shape[1]) if len(shape) == 4 else 0
+
+
+def shrunk(part: npt.NDArray[np.float64], most: int = MOST) -> dict[str, Array]:
+    """At most `most` × `most` cells: the mean of what is finite, with `low` and `high`; +Inf where nothing is.
+
+    >>> {name: cells.tolist() for name, cells in shrunk(np.array([[0.0, 4.0, 1.0, 1.0]]), 2).items()}
+    {'value': [[2.0, 1.0]], 'low': [[0.0, 1.0]], 'high': [[4.0, 1.0]]}
+    """
+    finite = np.isfinite(part)
+    if max(part.shape, default=0) <= most:
+        return {"value": np.where(finite, as_floats(np.where(finite, part, 0)), np.where(np.isnan(part), np.nan, part))
+                .astype(np.float32)}  # fmt: skip
+    starts = [np.unique(np.linspace(0, size, min(size, most), endpoint=False).astype(np.int64)) for size in part.shape]
+
+    def folded(fold: Any, cells: Array) -> Array:
+        cells = fold.reduceat(cells, starts[0], axis=0)
+        return np.asarray(fold.reduceat(cells, starts[1], axis=1))
+
+    count = folded(np.add, finite.astype(np.float64))
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        mean = folded(np.add, np.where(finite, part, 0)) / count
+    low = folded(np.fmin, np.where(finite, part, np.nan))
+    high = folded(np.fmax, np.where(finite, part, np.nan))
+    value = np.where(count > 0, as_floats(mean), np.inf).astype(np.float32)
+    return {"value": value, "low": as_floats(low), "high": as_floats(high)}

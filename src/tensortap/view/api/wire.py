@@ -1,0 +1,72 @@
+"""How answers travel: plain values as JSON, numbers as binary columns that a browser maps without parsing.
+
+Columns are one length (uint32), a JSON header padded to a multiple of eight bytes, and the arrays one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.sinks.plain import encode, plain
+
+KINDS: Final = {"f4": np.float32, "f8": np.float64, "i4": np.int32, "u1": np.uint8, "u4": np.uint32}
+_STEP: Final = 8
+
+
+class Columns(NamedTuple):
+    """An answer made of arrays, and what there is to say of them."""
+
+    header: Mapping[str, Any]
+    columns: Mapping[str, npt.NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """How much room it takes."""
+        return sum(column.nbytes for column in self.columns.values())
+
+
+Answer = Columns | Mapping[str, Any]
+
+
+def encoded(answer: Answer) -> bytes:
+    """An answer as it is sent."""
+    return pack(answer) if isinstance(answer, Columns) else encode(plain(answer)).encode()
+
+
+def pack(answer: Columns) -> bytes:
+    """Header and arrays, each at a multiple of eight bytes.
+
+    >>> header, columns = unpack(pack(Columns({"unit": "s"}, {"step": np.arange(3.0)})))
+    >>> header["unit"], columns["step"]
+    ('s', array([0., 1., 2.]))
+    """
+    listed, parts, offset = [], [], 0
+    for name, column in answer.columns.items():
+        column = np.ascontiguousarray(column)
+        listed.append({"name": name, "dtype": _kind(column), "shape": list(column.shape), "offset": offset})
+        parts += [column.data if column.size else b"", bytes(-column.nbytes % _STEP)]
+        offset += column.nbytes + -column.nbytes % _STEP
+    header = encode(plain({**answer.header, "columns": listed})).encode()
+    header += b" " * (-(4 + len(header)) % _STEP)
+    return b"".join([len(header).to_bytes(4, "little"), header, *parts])
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
+    """The other way: what the page does, for whoever reads answers in Python."""
+    start = 4 + int.from_bytes(data[:4], "little")
+    header = json.loads(data[4:start])
+    columns = {}
+    for column in header.pop("columns"):
+        count = int(np.prod(column["shape"]))
+        flat = np.frombuffer(data, KINDS[column["dtype"]], count, start + column["offset"])
+        columns[column["name"]] = flat.reshape(column["shape"])
+    return header, columns
+
+
+def _kind(column: npt.NDArray[Any]) -> str:
+    return next(name for name, kind in KINDS.items() if column.dtype == kind)

@@ -1,0 +1,62 @@
+"""Telling open pages that a run has grown: one poller a run, however many pages look at it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final
+
+import anyio
+from anyio import to_thread
+
+from tensortap.view.api.service import Opened
+
+EVERY: Final = 1.0
+ALIVE: Final = 15.0  # seconds after which a silent stream says something, so that nobody in between closes it
+
+
+def state_of(opened: Opened) -> dict[str, Any]:
+    """What pages are told: whether there is more to ask for."""
+    seen = opened.watched.look()
+    last = int(seen.steps[-1]) if len(seen.steps) else None
+    return {"version": seen.version, "state": seen.state, "steps": {"count": len(seen.steps), "last": last}}
+
+
+class Poller:
+    """Looks at a run once in a while, on behalf of everyone who listens."""
+
+    def __init__(self, look: Callable[[], dict[str, Any]], every: float = EVERY) -> None:
+        self._look = look
+        self._every = every
+        self._known: dict[str, Any] | None = None
+        self._polling = anyio.Lock()
+        self._next = 0.0
+
+    async def states(self) -> AsyncIterator[dict[str, Any] | None]:
+        """The state now and whenever it changes; None now and then when it does not."""
+        told: dict[str, Any] | None = None
+        quiet = 0.0
+        while True:
+            await self._poll()
+            if self._known != told:
+                told, quiet = self._known, 0.0
+                yield told
+            else:
+                quiet += self._every
+                if quiet >= ALIVE:
+                    quiet = 0.0
+                    yield None
+            await anyio.sleep(self._every)
+
+    async def _poll(self) -> None:
+        """Look, unless another listener did so within the interval."""
+        async with self._polling:
+            if anyio.current_time() >= self._next:
+                self._known = await to_thread.run_sync(self._look)
+                self._next = anyio.current_time() + self._every
+
+
+async def stream(poller: Poller) -> AsyncIterator[str]:
+    """The states as server-sent events."""
+    async for state in poller.states():
+        yield ": still here\n\n" if state is None else f"data: {json.dumps(state)}\n\n"

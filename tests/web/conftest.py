@@ -1,0 +1,193 @@
+"""A server over recorded runs and a headless chromium, once for all tests; errors on the console fail the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+STATIC = ROOT / "src" / "tensortap" / "view" / "static"
+ARTEFACTS = HERE / "artefacts"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All browser tests share one server and one browser, so one worker runs them."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("web"))
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    """The page, built from the sources as they are."""
+    index = STATIC / "index.html"
+    sources = [path for path in (ROOT / "web").glob("src/*") if path.is_file()]
+    if index.exists() and index.stat().st_mtime >= max(path.stat().st_mtime for path in sources):
+        return STATIC
+    if not shutil.which("npm"):
+        pytest.skip("the page is not built from these sources, and there is no Node to build it with")
+    if not (ROOT / "web" / "node_modules").exists():
+        subprocess.run(["npm", "ci"], cwd=ROOT / "web", check=True, capture_output=True)
+    done = subprocess.run(["npm", "run", "build"], cwd=ROOT / "web", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return STATIC
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of runs that record.py makes."""
+    folder = tmp_path_factory.mktemp("web") / "runs"
+    runpy.run_path(str(HERE / "record.py"))["record"](folder)
+    return folder
+
+
+@pytest.fixture
+def serving() -> Callable[[Path], AbstractContextManager[str]]:
+    """A function that serves another folder."""
+    return serve
+
+
+@contextmanager
+def serve(folder: Path) -> Iterator[str]:
+    """`tensortap view`, as a user starts it; its address."""
+    words = [sys.executable, "-u", "-m", "tensortap", "view", str(folder), "--no-open", "--port", "6400"]
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ)
+    ) as server:
+        try:
+            assert server.stdout is not None
+            said = ""
+            while not (found := re.search(r"http://\S+", said)):
+                line = server.stdout.readline()
+                assert line, f"the server ended: {said}"
+                said += line
+            yield found[0]
+        finally:
+            server.terminate()
+
+
+@pytest.fixture(scope="session")
+def served(built: Path, recorded: Path) -> Iterator[str]:
+    """The address of the runs."""
+    with serve(recorded) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless chromium, the one that is installed."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
+    if chromium is None:
+        pytest.skip("there is no chromium on this machine")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """A function that opens an address in a page of its own; what the console complains of fails the test."""
+    pages, wrong = [], []
+
+    def go(address: str, *, size: tuple[int, int] = (1280, 800), dark: bool = False, expect: str = "") -> Any:
+        scheme = "dark" if dark else "light"
+        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+        heard = lambda text: None if expect and expect in text else wrong.append(text)  # noqa: E731
+        page.on("console", lambda message: heard(message.text) if message.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: heard(str(error)))
+        page.set_default_timeout(15_000)
+        page.goto(address)
+        pages.append(page)
+        return page
+
+    yield go
+    ARTEFACTS.mkdir(exist_ok=True)
+    name = re.sub(r"[^\w-]+", "-", request.node.name)
+    for i, page in enumerate(pages):
+        page.screenshot(path=ARTEFACTS / f"{name}{f'-{i}' if i else ''}.png")
+        page.close()
+    assert not wrong, wrong
+
+
+@pytest.fixture
+def at(visit: Callable[..., Any], served: str) -> Callable[..., Any]:
+    """A function that opens a page of a recorded run by its hash."""
+    return lambda hash, **more: visit(served + hash, **more)
+
+
+class Heat:
+    """A heat map on a page: where its cells are, and what colour."""
+
+    def __init__(self, page: Any, selector: str = ".heat") -> None:
+        self.page = page
+        self.element = page.locator(selector).first
+        self.canvas = self.element.locator(".heat-over")
+
+    def ready(self, rows: int | None = None) -> Heat:
+        """Wait until cells are drawn; with a number, until there are so many rows."""
+        wanted = "true" if rows is None else f"+heat.dataset.rows === {rows}"
+        heat = "const heat = document.querySelector('.heat');"
+        self.page.wait_for_function(f"() => {{ {heat} return heat && +heat.dataset.drawn > 0 && {wanted} }}")
+        return self
+
+    def place(self, row: int, share: float) -> tuple[float, float]:
+        """Where a row and a share of the steps in sight lie on the page."""
+        box, gutter = self.canvas.bounding_box(), float(self.element.get_attribute("data-gutter"))
+        height = float(self.element.get_attribute("data-row"))
+        return box["x"] + gutter + share * (box["width"] - gutter), box["y"] + (row + 0.5) * height
+
+    def hover(self, row: int, share: float) -> str:
+        """What the tip says of a cell."""
+        self.page.mouse.move(*self.place(row, share))
+        self.element.locator(".tip").wait_for()
+        return self.element.locator(".tip").inner_text()
+
+    def drag(self, row: int, start: float, end: float) -> None:
+        """Brush over steps."""
+        self.page.mouse.move(*self.place(row, start))
+        self.page.mouse.down()
+        self.page.mouse.move(*self.place(row, (start + end) / 2))
+        self.page.mouse.move(*self.place(row, end))
+        self.page.mouse.up()
+
+    def colour(self, row: int, share: float) -> tuple[int, ...]:
+        """The colour of a cell, as drawn."""
+        x, y = self.place(row, share)
+        box = self.canvas.bounding_box()
+        script = """(base, [x, y]) => {
+            const copy = new OffscreenCanvas(base.width, base.height).getContext("2d", { willReadFrequently: true });
+            copy.drawImage(base, 0, 0);
+            return [...copy.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data];
+        }"""
+        return tuple(self.element.locator(".heat-base").evaluate(script, [x - box["x"], y - box["y"]]))
+
+
+@pytest.fixture
+def heat() -> type[Heat]:
+    """The heat map of a page: `heat(page).ready()`."""
+    return Heat

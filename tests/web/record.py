@@ -1,0 +1,149 @@
+"""Records the runs that the browser tests look at: real trainings and real taps, small, the same every time.
+
+python tests/web/record.py FOLDER
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import tensortap as tt
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits_cnn.py"
+HOSTILE = "<img src=x onerror=\"document.title='hacked'\">.<b>bold</b>"
+
+
+def digits(to: Path, *, steps: int = 60, rate: float = 0.003) -> None:
+    """The example's CNN with the dead ReLU: outputs, gradients, parameters, updates; some tensors kept."""
+    example = runpy.run_path(str(EXAMPLE))
+    torch.manual_seed(0)
+    model = example["DigitsNet"]()
+    example["plant"](model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    probes = [
+        tt.probe("**:{output,grad_output}", keep=[tt.stats(), tt.histogram()]),
+        tt.probe("**:{param,grad,update}"),
+        tt.probe("stem.0", "head.3", keep=[tt.stats(), tt.full()], when=tt.every(20)),
+        tt.probe("head.1", keep=[tt.stats(), tt.sample(64)], when=tt.every(20)),
+    ]
+    with tt.watch(model, *probes, to=str(to)) as tap:
+        for x, y in batches(example["data"]()[0], steps):
+            optimizer.zero_grad()
+            out = model(x)
+            loss = nn.functional.cross_entropy(out, y)
+            loss.backward()
+            optimizer.step()
+            tap.step(loss=loss.item(), accuracy=(out.argmax(1) == y).float().mean().item())
+
+
+def batches(data: Any, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """So many batches of 32, in the data's own order."""
+    for step in range(steps):
+        rows = torch.arange(step * 32, step * 32 + 32) % len(data)
+        yield data[rows]
+
+
+def attention(to: Path) -> None:
+    """Attention maps of four heads, a module called twice a step, a large matrix, zeros, and one that runs late."""
+    rng = np.random.default_rng(0)
+    with tt.watch(tt.probe("**", keep=[tt.stats(), tt.histogram(), tt.full()]), to=str(to)) as tap:
+        for step in range(4):
+            scores = rng.normal(size=(2, 4, 12, 12)).astype(np.float32)
+            weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+            tt.tap(weights, "attention")
+            for _call in range(2):
+                tt.tap(rng.normal(size=(8, 16)).astype(np.float32), "shared")
+            tt.tap(np.sin(np.outer(np.arange(900), np.arange(700)) / 20_000).astype(np.float32), "matrix")
+            tt.tap(np.zeros(4, np.float32), "silent")
+            if step >= 2:
+                tt.tap(np.ones(4, np.float32), "late")
+            tap.step(loss=1.0)
+
+
+def nan(to: Path) -> None:
+    """Nothing but NaN and infinities, in every tensor of every step, and in the loss."""
+    with tt.watch(to=str(to)) as tap:
+        for step in range(8):
+            for i in range(5):
+                tt.tap(np.full(16, np.nan if (step + i) % 3 else np.inf, np.float32), f"layers.{i}")
+            tap.step(loss=float("nan"))
+
+
+def empty(to: Path) -> None:
+    """A run that was closed before its first step."""
+    with tt.watch(to=str(to)):
+        pass
+
+
+def hostile(to: Path) -> None:
+    """Names that are HTML, very long, or not ASCII."""
+    names = [
+        HOSTILE,
+        "</script><script>document.title='hacked'</script>",
+        "a" * 300,
+        "слой.層.✓",
+        "x' onmouseover='document.title=1'",
+    ]
+    with tt.watch(to=str(to)) as tap:
+        for step in range(3):
+            for name in names:
+                tt.tap(np.arange(4, dtype=np.float32) * step, name)
+            tap.step(**{"<i>loss</i>": float(step)})
+
+
+def crashed(to: Path) -> None:
+    """A process that died with its run open."""
+    program = f"""
+        import os, signal
+        import numpy as np
+        import tensortap as tt
+        tap = tt.watch(to={str(to)!r})
+        tap.__enter__()
+        for step in range(12):
+            tt.tap(np.arange(9.0) + step, "fc1")
+            tt.tap(np.arange(4.0) * step, "fc2")
+            tap.step(loss=1.0 / (step + 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], env=dict(os.environ), check=False)
+
+
+def large(to: Path, *, sites: int = 500, steps: int = 1000) -> None:
+    """Half a million records."""
+    rng = np.random.default_rng(0)
+    arrays = [rng.normal(0, 1 + i / 50, 8).astype(np.float32) for i in range(sites)]
+    names = [f"blocks.{i // 10}.{part}" for i, part in zip(range(sites), _parts(), strict=False)]
+    with tt.watch(tt.probe("**", keep=tt.stats()), to=str(to)) as tap:
+        for step in range(steps):
+            for array, name in zip(arrays, names, strict=True):
+                tt.tap(array, name)
+            arrays[step % sites] *= 1.5
+            tap.step(loss=1 / (1 + step))
+
+
+def _parts() -> Iterator[str]:
+    while True:
+        yield from ("norm1", "attn.q", "attn.k", "attn.v", "attn.out", "norm2", "mlp.up", "mlp.act", "mlp.down", "drop")
+
+
+def record(folder: Path) -> None:
+    """All of them."""
+    digits(folder / "digits")
+    digits(folder / "digits-faster", rate=0.01)
+    for make in (attention, nan, empty, hostile, crashed, large):
+        make(folder / make.__name__)
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]))

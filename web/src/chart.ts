@@ -1,0 +1,232 @@
+// Series over steps, drawn by uPlot: lines, bands between two of them, a crosshair that other charts share.
+
+import uPlot from "uplot";
+import { token } from "./colours.ts";
+import { h } from "./dom.ts";
+import { count, number } from "./format.ts";
+import { drawn, padded, plain, positive, type Series } from "./lines.ts";
+import { type Span, stepsOf } from "./view.ts";
+
+export type { Series };
+
+export interface ChartOptions {
+  label: string;
+  height: number;
+  gutter?: number;
+  right?: number;
+  axis?: boolean;
+  inside?: boolean; // the readout stands in the gutter
+  range?: [number, number];
+  log?: boolean;
+  xName?: (x: number) => string;
+  xTicks?: (from: number, to: number) => number[];
+  hover?: (x: number) => void;
+  zoom?: (span: Span | null) => void;
+  format?: (value: number) => string;
+}
+
+export class Chart {
+  readonly element: HTMLElement;
+  private plot: uPlot | null = null;
+  private x: ArrayLike<number> = [];
+  private series: Series[] = [];
+  private span: Span = { from: 0, to: 1 };
+  private readonly holder = h("div", { class: "chart-plot" });
+  private readonly readout = h("div", { class: "chart-readout" });
+  private looks = "";
+  remark = ""; // said beside the values, loudly
+  private quiet = false; // while another chart moves this one's cursor
+
+  constructor(private readonly options: ChartOptions) {
+    this.element = h(
+      "figure",
+      { class: options.inside ? "chart inside" : "chart", role: "img", "aria-label": options.label },
+      this.readout,
+      this.holder,
+    );
+    this.holder.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+  }
+
+  show(x: ArrayLike<number>, series: Series[], span: Span): void {
+    this.x = x;
+    this.series = series;
+    this.span = span;
+    const look = JSON.stringify([token("series"), series.map(({ values: _, ...rest }) => rest)]);
+    if (this.plot && look === this.looks) this.renew();
+    else this.build();
+    this.looks = look;
+  }
+
+  /** Other numbers in the same lines. */
+  private renew(): void {
+    this.plot!.setData(this.data());
+    this.read(null);
+  }
+
+  private data(): uPlot.AlignedData {
+    const values = this.options.log ? positive : plain;
+    return [plain(this.x), ...this.series.map((one) => values(one.values))] as uPlot.AlignedData;
+  }
+
+  /** Another span of the same series. */
+  look(span: Span): void {
+    this.span = span;
+    this.plot?.setScale("x", { min: span.from, max: span.to });
+    this.read(null);
+  }
+
+  set gutter(width: number) {
+    if (this.options.gutter === width) return;
+    this.options.gutter = width;
+    this.build();
+  }
+
+  set height(height: number) {
+    this.options.height = height;
+    this.plot?.setSize({ width: this.holder.clientWidth, height });
+  }
+
+  /** Put the crosshair at a step; NaN takes it away. */
+  point(step: number): void {
+    if (!this.plot) return;
+    this.quiet = true;
+    const left = Number.isNaN(step) ? -10 : this.plot.valToPos(step, "x");
+    this.plot.setCursor({ left, top: left < 0 ? -10 : 5 });
+    this.quiet = false;
+  }
+
+  resize(): void {
+    const width = this.holder.clientWidth;
+    if (width > 0 && this.plot && this.plot.width !== width) this.plot.setSize({ width, height: this.options.height });
+    else if (!this.plot) this.build();
+  }
+
+  build(): void {
+    this.plot?.destroy();
+    this.plot = null;
+    const width = this.holder.clientWidth;
+    if (!width || !this.series.length) return;
+    this.plot = new uPlot(this.settings(width), this.data(), this.holder);
+    this.read(null);
+  }
+
+  close(): void {
+    this.plot?.destroy();
+  }
+
+  private settings(width: number): uPlot.Options {
+    const { height, gutter = 64, right = 8, log = false, axis = true } = this.options;
+    const font = "12px system-ui, sans-serif";
+    const line = { stroke: token("quiet"), font, grid: { stroke: token("grid"), width: 1 }, ticks: { show: false } };
+    const bottom = axis ? { size: 26 } : { show: false };
+    return {
+      width,
+      height,
+      padding: [6, right, axis ? 0 : 4, 0],
+      legend: { show: false },
+      cursor: { y: false, drag: { x: Boolean(this.options.zoom), y: false, setScale: false }, points: { size: 6 } },
+      scales: {
+        x: { time: false, range: () => [this.span.from, this.span.to] },
+        y: log ? { distr: 3 } : { range: this.options.range ?? padded },
+      },
+      axes: [
+        {
+          ...line,
+          ...bottom,
+          splits: (_, __, from, to) => this.ticksOf(from, to),
+          values: (_, ticks) => ticks.map((tick) => this.nameOf(tick)),
+        },
+        { ...line, size: gutter, space: 22, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
+      ],
+      series: [{}, ...this.series.map((one) => drawn(one))],
+      bands: this.bands(),
+      hooks: { setCursor: [() => this.moved()], setSelect: [(plot) => this.selected(plot)] },
+    };
+  }
+
+  private bands(): uPlot.Band[] {
+    return this.series.flatMap((one, i) => {
+      const other = this.series.findIndex((candidate) => candidate.name === one.fillTo);
+      return other < 0 ? [] : [{ series: [i + 1, other + 1] as [number, number], fill: one.fill ?? token("wash") }];
+    });
+  }
+
+  private ticksOf(from: number, to: number): number[] {
+    if (this.options.xTicks) return this.options.xTicks(from, to);
+    const wanted = Math.max(2, this.holder.clientWidth / 120);
+    const size = Math.max(1, (to - from) / wanted);
+    const power = 10 ** Math.floor(Math.log10(size));
+    const step = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= size) ?? size;
+    const found: number[] = [];
+    for (let at = Math.ceil(from / step) * step; at < to; at += step) found.push(at);
+    return found;
+  }
+
+  private nameOf(x: number): string {
+    return this.options.xName ? this.options.xName(x) : count(Math.floor(x));
+  }
+
+  private label(value: number | null): string {
+    if (value === null) return "";
+    return this.options.format ? this.options.format(value) : number(value, 3);
+  }
+
+  private moved(): void {
+    const at = this.plot?.cursor.idx ?? null;
+    this.read(at);
+    const left = this.plot?.cursor.left ?? -10;
+    if (!this.quiet) this.options.hover?.(left < 0 ? NaN : this.plot!.posToVal(left, "x"));
+  }
+
+  /** The values under the crosshair; where it is away, the last ones. */
+  private read(at: number | null): void {
+    const i = at ?? this.last();
+    const told = this.series.filter((one) => !one.quiet);
+    const where =
+      at === null
+        ? []
+        : [
+            h(
+              "span",
+              { class: "quiet" },
+              this.options.xName ? this.nameOf(this.x[i]!) : `step ${this.nameOf(this.x[i]!)}`,
+            ),
+          ];
+    const values = told.map((one) => this.told(one, one.values[i] ?? NaN, told.length > 1));
+    this.readout.replaceChildren(
+      h("span", { class: "chart-title" }, this.options.label),
+      ...values,
+      ...where,
+      ...(this.remark ? [h("span", { class: "wrong" }, this.remark)] : []),
+    );
+  }
+
+  /** The last point in sight. */
+  private last(): number {
+    let i = this.x.length - 1;
+    while (i > 0 && this.x[i]! > this.span.to) i--;
+    return i;
+  }
+
+  private told(one: Series, value: number, named: boolean): HTMLElement {
+    const swatch = h("i", { class: "swatch line", style: `background: ${one.colour ?? token("series")}` });
+    return h("span", {}, named ? [swatch, `${one.name} `] : null, h("b", {}, this.label(value)));
+  }
+
+  private selected(plot: uPlot): void {
+    const { left, width } = plot.select;
+    if (width < 5) return;
+    const span = stepsOf(plot.posToVal(left, "x"), plot.posToVal(left + width, "x"));
+    plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
+    this.options.zoom?.(span);
+  }
+
+  private wheel(event: WheelEvent): void {
+    if (!this.options.zoom || !this.plot || !event.ctrlKey) return;
+    event.preventDefault();
+    const about = this.plot.posToVal(event.offsetX, "x");
+    const factor = event.deltaY > 0 ? 1.25 : 0.8;
+    const { from, to } = this.span;
+    this.options.zoom({ from: about - (about - from) * factor, to: about + (to - about) * factor });
+  }
+}

@@ -1,0 +1,248 @@
+// One step through the network: how large activations and gradients are, by depth, with a slider over steps.
+
+import { Chart, type Series } from "./chart.ts";
+import { token } from "./colours.ts";
+import type { Columns } from "./columns.ts";
+import { fill, h, sized } from "./dom.ts";
+import { count, shortened } from "./format.ts";
+import { empty, failed, loading, nothingYet } from "./states.ts";
+import { type Rows, Table } from "./table.ts";
+import type { RunInfo } from "./types.ts";
+import type { Context, View } from "./view.ts";
+
+const WIDTH = 600; // steps a slider can tell apart
+const PACE = 90; // milliseconds a step when played
+
+type Half = "forward" | "backward";
+const HALVES: readonly [Half, string][] = [
+  ["forward", "activations"],
+  ["backward", "gradients"],
+];
+
+export class Depth implements View {
+  readonly element = h("div", { class: "page" }, loading("the depth profile"));
+  private readonly charts: Record<Half, Chart>;
+  private readonly slider = h("input", { type: "range", min: 0, max: 0, value: 0, step: 1, "aria-label": "Step" });
+  private readonly told = h("output");
+  private readonly play = h("button", { type: "button", "aria-label": "Play or pause" }, "▶ Play");
+  private readonly table = new Table("scale by depth", () => this.rows());
+  private data: Columns | null = null;
+  private timer = 0;
+  private later = 0;
+  private version: string | number = "";
+  private readonly unsize: () => void;
+
+  constructor(private readonly context: Context) {
+    const options = (half: Half, label: string) => ({
+      label,
+      height: 250,
+      log: true,
+      gutter: 76,
+      xName: (x: number) => this.nameAt(x),
+      xTicks: (from: number, to: number) => ticks(from, to),
+      hover: (x: number) => this.hovered(half, x),
+    });
+    this.charts = {
+      forward: new Chart(options("forward", "Activations: standard deviation by depth")),
+      backward: new Chart(options("backward", "Gradients: root mean square by depth")),
+    };
+    this.slider.addEventListener("input", () => this.moved());
+    this.play.addEventListener("click", () => this.toggle());
+    this.unsize = sized(this.element, () => this.resized());
+  }
+
+  update(params: Record<string, string>): void {
+    if (!this.context.run.steps.count) return fill(this.element, nothingYet(this.context.run));
+    if (this.version !== this.context.run.version) void this.load(params);
+    else this.goTo(params["step"]);
+  }
+
+  refresh(run: RunInfo): void {
+    this.context.run = run;
+    this.update(this.context.router.route.params);
+  }
+
+  repaint(): void {
+    this.draw();
+  }
+
+  key(event: KeyboardEvent): boolean {
+    const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
+    if (event.key === " ") this.toggle();
+    else if (by !== undefined && event.target !== this.slider) this.set(this.at + by);
+    else if (event.key === "Home" || event.key === "End") this.set(event.key === "Home" ? 0 : Infinity);
+    else return false;
+    return true;
+  }
+
+  close(): void {
+    clearInterval(this.timer);
+    clearTimeout(this.later);
+    this.unsize();
+    Object.values(this.charts).forEach((chart) => chart.close());
+  }
+
+  private resized(): void {
+    for (const chart of Object.values(this.charts)) {
+      chart.height = Math.max(200, Math.round((innerHeight - 260) / 2));
+      chart.resize();
+    }
+  }
+
+  private get at(): number {
+    return Number(this.slider.value);
+  }
+
+  private async load(params: Record<string, string>): Promise<void> {
+    this.version = this.context.run.version;
+    try {
+      this.data = await this.context.source.columns("/api/depth", { run: this.context.run.id, width: WIDTH });
+    } catch (error) {
+      return fill(this.element, failed(error));
+    }
+    if (!this.names().length)
+      return fill(
+        this.element,
+        empty(
+          "No outputs or gradients were recorded",
+          'Watch outputs (the default), and gradients with a probe such as "**:grad_output".',
+        ),
+      );
+    this.furnish();
+    this.goTo(params["step"]);
+  }
+
+  private furnish(): void {
+    if (this.slider.isConnected) return;
+    const controls = h("div", { class: "play" }, this.play, this.slider, this.told);
+    const note = h(
+      "p",
+      { class: "quiet" },
+      "The line is this step, the band what all steps reach. A healthy network keeps both within a few powers of ten.",
+    );
+    fill(
+      this.element,
+      controls,
+      HALVES.map(([half]) => this.charts[half].element),
+      note,
+      this.table.element,
+    );
+  }
+
+  private names(): string[] {
+    const sites = (this.data?.header["sites"] ?? []) as (string | { site: string })[];
+    return sites.map((site) => (typeof site === "string" ? site : site.site));
+  }
+
+  private goTo(step: string | undefined): void {
+    const steps = this.data?.get("step") ?? [];
+    this.slider.max = String(Math.max(0, steps.length - 1));
+    let at = steps.length - 1;
+    if (step !== undefined) while (at > 0 && steps[at]! > Number(step)) at--;
+    this.slider.value = String(at);
+    this.draw();
+  }
+
+  private set(at: number): void {
+    this.slider.value = String(Math.min(Math.max(0, at), Number(this.slider.max)));
+    this.moved();
+  }
+
+  private moved(): void {
+    this.draw();
+    clearTimeout(this.later);
+    const step = this.data?.get("step")[this.at];
+    this.later = window.setTimeout(() => this.context.router.set({ step: step ?? null }), this.timer ? 600 : 150);
+  }
+
+  private toggle(): void {
+    const playing = this.timer !== 0;
+    clearInterval(this.timer);
+    this.timer = playing ? 0 : window.setInterval(() => this.advance(), PACE);
+    this.play.textContent = playing ? "▶ Play" : "❚❚ Pause";
+    if (!playing && this.at >= Number(this.slider.max)) this.set(0);
+  }
+
+  private advance(): void {
+    if (this.at >= Number(this.slider.max)) this.toggle();
+    else this.set(this.at + 1);
+  }
+
+  private draw(): void {
+    const { data } = this;
+    if (!data) return;
+    const sites = this.names().length;
+    const span = { from: -0.5, to: sites - 0.5 };
+    const depth = Float64Array.from({ length: sites }, (_, i) => i);
+    for (const [half] of HALVES) this.charts[half].remark = this.remark(half);
+    for (const [half, name] of HALVES)
+      this.charts[half].show(depth, this.series(data.get(half), sites, half, name), span);
+    this.told.textContent = `step ${count(data.get("step")[this.at] ?? 0)}`;
+    this.table.refresh();
+  }
+
+  private series(values: ArrayLike<number>, sites: number, half: Half, name: string): Series[] {
+    const [low, high] = reach(values, sites);
+    const now = Array.from({ length: sites }, (_, i) => values[this.at * sites + i] ?? NaN);
+    const colour = token(half === "forward" ? "series" : "series-2");
+    const edge = { colour: "transparent", width: 0, points: false, quiet: true };
+    return [
+      { name: "high", values: high, fillTo: "low", fill: `${colour}2e`, ...edge },
+      { name: "low", values: low, ...edge },
+      { name, values: now, colour, width: 2, points: sites < 120 },
+    ];
+  }
+
+  /** What a logarithmic axis cannot show: zeros, and what is not finite. */
+  private remark(half: Half): string {
+    const names = this.names();
+    const now = names.map((_, i) => this.data!.get(half)[this.at * names.length + i]!);
+    const zero = names.filter((_, i) => now[i] === 0);
+    const bad = names.filter((_, i) => Math.abs(now[i]!) === Infinity);
+    return [listed("exactly 0", zero), listed("nothing finite", bad)].filter(Boolean).join("; ");
+  }
+
+  /** All of them are outputs, so the port says nothing. */
+  private nameAt(x: number): string {
+    return shortened((this.names()[Math.round(x)] ?? "").replace(/:output$/, "") || "(root)", 20);
+  }
+
+  private hovered(from: Half, x: number): void {
+    this.charts[from === "forward" ? "backward" : "forward"].point(x);
+  }
+
+  private rows(): Rows {
+    const names = this.names();
+    const pick = (half: Half, i: number) => this.data?.get(half)[this.at * names.length + i] ?? null;
+    return {
+      head: ["depth", "site", "activations std", "gradients rms"],
+      rows: names.map((name, i) => [i, name, pick("forward", i), pick("backward", i)]),
+    };
+  }
+}
+
+function listed(what: string, names: string[]): string {
+  const more = names.length > 3 ? ` and ${names.length - 3} more` : "";
+  return names.length ? `${what}: ${names.slice(0, 3).join(", ")}${more}` : "";
+}
+
+/** The least and the greatest of every site over all steps. */
+function reach(values: ArrayLike<number>, sites: number): [Float64Array, Float64Array] {
+  const low = new Float64Array(sites).fill(NaN);
+  const high = new Float64Array(sites).fill(NaN);
+  for (let at = 0; at < values.length; at++) {
+    const value = values[at]!;
+    const i = at % sites;
+    if (!(value > 0) || value === Infinity) continue;
+    if (!(low[i]! <= value)) low[i] = value;
+    if (!(high[i]! >= value)) high[i] = value;
+  }
+  return [low, high];
+}
+
+function ticks(from: number, to: number): number[] {
+  const every = Math.max(1, Math.ceil((to - from) / 10));
+  const found: number[] = [];
+  for (let at = Math.ceil(from); at <= to; at += every) found.push(at);
+  return found;
+}

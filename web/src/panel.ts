@@ -1,0 +1,189 @@
+// One site over steps: quantile bands, the histogram as a picture, the statistics with their envelopes.
+
+import { Chart, type ChartOptions, type Series } from "./chart.ts";
+import { token } from "./colours.ts";
+import type { Columns } from "./columns.ts";
+import { fill, h } from "./dom.ts";
+import { number, share } from "./format.ts";
+import { Histogram } from "./histogram.ts";
+import { failed, loading } from "./states.ts";
+import { type Rows, Table } from "./table.ts";
+import type { Span } from "./view.ts";
+
+const GUTTER = 84;
+const EDGE = { colour: "transparent", width: 0, points: false, quiet: true };
+const TABLED = [
+  "mean",
+  "std",
+  "min",
+  "max",
+  "l2",
+  "zeros",
+  "nonfinite",
+  "q01",
+  "q05",
+  "q25",
+  "q50",
+  "q75",
+  "q95",
+  "q99",
+];
+
+export interface PanelOptions {
+  title: string;
+  zoom(span: Span | null): void;
+  hover(step: number, from: Panel): void;
+}
+
+export class Panel {
+  readonly element: HTMLElement;
+  private readonly body = h("div", { class: "panel" }, loading("the site"));
+  private readonly charts: Record<"bands" | "values" | "spread" | "norm" | "zeros", Chart>;
+  private readonly histogram: Histogram;
+  private readonly table: Table;
+  private data: Columns | null = null;
+  private span: Span = { from: 0, to: 1 };
+
+  constructor(private readonly options: PanelOptions) {
+    const chart = (label: string, height: number, more: Partial<ChartOptions> = {}): Chart => {
+      const made: Chart = new Chart({
+        label,
+        height,
+        gutter: GUTTER,
+        right: 0,
+        zoom: options.zoom,
+        hover: (step) => this.moved(step, made),
+        ...more,
+      });
+      return made;
+    };
+    this.charts = {
+      bands: chart("Quantiles", 190),
+      values: chart("Mean within min and max", 150),
+      spread: chart("Standard deviation", 120),
+      norm: chart("L2 norm", 110),
+      zeros: chart("Zeros, share", 100, { format: share, range: [0, 1] }),
+    };
+    this.histogram = new Histogram(
+      GUTTER,
+      (span) => options.zoom(span),
+      (step) => this.moved(step, this.histogram),
+    );
+    this.table = new Table(`statistics of ${options.title} by step`, () => this.rows());
+    this.element = h("section", { class: "panel" }, h("h2", {}, options.title), this.body);
+  }
+
+  show(data: Columns, span: Span): void {
+    this.data = data;
+    this.span = span;
+    const { bands, values, spread, norm, zeros } = this.charts;
+    const shown = data.has("q50") ? [bands, values, spread, norm, zeros] : [values, spread, norm, zeros];
+    const picture = data.has("hist")
+      ? [this.histogram.element]
+      : [h("p", { class: "quiet" }, "No histogram was kept here; keep one with tt.histogram().")];
+    const [first, ...rest] = shown.map((chart) => chart.element);
+    fill(
+      this.body,
+      data.has("q50") ? [first!, ...picture, ...rest] : [...picture, first!, ...rest],
+      this.bad(data),
+      this.table.element,
+    );
+    this.draw();
+  }
+
+  fail(error: unknown): void {
+    fill(this.body, failed(error));
+  }
+
+  /** The crosshair, in all charts but the one that it comes from. */
+  point(step: number, from?: Chart | Histogram): void {
+    for (const chart of [...Object.values(this.charts), this.histogram]) if (chart !== from) chart.point(step);
+  }
+
+  private moved(step: number, from: Chart | Histogram): void {
+    this.point(step, from);
+    this.options.hover(step, this);
+  }
+
+  resize(): void {
+    for (const chart of Object.values(this.charts)) chart.resize();
+  }
+
+  draw(): void {
+    const { data, span } = this;
+    if (!data) return;
+    const steps = Float64Array.from(data.get("step"), (step) => step + 0.5);
+    if (data.has("q50")) this.charts.bands.show(steps, bands(data), span);
+    this.charts.values.show(steps, envelope(data, "mean", "max", "min"), span);
+    this.charts.spread.show(steps, envelope(data, "std", "std.high", "std.low"), span);
+    this.charts.norm.show(steps, envelope(data, "l2", "l2.high", "l2.low"), span);
+    this.charts.zeros.show(steps, [{ name: "zeros", values: data.get("zeros"), colour: token("series") }], span);
+    if (data.has("hist")) this.histogram.show(data, span);
+    this.table.refresh();
+  }
+
+  close(): void {
+    for (const chart of Object.values(this.charts)) chart.close();
+    this.histogram.close();
+  }
+
+  /** What is not finite stands in words: a line would hide it. */
+  private bad(data: Columns): HTMLElement | null {
+    const counts = data.find("nonfinite");
+    const steps = data.get("step");
+    const first = counts ? counts.findIndex((value) => value > 0) : -1;
+    if (first < 0) return null;
+    const total = Array.from(counts!).reduce((sum, value) => sum + (value || 0), 0);
+    return h(
+      "p",
+      { class: "finding error" },
+      `${number(total)} elements are NaN or Inf, from step ${number(steps[first]!)} on.`,
+    );
+  }
+
+  private rows(): Rows {
+    const { data } = this;
+    if (!data) return { head: ["step"], rows: [] };
+    const names = TABLED.filter((name) => data.has(name));
+    return {
+      head: ["step", ...names],
+      rows: Array.from(data.get("step"), (step, at) => [step, ...names.map((name) => data.get(name)[at] ?? null)]),
+    };
+  }
+}
+
+function bands(data: Columns): Series[] {
+  const pair = (low: string, high: string, fill: string): Series[] => [
+    { name: high, values: data.get(high), fillTo: low, fill: token(fill), ...EDGE },
+    { name: low, values: data.get(low), ...EDGE },
+  ];
+  const line = { name: "median", values: data.get("q50"), colour: token("series"), width: 2 };
+  const told = ["q01", "q99"].map((name) => ({
+    name: name === "q01" ? "1 %" : "99 %",
+    values: data.get(name),
+    colour: token("quiet"),
+    width: 0.5,
+  }));
+  return [
+    ...pair("q01", "q99", "band-1"),
+    ...pair("q05", "q95", "band-2"),
+    ...pair("q25", "q75", "band-3"),
+    ...told,
+    line,
+  ];
+}
+
+/** A line, and where they are known the bounds about it. */
+function envelope(data: Columns, name: string, high: string, low: string): Series[] {
+  const line = { name, values: data.get(name), colour: token("series") };
+  if (!data.has(high) || !data.has(low)) return [line];
+  const told = (text: string, column: string): Series => ({
+    name: text,
+    values: data.get(column),
+    colour: token("quiet"),
+    width: 0.5,
+    points: false,
+  });
+  const upper = { ...told("high", high), fillTo: "low", fill: token("band-2") };
+  return [upper, told("low", low), line];
+}

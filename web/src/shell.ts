@@ -1,0 +1,229 @@
+// The frame of all pages: which run, which page, whether it is live, the theme, the keyboard.
+
+import { CostPage } from "./cost.ts";
+import { Depth } from "./depth.ts";
+import { DiffPage } from "./diff.ts";
+import { fill, h, select } from "./dom.ts";
+import { FindingsPage } from "./findings.ts";
+import { many } from "./format.ts";
+import { card, typing } from "./keys.ts";
+import { Overview } from "./overview.ts";
+import { type Page, type Route, Router } from "./router.ts";
+import { RunsPage } from "./runs.ts";
+import { SitePage } from "./site.ts";
+import type { Source } from "./source.ts";
+import { failed, loading } from "./states.ts";
+import * as theme from "./theme.ts";
+import type { RunInfo, Runs } from "./types.ts";
+import type { Context, View } from "./view.ts";
+
+const TABS: readonly Page[] = ["overview", "site", "depth", "diff", "findings", "cost"];
+const MAKERS: Record<Exclude<Page, "runs">, new (context: Context) => View> = {
+  overview: Overview,
+  site: SitePage,
+  depth: Depth,
+  diff: DiffPage,
+  findings: FindingsPage,
+  cost: CostPage,
+};
+
+export class Shell {
+  private readonly router = new Router();
+  private readonly bar = h("header", { class: "bar" });
+  private readonly main = h("main");
+  private readonly card = card();
+  private runs: Runs = { folder: "", runs: [] };
+  private run: RunInfo | null = null;
+  private view: View | null = null;
+  private shown = ""; // run and page on screen
+  private lost = false;
+  private silence: () => void = () => undefined;
+  private asking = false;
+  private again = false;
+
+  constructor(
+    root: HTMLElement,
+    private readonly source: Source,
+  ) {
+    root.append(this.bar, this.main, this.card);
+    theme.start(() => this.view?.repaint?.());
+    this.router.listen((route) => void this.go(route));
+    document.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  async start(): Promise<void> {
+    fill(this.main, loading("the runs"));
+    try {
+      this.runs = await this.source.json<Runs>("/api/runs", {});
+      await this.go(this.router.route);
+    } catch (error) {
+      fill(this.main, failed(error));
+    }
+    this.drawBar();
+  }
+
+  /** The run that the address names; without one, the only one there is. */
+  private id(route: Route): string | null {
+    const named = route.params["run"];
+    if (named !== undefined) return named;
+    return this.runs.runs.length === 1 ? this.runs.runs[0]!.id : null;
+  }
+
+  private async go(route: Route): Promise<void> {
+    const id = this.id(route);
+    const page = id === null ? "runs" : route.page;
+    const key = `${page} ${id}`;
+    if (key !== this.shown) await this.open(page, id, key);
+    else this.view?.update(route.params);
+    this.drawBar();
+  }
+
+  private async open(page: Page, id: string | null, key: string): Promise<void> {
+    this.shown = key;
+    this.view?.close();
+    this.view = null;
+    if (page === "runs" || id === null) return this.list();
+    try {
+      if (this.run?.id !== id) await this.read(id);
+      if (this.shown !== key || !this.run) return;
+      this.view = new MAKERS[page]({ source: this.source, router: this.router, run: this.run });
+      fill(this.main, this.view.element);
+      this.view.update(this.router.route.params);
+    } catch (error) {
+      this.run = null;
+      this.shown = "";
+      fill(this.main, failed(error), h("p", { class: "state" }, h("a", { href: "#/runs" }, "All runs")));
+    }
+  }
+
+  private list(): void {
+    const page = new RunsPage(this.runs, this.router);
+    fill(this.main, page.element);
+    this.view = page;
+  }
+
+  private async read(id: string): Promise<void> {
+    this.silence();
+    fill(this.main, loading("the run"));
+    this.run = await this.source.json<RunInfo>("/api/run", { run: id });
+    document.title = `${this.run.id || "run"} · tensortap`;
+    this.silence = this.source.live ? this.listen(id) : () => undefined;
+  }
+
+  private listen(id: string): () => void {
+    const changed = (event: { version: string | number; state: string }) => {
+      if (this.run && (event.version !== this.run.version || event.state !== this.run.state)) void this.renew(id);
+    };
+    const lost = (gone: boolean) => {
+      this.lost = gone;
+      this.drawBar();
+    };
+    return this.source.events(id, changed, lost);
+  }
+
+  /** Read the run again; once more if it changed meanwhile, but never two at a time. */
+  private async renew(id: string): Promise<void> {
+    this.again = this.asking;
+    if (this.asking) return;
+    this.asking = true;
+    try {
+      const run = await this.source.json<RunInfo>("/api/run", { run: id });
+      if (this.run?.id !== id) return;
+      this.run = run;
+      this.view?.refresh(run);
+      this.drawBar();
+    } catch {
+      this.lost = true;
+      this.drawBar();
+    } finally {
+      this.asking = false;
+    }
+    if (this.again) await this.renew(id);
+  }
+
+  private drawBar(): void {
+    const { page } = this.router.route;
+    const id = this.id(this.router.route);
+    const tabs =
+      id === null
+        ? []
+        : TABS.map((name) => h("a", { href: this.tab(name), "aria-current": name === page && "page" }, title(name)));
+    fill(
+      this.bar,
+      h(
+        "a",
+        { class: "brand", href: this.runs.runs.length > 1 ? "#/runs" : this.router.link("overview", {}) },
+        "tensortap",
+      ),
+      this.chooser(id),
+      this.run && id !== null ? this.badge(this.run) : null,
+      h("nav", { "aria-label": "Pages" }, tabs),
+      h("span", { class: "space" }),
+      h("button", { type: "button", class: "small", onclick: () => this.theme() }, theme.name()),
+      h(
+        "button",
+        { type: "button", class: "small", onclick: () => this.card.showModal(), "aria-label": "Keyboard and mouse" },
+        "?",
+      ),
+    );
+  }
+
+  private tab(name: Page): string {
+    const { params } = this.router.route;
+    const kept = {
+      from: params["from"],
+      to: params["to"],
+      step: params["step"],
+      site: params["site"],
+      a: params["a"],
+      b: params["b"],
+    };
+    return this.router.link(name, kept);
+  }
+
+  private chooser(id: string | null): HTMLElement | null {
+    if (this.runs.runs.length < 2) return id ? h("b", {}, id) : null;
+    const names = this.runs.runs.map((run) => run.id);
+    const element = select(
+      "Run",
+      id === null ? [["", "choose a run"], ...names.map((name) => [name, name] as const)] : names,
+      id ?? "",
+      (value) => this.router.go(id === null ? "overview" : this.router.route.page, { run: value }),
+    );
+    element.classList.add("run");
+    return element;
+  }
+
+  private badge(run: RunInfo): HTMLElement {
+    if (this.lost)
+      return h("span", { class: "badge lost", title: "Start it again with: tensortap view RUN" }, "server gone");
+    return h("span", { class: `badge ${run.state}` }, `${run.state}, ${many(run.steps.count, "step")}`);
+  }
+
+  private theme(): void {
+    theme.next();
+    this.view?.repaint?.();
+    this.drawBar();
+  }
+
+  /** Back to where one came from; a page that was opened by its address goes to the overview. */
+  private back(): void {
+    if (this.router.route.page === "overview" || this.id(this.router.route) === null) return;
+    if (this.router.moved) history.back();
+    else location.hash = this.tab("overview");
+  }
+
+  private key(event: KeyboardEvent): void {
+    if (typing(event) || this.card.open || event.ctrlKey || event.metaKey || event.altKey) return;
+    const tab = TABS[Number(event.key) - 1];
+    if (this.view?.key?.(event)) event.preventDefault();
+    else if (event.key === "?") this.card.showModal();
+    else if (event.key === "t") this.theme();
+    else if (event.key === "Escape") this.back();
+    else if (tab && this.run) location.hash = this.tab(tab);
+  }
+}
+
+function title(name: string): string {
+  return name[0]!.toUpperCase() + name.slice(1);
+}
