@@ -193,19 +193,26 @@ def test_an_error_in_backward(tmp_path):
 def test_an_interrupt_while_training(tmp_path):
     """Ctrl-C ends the process as it ends `python`, and what was seen is kept."""
     name = script(tmp_path, TRAIN.format(steps=10**9))
-    env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tensortap", "run", "--to", "out", name]
-    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        for _ in range(3):
-            process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGINT
+    bare, _ = _interrupted([name], tmp_path)
+    code, stderr = _interrupted(["-m", "tensortap", "run", "--to", "out", name], tmp_path)
+    assert code == bare != 0
     text = stderr.decode()
     assert theirs(text).startswith('Traceback (most recent call last):\n  File "' + str(tmp_path / name))
     assert theirs(text).endswith("KeyboardInterrupt\n")
     assert tt.open(tmp_path / "out").state == "finished"
     assert len(tt.open(tmp_path / "out").steps) >= 2
+
+
+def _interrupted(words, folder):
+    """The exit code and stderr of a Python process that is interrupted after its third line."""
+    env = {**os.environ, "PYTHONPATH": SOURCE, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *words]
+    with subprocess.Popen(command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        for _ in range(3):
+            process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
 
 
 def test_several_models(tmp_path):

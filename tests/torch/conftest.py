@@ -90,8 +90,12 @@ def _same() -> Callable[[tt.Record, torch.Tensor], bool]:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _seed() -> Iterator[None]:
+    """The same numbers in every test, and none that thinks anything is compiled because an earlier one compiled."""
     torch.manual_seed(0)
+    yield
+    if "torch._dynamo.utils" in sys.modules:
+        sys.modules["torch._dynamo.utils"].counters.clear()
 
 
 PARALLEL = Path(__file__).parent / "parallel"
