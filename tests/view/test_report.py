@@ -20,7 +20,7 @@ from tensortap.errors import MissingExtraError, RunError
 from tensortap.view import launch
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import unpack
-from tensortap.view.report import report
+from tensortap.view.report import describe, report
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 16)).astype(np.float32)
@@ -122,7 +122,20 @@ def test_what_does_not_fit_is_left_out_and_told(make_run, page, tmp_path):
     assert 0 < done.sites < done.of == 200
     assert done.bytes < 230_000
     assert "/api/site?site=s150%3Aoutput" in found
-    assert found["/api/run"]["report"] == {"sites": done.sites, "of": 200}
+    assert found["/api/run"]["report"] == {"sites": done.sites, "of": 200, "every": 1}
+
+
+def test_of_a_very_long_run_it_says_that_sites_show_some_steps(run, page, tmp_path, monkeypatch):
+    """Where a site's page is made of every n-th step, the command says so, and the page is told."""
+    assert "steps" not in describe(report(run, str(tmp_path / "whole.html"), static=page))
+    monkeypatch.setattr("tensortap.view.carried.RECORDS", 50)  # of 4 sites × 30 steps
+    done = report(run, str(tmp_path / "report.html"), static=page)
+    assert done.every == 3
+    assert describe(done).endswith("; sites show one of 3 steps, the overview all")
+    found = entries((tmp_path / "report.html").read_text())
+    header, columns = found["/api/site?site=a%3Aoutput"]
+    assert header["steps_every"] == found["/api/run"]["report"]["every"] == 3
+    assert np.flatnonzero(np.isfinite(columns["std"])).tolist() == list(range(0, 30, 3))
 
 
 def test_200_sites_of_1000_steps_are_under_5_mb(bench, page, tmp_path):
