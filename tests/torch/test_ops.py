@@ -461,7 +461,7 @@ def test_copying_what_modules_show_is_no_operation():
 
 
 def test_the_line_is_in_the_run_and_shown(tmp_path):
-    """A run knows the line of code of each operation's site; `show` prints it, with --json too, and the viewer has it."""
+    """A run knows the line of code of each operation's site; `show`, its --json and the viewer tell it."""
     net = Net()
     with tt.watch(net, "op:softmax", "blocks.0", to=tmp_path / "run") as tap:
         net(torch.randn(1, 3, 4))
