@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -214,6 +215,23 @@ def test_the_view_command_serves_until_interrupted(run):
         out, err = process.communicate(timeout=20)
     assert process.returncode in (0, 130)
     assert err == "" and "Traceback" not in out
+
+
+@pytest.mark.skipif(not launch.built(), reason="the page is not built, so there is nothing to open")
+def test_the_page_opens_by_itself(run, tmp_path):
+    """Without --no-open the user's browser is given the address."""
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/asked.part && mv {tmp_path}/asked.part {tmp_path}/asked\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-u", "-m", "tensortap", "view", run, "--port", "22200"]
+    env = os.environ | {"BROWSER": str(browser)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            url = re.search(r"http://\S+/", next(line for line in process.stdout if "http://" in line))[0]
+            urllib.request.urlopen(f"{url}api/runs", timeout=30).close()  # it serves after it has opened the page
+            assert (tmp_path / "asked").read_text().strip() == url
+        finally:
+            process.terminate()
 
 
 def test_viewing_nothing_is_an_error(tmp_path):
