@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tensortap as tt
 from tensortap.probes import probe
 from tensortap.recorder import Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import full, sample, stats
 from tensortap.step import Step
-from tensortap.triggers import every, metric, nonfinite
+from tensortap.triggers import every, metric, nonfinite, spike
 from tensortap.types import Place
 
 HIGH = metric("loss") > 1
@@ -189,3 +190,18 @@ def test_written_memory_is_used_again_without_harm(released: bool) -> None:
             if released:
                 recorder.release(step)
     assert seen == Counter(range(60))
+
+
+@pytest.mark.parametrize("when", [spike("loss", factor=10), nonfinite(), metric("loss") > 50], ids=repr)
+def test_whichever_trigger_fires_the_steps_before_are_written(tmp_path, when):
+    """A spike, a NaN and a metric each bring the K steps before them, with their tensors; the program goes on."""
+    with tt.watch(tt.probe("x", keep=full(), when=when), lookback=3, to=tmp_path / "run") as tap:
+        for step in range(24):
+            bad = step == 20
+            tt.tap(np.array([step, np.nan if bad else 0.0]), "x")
+            tap.step(loss=100.0 if bad else 1.0)
+    run = tt.open(tmp_path / "run")
+    assert run.steps == [17, 18, 19, 20]
+    assert [run.tensor("x", step)[0] for step in run.steps] == run.steps
+    assert [r.reason for r in run.records()] == [f"lookback: {when!r}"] * 3 + [repr(when)]
+    assert run.metrics()["step"].to_pylist() == list(range(24))

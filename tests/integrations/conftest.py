@@ -45,3 +45,19 @@ def same():
         return not hooks and all(torch.equal(a, b) for a, b in pairs)
 
     return compare
+
+
+@pytest.fixture
+def assert_clipped():
+    """A check that gradients were recorded before clipping, each with the factor by which their norm was then cut."""
+
+    def check(run, limit):
+        for step in run.steps:
+            rows = list(run.records(sites="**:grad", steps=step))
+            norm, clipped = (
+                sum((r["l2"] * factor) ** 2 for r, factor in zip(rows, factors, strict=True)) ** 0.5
+                for factors in ([1.0] * len(rows), [r.numbers["clip"] for r in rows])
+            )
+            assert rows and norm > limit and clipped == pytest.approx(limit, rel=1e-3)
+
+    return check

@@ -427,6 +427,19 @@ def test_nothing_is_kept_alive():
     assert gone() is None and adapter() is None
 
 
+def test_diff_of_eager_and_compiled(tmp_path):
+    """The runs of a model in eager mode and compiled are aligned by name and equal; a fault in one is found there."""
+    for name, wrong in (("eager", False), ("compiled", False), ("wrong", True)):
+        model = fresh()
+        model.blocks[0].norm2.eps = 1e-2 if wrong else 1e-5
+        run = model if name == "eager" else as_whole(model, "aot_eager")
+        with tt.watch(run, "**:{output,grad_output}", to=tmp_path / name):
+            train(run, model, 2)
+    found = tt.diff(tmp_path / "eager", tmp_path / "compiled")
+    assert found and not found.only_in_a and not found.only_in_b and len(list(found)) > 20
+    assert tt.diff(tmp_path / "eager", tmp_path / "wrong").first.site == "blocks.0.norm2:output"
+
+
 def test_capture(same):
     """A quick look into a compiled model."""
     model = fresh()

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 
 import numpy as np
 import pytest
@@ -95,20 +96,26 @@ def test_verify_proves_that_nothing_changes():
     assert proof and proof.deterministic and proof.same_outputs and proof.same_gradients and not proof.left_behind
     assert proof.records > 10 and proof.bytes_per_step > 0
     assert "bit for bit the same" in str(proof)
+    assert re.search(r"cost +×\d+\.\d+ step time, \d+ records and [\d.]+ \wB a step", str(proof))
 
 
 def test_verify_leaves_everything_as_it_was():
     """Weights, buffers, gradients, modes and the three random generators are untouched."""
     model = net()
+    model[0].eval()
     model(torch.randn(4, 8)).sum().backward()
     state = copy.deepcopy(model.state_dict())
     grads = [p.grad.clone() for p in model.parameters()]
+    modes = [m.training for m in model.modules()]
+    batch = torch.randn(4, 8)
     seeds = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
-    tt.verify(model, torch.randn(4, 8), repeats=1)
+    tt.verify(model, batch, repeats=1)
     seeds_after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert all(torch.equal(a, p.grad) for a, p in zip(grads, model.parameters(), strict=True))
+    assert torch.equal(seeds[0], seeds_after[0])
     assert seeds[1] == seeds_after[1] and (seeds[2] == seeds_after[2]).all()
+    assert [m.training for m in model.modules()] == modes and modes[0] and not modes[1]
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import weakref
 from pathlib import Path
@@ -17,6 +18,7 @@ import tensortap as tt
 from tensortap.cli import cli
 from tensortap.errors import PatternError, ProbeError
 from tensortap.operations import GROUPS
+from tensortap.view.api.service import Api
 
 ALL = "{output,input,grad_output,grad_input}"
 
@@ -459,7 +461,7 @@ def test_copying_what_modules_show_is_no_operation():
 
 
 def test_the_line_is_in_the_run_and_shown(tmp_path):
-    """A run knows the line of code of each operation's site; `tensortap show` prints it, with --json too."""
+    """A run knows the line of code of each operation's site; `show`, its --json and the viewer tell it."""
     net = Net()
     with tt.watch(net, "op:softmax", "blocks.0", to=tmp_path / "run") as tap:
         net(torch.randn(1, 3, 4))
@@ -472,6 +474,10 @@ def test_the_line_is_in_the_run_and_shown(tmp_path):
     assert f"{start + 2}  {source[2].strip()}" in shown.output.replace("\n", "")
     as_json = CliRunner().invoke(cli, ["show", str(tmp_path / "run"), "--site", "blocks.0/softmax", "--json"])
     assert '"line":' in as_json.output
+    with contextlib.closing(Api(str(tmp_path / "run"))) as api:
+        record = api.answer("/api/site", {"site": "blocks.0/softmax#0:output"}).header["record"]
+        module = api.answer("/api/site", {"site": "blocks.0:output"}).header["record"]
+    assert record["line"] == where and "line" not in module
 
 
 def test_nonfinite_origin_with_operations_tapped(watch, tmp_path):

@@ -1,6 +1,7 @@
 """The origin of a NaN or an infinity is named: module, operation, line, inputs and why."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -33,6 +34,12 @@ FAULTS = {
     "exp": (lambda x: (1e4 * x).exp(), "exp", "exceeds the range of float32"),
     "root": (lambda x: x.sqrt(), "sqrt", "square root of a negative number"),
     "masked softmax": (lambda x: x.masked_fill(x == x, float("-inf")).softmax(-1), "softmax", "only −inf"),
+    "mask by multiplying": (lambda x: x + (x > 0) * float("-inf"), "mul", "0 times infinity"),
+    "zero by a masked value": (
+        lambda x: torch.relu(x) @ x.masked_fill(x == x, float("-inf")).T,
+        "matmul",
+        "0 times infinity",
+    ),
     "overflow": (lambda x: (1e30 * x) @ (1e30 * x).T @ x, "matmul", "overflow in float32"),
 }
 
@@ -57,6 +64,17 @@ def test_a_half_precision_overflow_gives_the_value_that_did_not_fit():
     origin = tt.locate_nonfinite(model, torch.full((2, 8), 300.0).half())
     assert origin.operation == "linear"
     assert "overflow in float16" in origin.why and "6.55e4" in origin.why
+
+
+def test_an_overflow_of_what_was_large_already_points_upstream():
+    """Where what came in was huge, the cause says how large, and that it lies earlier; else it does not."""
+    product = nn.Sequential(Lambda(lambda x: x * 5e24), Lambda(lambda x: x @ x.T))
+    assert re.search(r"already as large as .*e24: look upstream$", tt.locate_nonfinite(product, torch.ones(4, 8)).why)
+    sudden = nn.Sequential(Lambda(lambda x: (x * 3e4).half()), Lambda(lambda x: x @ x.T))
+    assert "upstream" in tt.locate_nonfinite(sudden, torch.ones(4, 8)).why
+    many = nn.Sequential(Lambda(lambda x: (x.abs() + 90).half()), Lambda(lambda x: x @ x.T))
+    why = tt.locate_nonfinite(many, torch.ones(4, 80)).why
+    assert why.startswith("overflow in float16") and "upstream" not in why
 
 
 def test_broken_weights_are_the_cause():

@@ -117,6 +117,20 @@ def test_every_leaf_is_seen_as_a_plain_hook_sees_it(
     subject.model.train()
 
 
+def test_slots_of_a_real_model_output(watch: Callable[..., Any], same: Callable[..., bool]) -> None:
+    """What transformers returns is looked into by the names that its fields have."""
+    model, batch, _ = SUBJECTS["bert"]()
+    seen = watch(model, ":output")
+    with torch.no_grad():
+        output = model.eval()(**batch, output_hidden_states=True)
+    seen.tap.step()
+    expected = {":output.logits": output.logits} | {
+        f":output.hidden_states[{i}]": state for i, state in enumerate(output.hidden_states)
+    }
+    assert list(expected) == seen.places and len(expected) == 4
+    assert all(same(seen.one(place), tensor) for place, tensor in expected.items())
+
+
 class caught:
     """What plain hooks on the leaves see: tensors by place and call."""
 

@@ -3,6 +3,7 @@
 import base64
 import gzip
 import json
+import os
 import re
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from tensortap.errors import MissingExtraError, RunError
 from tensortap.view import launch
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import unpack
-from tensortap.view.report import report
+from tensortap.view.report import describe, report
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 16)).astype(np.float32)
@@ -122,7 +123,20 @@ def test_what_does_not_fit_is_left_out_and_told(make_run, page, tmp_path):
     assert 0 < done.sites < done.of == 200
     assert done.bytes < 230_000
     assert "/api/site?site=s150%3Aoutput" in found
-    assert found["/api/run"]["report"] == {"sites": done.sites, "of": 200}
+    assert found["/api/run"]["report"] == {"sites": done.sites, "of": 200, "every": 1}
+
+
+def test_of_a_very_long_run_it_says_that_sites_show_some_steps(run, page, tmp_path, monkeypatch):
+    """Where a site's page is made of every n-th step, the command says so, and the page is told."""
+    assert "steps" not in describe(report(run, str(tmp_path / "whole.html"), static=page))
+    monkeypatch.setattr("tensortap.view.carried.RECORDS", 50)  # of 4 sites × 30 steps
+    done = report(run, str(tmp_path / "report.html"), static=page)
+    assert done.every == 3
+    assert describe(done).endswith("; sites show one of 3 steps, the overview all")
+    found = entries((tmp_path / "report.html").read_text())
+    header, columns = found["/api/site?site=a%3Aoutput"]
+    assert header["steps_every"] == found["/api/run"]["report"]["every"] == 3
+    assert np.flatnonzero(np.isfinite(columns["std"])).tolist() == list(range(0, 30, 3))
 
 
 def test_200_sites_of_1000_steps_are_under_5_mb(bench, page, tmp_path):
@@ -201,6 +215,23 @@ def test_the_view_command_serves_until_interrupted(run):
         out, err = process.communicate(timeout=20)
     assert process.returncode in (0, 130)
     assert err == "" and "Traceback" not in out
+
+
+@pytest.mark.skipif(not launch.built(), reason="the page is not built, so there is nothing to open")
+def test_the_page_opens_by_itself(run, tmp_path):
+    """Without --no-open the user's browser is given the address."""
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\necho "$1" > {tmp_path}/asked.part && mv {tmp_path}/asked.part {tmp_path}/asked\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-u", "-m", "tensortap", "view", run, "--port", "22200"]
+    env = os.environ | {"BROWSER": str(browser)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            url = re.search(r"http://\S+/", next(line for line in process.stdout if "http://" in line))[0]
+            urllib.request.urlopen(f"{url}api/runs", timeout=30).close()  # it serves after it has opened the page
+            assert (tmp_path / "asked").read_text().strip() == url
+        finally:
+            process.terminate()
 
 
 def test_viewing_nothing_is_an_error(tmp_path):

@@ -132,6 +132,15 @@ def large(to: Path, *, sites: int = 500, steps: int = 1000) -> None:
             tap.step(loss=1 / (1 + step))
 
 
+def long(to: Path, *, steps: int = 10_001) -> None:
+    """More steps of one site than histograms are read of."""
+    x = np.linspace(-1, 1, 8, dtype=np.float32)
+    with tt.watch(to=str(to)) as tap:
+        for _ in range(steps):
+            tt.tap(x, "fc")
+            tap.step()
+
+
 def _parts() -> Iterator[str]:
     while True:
         yield from ("norm1", "attn.q", "attn.k", "attn.v", "attn.out", "norm2", "mlp.up", "mlp.act", "mlp.down", "drop")
@@ -141,7 +150,7 @@ def record(folder: Path) -> None:
     """All of them."""
     digits(folder / "digits")
     digits(folder / "digits-faster", rate=0.01)
-    for make in (attention, nan, empty, hostile, crashed, large):
+    for make in (attention, nan, empty, hostile, crashed, large, long):
         make(folder / make.__name__)
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api")
-LOUD = (255, 47, 208, 255)
+LOUD = (180, 0, 255, 255)
 
 
 def test_nan_everywhere_is_loud(at, heat):

@@ -119,3 +119,33 @@ def test_lockfile_is_whole_and_names_no_host():
     assert {name for name in wanted if f"node_modules/{name}" not in packages} == set()
     assert all("integrity" in package for path, package in packages.items() if path)
     assert "resolved" not in text
+
+
+PAGES = ("site?run=digits&site=head.1:output", "depth?run=digits", "diff?run=digits&b=digits-faster",
+         "findings?run=digits", "cost?run=digits", "")  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(1280, 800), (2560, 1440)], ids=["1280", "2560"])
+@pytest.mark.parametrize("hash", PAGES, ids=lambda hash: hash.partition("?")[0] or "runs")
+def test_pages_fit_the_window(at, hash, size):
+    """On a small and on a large screen no page scrolls sideways, and it uses the room there is."""
+    page = at(f"#/{hash}", size=size)
+    sync_api.expect(page.locator("main").get_by_text("Loading")).to_have_count(0)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator("main").bounding_box()["width"] > 0.8 * size[0]
+
+
+def test_the_tables_of_metrics_and_differences(at, recorded):
+    """Behind the curves of metrics stand their values, behind the map of differences each site with its verdict."""
+    page = at("#/overview?run=digits")
+    table = page.locator(".table", has_text="metrics by step")
+    table.locator("summary").click()
+    found = [row for row in tt.open(str(recorded / "digits")).metrics().to_pylist() if row["name"] == "loss"]
+    sync_api.expect(table.locator("tbody tr")).to_have_count(len(found))
+    at_loss = table.locator("thead th").all_inner_texts().index("loss")
+    shown = float(table.locator("tbody tr").nth(0).locator("td").nth(at_loss).inner_text())
+    assert shown == pytest.approx(found[0]["value"], rel=1e-3)
+    page = at("#/diff?run=digits&b=digits-faster")
+    table = page.locator(".table", has_text="sites that were compared")
+    table.locator("summary").click()
+    sync_api.expect(table.locator("tbody tr", has_text="stem.0.weight:update").first).to_be_visible()

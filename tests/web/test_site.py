@@ -129,3 +129,12 @@ def test_an_unknown_site_says_where_to_look(at):
     sync_api.expect(page.get_by_text("nope:output is not in this run")).to_be_visible()
     page.get_by_role("link", name="See all sites").click()
     sync_api.expect(page.locator(".heat")).to_be_visible()
+
+
+def test_histograms_that_were_left_out_are_spoken_of(at):
+    """Of a very long run only some histograms are read, and the page says so; of a short one it says nothing."""
+    page = at("#/site?run=long&site=fc:output")
+    sync_api.expect(page.locator(".quiet", has_text="Histogram and quantiles are of one of 2 steps.")).to_be_visible()
+    page = at("#/site?run=digits&site=stem.0:output")
+    sync_api.expect(page.locator(".chart-title", has_text="Quantiles").first).to_be_visible()
+    sync_api.expect(page.locator(".quiet", has_text="one of")).to_have_count(0)

@@ -1,7 +1,8 @@
 // Colour ramps. Sequential: navy over grey to yellow, which the colour-blind read as well as anyone. Diverging: blue and
-// orange about a neutral middle. What is not finite has a magenta of its own, which neither ramp comes near.
+// orange about a neutral middle. What is not finite has a violet of its own, which neither ramp comes near in anyone's
+// eyes: a magenta is the blue of the second ramp to one man in twenty. tests/web/test_colours.py reads the numbers here.
 
-export const NONFINITE = "#ff2fd0";
+export const NONFINITE = "#b400ff";
 
 type Rgb = readonly [number, number, number];
 
@@ -45,7 +46,11 @@ function ramp(stops: readonly string[]): Uint32Array {
 }
 
 export const sequential = ramp(SEQUENTIAL);
-const divergings = { light: ramp([...BELOW, MIDDLE.light, ...ABOVE]), dark: ramp([...BELOW, MIDDLE.dark, ...ABOVE]) };
+// What is far from the middle stands out: darker than it on a light ground, lighter on a dark one.
+const divergings = {
+  light: ramp([...BELOW, MIDDLE.light, ...ABOVE]),
+  dark: ramp([...[...BELOW].reverse(), MIDDLE.dark, ...[...ABOVE].reverse()]),
+};
 
 export function diverging(): Uint32Array {
   return divergings[dark() ? "dark" : "light"];

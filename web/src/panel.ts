@@ -4,7 +4,7 @@ import { Chart, type ChartOptions, type Series } from "./chart.ts";
 import { token } from "./colours.ts";
 import type { Columns } from "./columns.ts";
 import { fill, h } from "./dom.ts";
-import { number, share } from "./format.ts";
+import { count, number, share } from "./format.ts";
 import { Histogram } from "./histogram.ts";
 import { failed, loading } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
@@ -86,6 +86,7 @@ export class Panel {
       this.body,
       data.has("q50") ? [first!, ...picture, ...rest] : [...picture, first!, ...rest],
       this.bad(data),
+      thinned(data),
       this.table.element,
     );
     this.draw();
@@ -150,6 +151,15 @@ export class Panel {
       rows: Array.from(data.get("step"), (step, at) => [step, ...names.map((name) => data.get(name)[at] ?? null)]),
     };
   }
+}
+
+/** Where not every step was read, that is said: what was left out may hold anything. */
+function thinned(data: Columns): HTMLElement | null {
+  const steps = Number(data.header["steps_every"] ?? 1);
+  const histograms = data.has("hist") ? Number(data.header["every"] ?? 1) : 1;
+  if (steps > 1) return h("p", { class: "quiet" }, `This report carries one of ${count(steps)} steps of this site.`);
+  if (histograms === 1) return null;
+  return h("p", { class: "quiet" }, `Histogram and quantiles are of one of ${count(histograms)} steps.`);
 }
 
 function bands(data: Columns): Series[] {

@@ -52,11 +52,12 @@ SITES: Final = (
 
 
 class Carried(NamedTuple):
-    """The answers by address, and how many of the run's sites can be looked at closely."""
+    """The answers by address, how many of the run's sites can be looked at closely, and at every how many-th step."""
 
     entries: Entries
     sites: int
     of: int
+    every: int
 
 
 def carried(api: Api, limit: int = BYTES, progress: Progress = lambda done, total: None) -> Carried:
@@ -69,8 +70,8 @@ def carried(api: Api, limit: int = BYTES, progress: Progress = lambda done, tota
     tensors = dict(_tensors(api, order, int(limit * TENSOR_SHARE)))
     entries |= {address: entry for found in tensors.values() for address, entry in found}
     sites = _sites(api, order, tensors, limit - _size(entries), progress)
-    run["report"] = {"sites": len(sites), "of": len(order)}
-    return Carried(entries | sites | {"/api/run": entry(run)}, len(sites), len(order))
+    run["report"] = {"sites": len(sites), "of": len(order), "every": (every := _every(api))}
+    return Carried(entries | sites | {"/api/run": entry(run)}, len(sites), len(order), every)
 
 
 def _fixed(api: Api, findings: Mapping[str, Any]) -> Entries:
@@ -143,7 +144,7 @@ def _reads(api: Api, names: list[str]) -> Iterator[tuple[str, Read]]:
     """The records of each site, as many sites at once as memory allows; of a very long run every n-th step."""
     opened = api.opened("")
     seen = opened.watched.look()
-    every = -(-seen.records // RECORDS)
+    every = _every(api)
     at_once = max(1, ROWS_AT_ONCE * every * len(seen.row) // max(seen.records, 1))
     for first in range(0, len(names), at_once):
         part = {seen.triple(name): name for name in names[first : first + at_once]}
@@ -151,12 +152,17 @@ def _reads(api: Api, names: list[str]) -> Iterator[tuple[str, Read]]:
             yield part[triple], read
 
 
+def _every(api: Api) -> int:
+    """Of a very long run every n-th recorded step is looked at closely."""
+    return max(1, -(-api.opened("").watched.look().records // RECORDS))
+
+
 def _site(api: Api, name: str, read: Read, detail: Detail, tensors: Tensors) -> tuple[str, dict[str, str]]:
     asked = Query({"site": name, "width": str(detail.width), "buckets": str(detail.buckets)})
     answer = api.opened("").site(asked, read)
     carried = dict(tensors.get(name, []))
     kept = [listed for listed in answer.header["tensors"] if tensor_address(name, listed) in carried]
-    answer = Columns({**answer.header, "tensors": kept}, answer.columns)
+    answer = Columns({**answer.header, "tensors": kept, "steps_every": _every(api)}, answer.columns)
     return address("/api/site", {"site": name}), entry(rounded(_lean(answer, detail), detail.bits))
 
 

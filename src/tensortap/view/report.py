@@ -30,6 +30,7 @@ class Report(NamedTuple):
     bytes: int
     sites: int
     of: int
+    every: int
 
 
 def report(
@@ -52,7 +53,7 @@ def report(
     page = whole_page(static, found.entries)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
-    return Report(output, len(page.encode()), found.sites, found.of)
+    return Report(output, len(page.encode()), found.sites, found.of, found.every)
 
 
 def whole_page(static: Path, entries: Entries) -> str:
@@ -77,4 +78,5 @@ def _inside(file: Path, tag: str) -> str:
 def describe(done: Report) -> str:
     """What to tell the user."""
     left = f"; {done.of - done.sites} of {done.of} sites only in the overview" if done.sites < done.of else ""
-    return f"{done.path}: {done.bytes / 1e6:.2g} MB, opens without a server{left}"
+    thin = f"; sites show one of {done.every} steps, the overview all" if done.every > 1 else ""
+    return f"{done.path}: {done.bytes / 1e6:.2g} MB, opens without a server{left}{thin}"

@@ -15,6 +15,10 @@ _QUOTIENTS: Final = frozenset(("div", "true_divide", "divide", "truediv", "rtrue
 _INVERSES: Final = frozenset(("reciprocal", "rsqrt"))
 _EXPONENTIALS: Final = frozenset(("exp", "exp2", "expm1", "sinh", "cosh", "pow", "rpow", "square"))
 _ROOTS: Final = frozenset(("sqrt", "rsqrt"))
+_PRODUCTS: Final = frozenset(
+    ("mul", "multiply", "rmul", "matmul", "rmatmul", "mm", "bmm", "mv", "dot", "inner", "linear")
+)
+_ALREADY_LARGE: Final = 4096.0  # in float16, whose square root of the limit is an ordinary activation
 
 
 def operation_name(function: Callable[..., Any]) -> str:
@@ -38,7 +42,19 @@ def why(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
         return f"square root of a negative number (smallest input {_low(tensors[0])})"
     if name == "softmax" and any(torch.isneginf(t).all(-1).any() for t in tensors):
         return "softmax over a row of only −inf: everything is masked"
+    if name in _PRODUCTS and torch.isnan(output).any() and _zero_times_infinity(function, args):
+        return "0 times infinity"
     return _of_overflow(function, args, kwargs, output, name)
+
+
+def _zero_times_infinity(function: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """The same product of ones at the zeros of one and at the infinities of the other: are there terms?"""
+    if len(args) < 2 or any(isinstance(value, Tensor) and value.is_complex() for value in args[:2]):
+        return False
+    a, b = (torch.as_tensor(value, dtype=torch.float64) for value in args[:2])
+    with torch.no_grad():
+        met = [function(*((x == 0).double(), torch.isinf(y).double())[::way]) for x, y, way in ((a, b, 1), (b, a, -1))]
+    return any(bool(terms.any()) for terms in met)
 
 
 def _of_logarithm(name: str, given: Tensor) -> str:
@@ -74,8 +90,18 @@ def _of_overflow(
     if largest == float("inf"):
         return f"overflow in {_short(output.dtype)}, and in float64 too"
     if largest > limit:
-        return f"overflow in {_short(output.dtype)}: the value {text.number(largest)} exceeds {text.number(limit)}"
+        value = f"the value {text.number(largest)} exceeds {text.number(limit)}"
+        return f"overflow in {_short(output.dtype)}: {value}{_upstream([*args, *kwargs.values()], limit)}"
     return ""
+
+
+def _upstream(given: Sequence[Any], limit: float) -> str:
+    """Where what came in was already so large that two such values cannot be multiplied, the fault is earlier."""
+    tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+    largest = max((float(t.abs().max()) for t in tensors), default=0.0)
+    if largest < max(limit**0.5, _ALREADY_LARGE):
+        return ""
+    return f"; what it was given was already as large as {text.number(largest)}: look upstream"
 
 
 def _widened(value: Any) -> Any:

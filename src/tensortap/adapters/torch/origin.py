@@ -132,7 +132,7 @@ class _Operations(TorchFunctionMode):
         copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
         output = function(*args, **kwargs)
         sound = all(seen.summary.nan == 0 and seen.summary.posinf == 0 for seen in given)
-        if sound and not is_finite(output) and not _asked_for(args, kwargs):
+        if sound and not is_finite(output) and not _asked_for(args, kwargs, output):
             self._found(function, given, copies, kwargs, output)
         return output
 
@@ -248,9 +248,15 @@ def _forward_source(node: Any) -> str:
     return f"{parts[0]}  {code.strip()}"
 
 
-def _asked_for(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether the user gave the infinity as a number: masking with −inf is no fault."""
-    return any(isinstance(value, float) and not math.isfinite(value) for value in (*args, *kwargs.values()))
+def _asked_for(args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool:
+    """Whether the user gave the infinity as a number: masking with −inf is no fault, unless a NaN comes of it."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, float) and not math.isfinite(value)]
+    return bool(given) and (any(map(math.isnan, given)) or not _has_nan(output))
+
+
+def _has_nan(value: Any) -> bool:
+    with aside():
+        return any(bool(torch.isnan(local_of(t)).any()) for _, t in tensors_in(value) if t.is_floating_point())
 
 
 def _bad_weights(module: nn.Module) -> str:

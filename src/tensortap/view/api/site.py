@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.sinks.plain import plain
+from tensortap.store.run import Run
 from tensortap.types import COUNTS, STATISTICS
 from tensortap.view.api.about import owner
 from tensortap.view.api.bins import Bins, bins_for, edges
@@ -49,6 +50,7 @@ def site(
         raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
     rows, shapes = _read(read, seen, asked, low, high)
     header = _about(read, seen, place, rows) | {**_some(kept(place)), "level": bins.level}
+    header["record"] = _with_line(header["record"], watched.run, place)
     rows = _only(rows, asked)
     columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.size]}
     columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.size)
@@ -140,6 +142,12 @@ def _about(read: Read, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
 def _akin(a: Triple, b: Triple) -> bool:
     """Another port of the same module, or one of its own parameters."""
     return a[0] == b[0] or owner(a) == owner(b)
+
+
+def _with_line(record: dict[str, Any] | None, run: Run, place: Triple) -> dict[str, Any] | None:
+    """An operation's record tells the line of the watched code too."""
+    line = run.lines.get(place[0]) if record and record["op"] else None
+    return {**record, "line": line} if record and line else record
 
 
 def _last_record(read: Read, rows: Any) -> dict[str, Any] | None:

@@ -1,0 +1,105 @@
+"""One model, many threads: a request is a step of its own, and nothing of another request is in it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import tensortap as tt
+
+THREADS, ROUNDS = 4, 5
+
+
+class Together(nn.Module):
+    """Lets nobody through before all are there: every request is under way at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier = threading.Barrier(THREADS, timeout=30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.barrier.wait()
+        return x
+
+
+class Twice(nn.Module):
+    """A layer used twice, so that calls must be counted for each request by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.together = nn.Linear(3, 3), Together()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.together(self.fc(x)))
+
+
+def serve(model: nn.Module, around: Callable[[str], Any]) -> dict[str, Tensor]:
+    """Requests by name, and what they were given; as many at once as there are threads."""
+    given = {f"{thread}-{n}": torch.randn(2, 3) for thread in range(THREADS) for n in range(ROUNDS)}
+
+    def answer(thread: int) -> None:
+        for n in range(ROUNDS):
+            with around(name := f"{thread}-{n}"), torch.inference_mode():
+                model(given[name])
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(answer, range(THREADS)))
+    return given
+
+
+def expected(model: Twice, x: Tensor) -> list[float]:
+    """The means that a request's two calls of the layer have."""
+    with torch.inference_mode():
+        first = model.fc(x)
+        return [float(tt.summarize(y).mean) for y in (first, model.fc(first))]
+
+
+def means(run: tt.Run) -> dict[int, list[float]]:
+    """By step, the means of the layer's calls, in order."""
+    records = sorted(run.records("fc"), key=lambda record: (record.step, record.call))
+    assert [record.call for record in records] == [0, 1] * (len(records) // 2)
+    return {record.step: [r["mean"] for r in records if r.step == record.step] for record in records}
+
+
+def test_spans_of_threads_hold_their_own_request(tmp_path: Path) -> None:
+    """With as many requests under way as threads, each is one step, with its label and its own tensors."""
+    model = Twice().eval()
+    with tt.watch(model, "fc", to=tmp_path / "run") as tap:
+        given = serve(model, lambda name: tap.span(request_id=name))
+    run = tt.open(tmp_path / "run")
+    labels = {row["step"]: row["text"] for row in run.metrics().to_pylist() if row["name"] == "request_id"}
+    assert sorted(labels.values()) == sorted(given)
+    assert means(run) == {step: expected(model, given[name]) for step, name in labels.items()}
+    assert run.counts == {}
+
+
+def test_threads_without_spans_do_not_mix(tmp_path: Path) -> None:
+    """Where nobody says what a request is, each call of the model in a thread is a step."""
+    model = Twice().eval()
+    with tt.watch(model, "fc", to=tmp_path / "run"):
+        given = serve(model, lambda name: nullcontext())
+    found = means(tt.open(tmp_path / "run"))
+    assert sorted(found.values()) == sorted(expected(model, x) for x in given.values())
+
+
+def test_a_span_that_fails_is_closed(tmp_path: Path) -> None:
+    """A request that ends with an error keeps what was seen of it, and the thread's next one is its own."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval()
+    with tt.watch(model, "**", to=tmp_path / "run") as tap:
+        for name, width in (("bad", 5), ("good", 3)):
+            try:
+                with tap.span(request_id=name):
+                    tt.tap(torch.ones(1), "seen")
+                    model(torch.randn(2, width))
+            except RuntimeError:
+                assert name == "bad"
+    run = tt.open(tmp_path / "run")
+    steps = {row["text"]: row["step"] for row in run.metrics().to_pylist() if row["name"] == "request_id"}
+    assert {name: len(list(run.records(steps=step))) for name, step in steps.items()} == {"bad": 1, "good": 4}
