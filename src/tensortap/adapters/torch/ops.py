@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
+from tensortap.adapters.torch.hookset import fresh_key
 from tensortap.adapters.torch.ops_inside import OPAQUE, Inside
 from tensortap.adapters.torch.ops_mode import OpMode, depth
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
@@ -78,6 +79,7 @@ class OpTaps:
         for i, probe in enumerate(wanted.probes):
             self.bits |= any(pattern in self.patterns for pattern in probe.patterns) << i
         self.known: dict[Any, str | None] = {}
+        self.keys = (fresh_key(), fresh_key())  # of the hooks before and after modules
         self.visibility = Visibility(taker.recorder.ledger, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
         self._running = Running(self)

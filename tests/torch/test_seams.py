@@ -1,0 +1,86 @@
+"""Where parts that know nothing of each other meet: operations with compiled code, muting with steps that find
+themselves, ranks with functions, devices with shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from compiling import Residual, by_regions, fresh, graphs, in_place, train
+from torch import Tensor, nn
+
+import tensortap as tt
+from tensortap.adapters.torch.ops_visible import COMPILED
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+)
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def wrapped(model: nn.Module, backend: str) -> Callable[..., Any]:
+    return torch.compile(model, backend=backend)
+
+
+@pytest.mark.parametrize("compile_first", [True, False])
+@pytest.mark.parametrize("way", [wrapped, in_place])
+def test_operations_of_a_compiled_model_are_hidden_and_its_modules_are_not(
+    watch: Any, way: Callable[..., Any], compile_first: bool
+) -> None:
+    """Compiled before or after it is watched: one graph, no operation of the graph's own is taken for the model's."""
+    model = Residual()
+    run: Any = way(model, "aot_eager") if compile_first else model
+    seen = watch(run, "op:*", "**")
+    run = run if compile_first else way(model, "aot_eager")
+    train(run, model, batch=torch.ones(2, 8))
+    seen.tap.step()
+    assert graphs() == 1
+    assert not [place for place in seen.places if "/" in place] and "up:output" in seen.places
+    assert seen.unseen() == {"op:*": COMPILED}
+
+
+def test_one_graph_for_all_blocks_with_operations_watched_too(watch: Any) -> None:
+    """Blocks that are compiled after they are watched share a graph, as they do where nobody wants operations."""
+    model = fresh(layers=10)  # more than the compiler compiles one function for
+    seen = watch(model, "op:*", "**")
+    by_regions(model, "aot_eager")
+    train(model, model)
+    seen.tap.step()
+    assert graphs() == 1
+    assert "blocks.9.up:output" in seen.places and "head/linear#0:output" in seen.places
+    assert not [place for place in seen.places if place.startswith("blocks") and "/" in place]
+
+
+def test_blocks_compiled_between_two_steps_are_compiled_once(watch: Any) -> None:
+    """Operations seen in one step, hidden from the next: nothing is compiled with our mode on."""
+    model = fresh(layers=2)
+    seen = watch(model, "op:linear")
+    train(model, model, steps=1)
+    seen.tap.step()
+    assert "blocks.0.up/linear#0:output" in seen.places
+    by_regions(model, "aot_eager")
+    train(model, model, steps=1)
+    made = graphs()
+    seen.tap.step()
+    train(model, model, steps=1)
+    seen.tap.step()
+    assert graphs() == made
+    assert {str(r.place) for r in seen.records if r.step} == {"head/linear#0:output"}
+
+
+def test_operations_of_a_compiled_model_verify() -> None:
+    """`verify` finds nothing changed and nothing left over."""
+    compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), backend="aot_eager")
+    proof = tt.verify(compiled, torch.ones(2, 2), "op:*", "**", repeats=1)
+    assert proof
