@@ -84,3 +84,49 @@ def test_operations_of_a_compiled_model_verify() -> None:
     compiled = torch.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), backend="aot_eager")
     proof = tt.verify(compiled, torch.ones(2, 2), "op:*", "**", repeats=1)
     assert proof
+
+
+def test_what_is_called_while_muted_belongs_to_no_step(watch: Any) -> None:
+    """Where steps find themselves, an evaluation between two of them is neither recorded nor counted."""
+    model = nn.Linear(2, 2)
+    seen = watch(model, ":output")
+    for scale in (1.0, 2.0):
+        model(torch.full((1, 2), scale)).sum()
+        seen.tap.mute()
+        for _ in range(3):
+            model(torch.zeros(1, 2))
+        seen.tap.unmute()
+    seen.tap.close()
+    assert [(r.step, r.call) for r in seen.records] == [(0, 0), (1, 0)]
+
+
+def test_a_step_closed_while_muted_opens_a_muted_one(watch: Any) -> None:
+    """`tap.step()` and spans of threads do not end the silence."""
+    model = nn.Linear(2, 2)
+    seen = watch(model, ":output")
+    seen.tap.mute()
+    for _ in range(2):
+        model(torch.zeros(1, 2))
+        seen.tap.step()
+    with seen.tap.span():
+        model(torch.zeros(1, 2))
+    seen.tap.unmute()
+    model(torch.zeros(1, 2))
+    seen.tap.step()
+    assert [(r.step, r.call) for r in seen.records] == [(2, 0)]
+
+
+def test_a_block_of_operations_counts_on_after_silence_and_spans() -> None:
+    """Operations are numbered within their step, whatever comes between them."""
+    memory, one = tt.Memory(), torch.ones(2, 2)
+    with tt.ops("matmul", to=memory) as tap:
+        one @ one
+        tap.mute()
+        one @ one
+        tap.unmute()
+        one @ one
+        with tap.span():
+            one @ one
+        one @ one
+    found = [(r.step, str(r.place), r.call) for r in sorted(memory.records, key=lambda r: (r.step, r.seq))]
+    assert found == [(0, f"/matmul#{i}:output", 0) for i in range(3)] + [(1, "/matmul#0:output", 0)]
