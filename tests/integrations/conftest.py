@@ -45,3 +45,9 @@ def same():
         return not hooks and all(torch.equal(a, b) for a, b in pairs)
 
     return compare
+
+
+@pytest.fixture
+def used():
+    """A function that gives the norm of a recorded gradient as the optimizer used it: the row is before clipping."""
+    return lambda record: record["l2"] * record.numbers["clip"]
