@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 from compiling import Residual, by_regions, fresh, graphs, in_place, train
-from torch import Tensor, nn
+from torch import nn
 
 import tensortap as tt
 from tensortap.adapters.torch.ops_visible import COMPILED
@@ -130,3 +130,33 @@ def test_a_block_of_operations_counts_on_after_silence_and_spans() -> None:
         one @ one
     found = [(r.step, str(r.place), r.call) for r in sorted(memory.records, key=lambda r: (r.step, r.seq))]
     assert found == [(0, f"/matmul#{i}:output", 0) for i in range(3)] + [(1, "/matmul#0:output", 0)]
+
+
+def test_a_watched_function_can_be_called_on_ranks_that_do_not_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tap.call` gives what the function gives, and `ops` blocks run, on a rank that only stands by."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    memory, one = tt.Memory(), torch.ones(2, 2)
+    with tt.watch(torch.matmul, "op:matmul", to=memory, ranks=0) as tap:
+        assert torch.equal(tap.call(one, one), one @ one)
+    with tt.ops("matmul", to=memory, ranks=0) as tap, tap.span():
+        tap.mute()
+        one @ one
+        tap.step()
+    assert not memory.records
+
+
+@pytest.mark.parametrize("path", ["", "torch"])
+def test_the_way_of_a_device_does_not_show_as_operations(
+    watch: Any, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """What reduces a module's output on a device is none of the model's operations."""
+    monkeypatch.setenv("TENSORTAP_DEVICE_PATH", path)
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    seen = watch(model, "op:*", "**:output", "**:input")
+    model(torch.ones(1, 2)).sum().backward()
+    seen.tap.step()
+    assert {p for p in seen.places if "/" in p} == {"0/linear#0:output", "1/relu#0:output"}
+    with tt.ops(to=(memory := tt.Memory())):
+        tt.tap(torch.ones(2).exp(), "a/b")
+    assert [str(r.place) for r in memory.records] == ["/ones#0:output", "/exp#0:output"]

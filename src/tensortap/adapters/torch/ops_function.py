@@ -20,7 +20,7 @@ from tensortap.adapters.torch.compiled import Regions
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_names import known_operations
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import taker_for
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
@@ -117,7 +117,7 @@ class Operations:
     def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
         """Be ready; in a block, begin."""
         self._steps = Steps(recorder, clock)
-        self._taker = Taker(recorder)
+        self._taker = taker_for(recorder)
         self._taps = OpTaps(self._taker, self._steps, wanted, op_patterns(wanted, [self.path]), self._keep_fused)
         self._names = NamedValues(self._taker, self._steps, wanted, Regions())
         self._guard = Guard(self._taps)
