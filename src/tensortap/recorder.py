@@ -126,7 +126,13 @@ class Recorder:
             return known
 
     def open(self) -> OpenStep:
-        """Begin a step: ask every trigger before any data is touched."""
+        """Begin a step: ask every trigger before any data is touched. While muted, nobody wants it."""
+        step = self._open()
+        if self.muted:
+            step.armed = 0
+        return step
+
+    def _open(self) -> OpenStep:
         with self._lock:
             table = self._spare.pop() if self._spare else StepTable()
             table.reset(int(self._clock() * 1e6) if self._clock else 0)
@@ -238,10 +244,18 @@ class Recorder:
         """Record again, from the next step on."""
         self.paused = False
 
+    @property
+    def muted(self) -> bool:
+        """Whether what comes belongs to no step."""
+        return self._muted is not None
+
     def mute(self) -> None:
         """Record nothing until `unmute`, and leave the open step as it is."""
         if self._muted is None:
-            self._muted, self.current.armed = self.current.armed, 0
+            self._hold()
+
+    def _hold(self) -> None:
+        self._muted, self.current.armed = self.current.armed, 0
 
     def unmute(self) -> None:
         """Go on with the step that was open."""
@@ -259,6 +273,8 @@ class Recorder:
             if closing.idle and closing is self.current and not metrics and not closing.labels and not self._ring.steps:
                 self._ask(closing.number, _NOTHING_SEEN)
                 closing.begin(*self._foresee_all())
+                if self.muted:
+                    self._hold()
                 return []
             closing.armed, closing.closed = 0, True
             closing.table.close()
@@ -267,7 +283,9 @@ class Recorder:
             seen = _seen(metrics or {}, closing.table)
             steps = self._decide(closing, seen, phase or closing.phase)
             if closing is self.current:
-                self.current = self.open()
+                self.current = self._open()
+                if self.muted:
+                    self._hold()
             return steps
 
     def release(self, step: Step) -> None:

@@ -328,7 +328,7 @@ def watch(
     if global_stats:
         check(chosen, model=adapter is not None, all_ranks=ranks is None, budget=budget is not None)
     if not records(ranks, world):
-        return _bystander(to, world, ledger, watchman)
+        return _bystander(Bystander(getattr(adapter, "function", None)), to, world, ledger, watchman)
     about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
     kind = "values" if model is None else type(model).__name__
     sinks, folder = _sinks(to, kind, world, about, ledger, resume, overwrite)
@@ -410,10 +410,10 @@ def _no_model(probes: tuple[Probe, ...]) -> Wanted:
     return Wanted({}, probes)
 
 
-def _bystander(to: Any, world: World, ledger: Ledger, watchman: Watchman) -> Tap:
+def _bystander(adapter: Bystander, to: Any, world: World, ledger: Ledger, watchman: Watchman) -> Tap:
     """The tap of a rank that does not record: it works, costs nothing and writes nothing."""
     recorder = Recorder((), rank=world.rank, ledger=ledger)
-    tap = Tap(recorder, Writer((), ledger=ledger, release=recorder.release), None, Bystander(), watchman)
+    tap = Tap(recorder, Writer((), ledger=ledger, release=recorder.release), None, adapter, watchman)
     for item in to if isinstance(to, (list, tuple)) else [to]:
         if isinstance(item, (str, os.PathLike)):
             tap.path = str(Files(item))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from tensortap.adapters.base import Clock, Wanted
@@ -10,7 +11,10 @@ from tensortap.sites import Candidate
 
 
 class Bystander:
-    """Stands in for the adapter that the other ranks have."""
+    """Stands in for the adapter that the other ranks have. A watched function is called as it is."""
+
+    def __init__(self, function: Callable[..., Any] | None = None) -> None:
+        self.call = function
 
     def candidates(self) -> list[Candidate]:
         """Nothing is tapped here."""

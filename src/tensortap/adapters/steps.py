@@ -99,7 +99,8 @@ class LaneSteps(Generic[L]):
         if ident == self._home:
             lane.follow(self._home_lane)  # of another thread, when it is gone and its number used again
             self._home_lane = lane
-            self._begin_home(lane)
+            if not self.recorder.muted:  # what is called now is no part of any step
+                self._begin_home(lane)
             return
         self._others_begin(lane)
         self._next(lane)

@@ -130,6 +130,8 @@ class TorchAdapter:
         if not regions.compiled and regions.look() and root is not None:
             self._adjust(-1)
             compiled_code.forget(root)
+            if self._ops is not None:
+                self._ops.visibility.ask_anew()
         if regions.compiled:
             regions.guard()
         armed = -1 if self._finder.spread else self._recorder.current.armed

@@ -22,6 +22,7 @@ from tensortap.adapters.torch import device_ops
 from tensortap.adapters.torch.device_batch import FIRST_WORDS, Batch
 from tensortap.adapters.torch.device_keep import land, landing, pick
 from tensortap.adapters.torch.device_streams import HostStream, quietly, stream_of
+from tensortap.adapters.torch.parts import given
 from tensortap.adapters.torch.values import CODES
 from tensortap.late import Landing
 from tensortap.recorder import OpenStep, Point, Recorder
@@ -138,7 +139,7 @@ class Devices:
                 return pick(keeper, plain, point.text, stream)
 
         def asked(function: Callable[[Any], Any]) -> Any:
-            result = function(tensor.detach())
+            result = function(given(tensor))
             with quietly(stream):
                 return landing(result, stream)
 

@@ -26,8 +26,8 @@ def fresh_key() -> int:
     return RemovableHandle(OrderedDict()).id
 
 
-def under(key: int, handle: RemovableHandle) -> RemovableHandle:
-    """The same hook under another key, the same one for every module.
+def under(key: int, handle: RemovableHandle, first: bool = False) -> RemovableHandle:
+    """The same hook under another key, the same one for every module; `first` of its hooks, if it was put there.
 
     The compiler notes keys: with one for each module, blocks that are compiled one by one would not share a graph.
     """
@@ -35,6 +35,8 @@ def under(key: int, handle: RemovableHandle) -> RemovableHandle:
         hooks = ref()
         if hooks is not None and handle.id in hooks:
             hooks[key] = hooks.pop(handle.id)
+            if first and isinstance(hooks, OrderedDict):
+                hooks.move_to_end(key, last=False)
     handle.id = key
     return handle
 

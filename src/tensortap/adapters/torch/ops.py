@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tensortap.adapters.base import OpName, Wanted
 from tensortap.adapters.torch.gradients import Steps
+from tensortap.adapters.torch.hookset import fresh_key
 from tensortap.adapters.torch.ops_inside import OPAQUE, Inside
 from tensortap.adapters.torch.ops_mode import OpMode, depth
 from tensortap.adapters.torch.ops_names import is_silent, known_operations, op_name
@@ -36,12 +37,14 @@ class Scope:
 
     __slots__ = ("counts", "owner", "path", "sites", "visible")
 
-    def __init__(self, owner: object, path: str, sites: dict[str, list[OpSite]], visible: bool) -> None:
+    def __init__(
+        self, owner: object, path: str, sites: dict[str, list[OpSite]], visible: bool, counts: dict[str, int]
+    ) -> None:
         self.owner = owner
         self.path = path
         self.sites = sites
         self.visible = visible
-        self.counts: dict[str, int] = {}
+        self.counts = counts
 
 
 class Running(threading.local):
@@ -78,6 +81,7 @@ class OpTaps:
         for i, probe in enumerate(wanted.probes):
             self.bits |= any(pattern in self.patterns for pattern in probe.patterns) << i
         self.known: dict[Any, str | None] = {}
+        self.keys = (fresh_key(), fresh_key())  # of the hooks before and after modules
         self.visibility = Visibility(taker.recorder.ledger, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
         self._running = Running(self)
@@ -144,8 +148,13 @@ class OpTaps:
             name = self.known[function] = self.wants(function)
         return None if name is None else self._site(self._running.scopes[-1], name)
 
-    def enter(self, owner: object, path: str, module: nn.Module | None = None) -> None:
-        """A module begins to run. Nothing happens unless the step is wanted, or a module around it is looked at."""
+    def enter(
+        self, owner: object, path: str, module: nn.Module | None = None, counts: dict[str, int] | None = None
+    ) -> None:
+        """A module begins to run. Nothing happens unless the step is wanted, or a module around it is looked at.
+
+        With `counts` it goes on where it was left: so many operations of each kind were done.
+        """
         running = self._running
         if not running.scopes:
             step = self.steps.current()
@@ -156,7 +165,7 @@ class OpTaps:
         sites = self._sites.get(path)
         if sites is None:
             sites = self._sites[path] = {}
-        running.scopes.append(Scope(owner, path, sites, visible))
+        running.scopes.append(Scope(owner, path, sites, visible, {} if counts is None else counts))
         if visible is not running.is_on:
             running.adjust()
 

@@ -20,7 +20,7 @@ from tensortap.adapters.torch.compiled import Regions
 from tensortap.adapters.torch.names import NamedValues
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
 from tensortap.adapters.torch.ops_names import known_operations
-from tensortap.adapters.torch.tensors import Taker
+from tensortap.adapters.torch.tensors import taker_for
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
@@ -52,7 +52,7 @@ class Steps:
 
     def begin(self) -> None:
         """A call of the function begins: it closes the step before it, unless the user does that."""
-        if getattr(self._own, "step", None) is None:
+        if getattr(self._own, "step", None) is None and not self._recorder.muted:
             if self._used and not self._clock.explicit:
                 self._clock.advance()
             self._used = True
@@ -117,7 +117,7 @@ class Operations:
     def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
         """Be ready; in a block, begin."""
         self._steps = Steps(recorder, clock)
-        self._taker = Taker(recorder)
+        self._taker = taker_for(recorder)
         self._taps = OpTaps(self._taker, self._steps, wanted, op_patterns(wanted, [self.path]), self._keep_fused)
         self._names = NamedValues(self._taker, self._steps, wanted, Regions())
         self._guard = Guard(self._taps)
@@ -125,13 +125,13 @@ class Operations:
         if self.function is None:
             self._guard.put_on()
             self._taps.mark()
-            self._taps.enter(self, "")
+            self._enter_block()
 
     def arm(self) -> None:
-        """A step has opened: in a block, numbers begin again, and the mode rests while nobody wants the step."""
+        """Another step may be open: in a block, each has its own numbers, and the mode rests where nobody wants it."""
         if self.function is None and threading.get_ident() == self._thread:
             self._taps.leave(self)
-            self._taps.enter(self, "")
+            self._enter_block()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function and see what it does."""
@@ -160,7 +160,9 @@ class Operations:
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own."""
-        return self._steps.enter(step)
+        before = self._steps.enter(step)
+        self.arm()
+        return before
 
     def closing(self, step: OpenStep) -> None:
         """Gradients of leaves that have not come by now belong to no step."""
@@ -182,6 +184,9 @@ class Operations:
         if self.function is not None and not self._called:
             missing = dict.fromkeys(missing, NOT_CALLED)
         return {text: why for text, why in self._names.unseen().items() if text not in seen} | missing
+
+    def _enter_block(self) -> None:
+        self._taps.enter(self, "", counts=self._steps.current().calls.setdefault(self, {}))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.function is not None

@@ -11,9 +11,12 @@ from torch.compiler import is_compiling
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tensortap.adapters.torch.compiled_code import compiler, pass_by
 from tensortap.adapters.torch.gradients import backward_task
 from tensortap.adapters.torch.hooks import Hook, tracing
+from tensortap.adapters.torch.hookset import under
 from tensortap.adapters.torch.ops import OpTaps
+from tensortap.adapters.torch.ops_visible import COMPILED
 from tensortap.adapters.torch.steps import running_twice
 
 
@@ -30,15 +33,23 @@ class Entering(Hook):
     def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
         """How to put it, and its counterpart, on the module. On the root it comes after the hook that finds steps."""
         first, leaving = not self.is_root, Leaving(self)
+        before, after = self.taps.keys
         return [
-            lambda module: module.register_forward_pre_hook(self, prepend=first),
-            lambda module: module.register_forward_hook(leaving, always_call=True),
+            lambda module: under(before, module.register_forward_pre_hook(self, prepend=first), first),
+            lambda module: under(after, module.register_forward_hook(leaving, always_call=True)),
         ]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Before the forward."""
         if is_compiling() or tracing():
             return
+        if callable(compiler()):  # it is about to take the forward, and would take the mode with it
+            self.taps.visibility.hidden = COMPILED
+            return
+        self.enter(module)
+
+    def enter(self, module: nn.Module) -> None:
+        """The module begins to run."""
         taps = self.taps
         try:
             if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
@@ -52,6 +63,9 @@ class Entering(Hook):
         parent = self.taps.parent()
         below = [path for path in self.paths if parent and path.startswith(f"{parent}.")]
         return [*below, *self.paths][0]
+
+
+pass_by(Entering.__call__, inside=False)  # it must see the compiler at work
 
 
 class Leaving(Hook):

@@ -47,6 +47,10 @@ class Visibility:
             self._graphs = made
             self._compiled.clear()
 
+    def ask_anew(self) -> None:
+        """Something of the model is now compiled, and no graph made yet."""
+        self._graphs = -1
+
     def of(self, module: nn.Module) -> bool:
         """Whether to look into a module that is about to run."""
         if "torch._dynamo" in sys.modules and self._calls_compiled(module):

@@ -126,6 +126,11 @@ def local_of(tensor: Any) -> Any:
     return tensor.trigger_wait() if hasattr(tensor, "trigger_wait") else tensor
 
 
+def given(tensor: Tensor) -> Any:
+    """The tensor as a function of the user's gets it. Of a DTensor the local part: its mean() would be a collective."""
+    return local_of(tensor).detach() if is_dtensor(tensor) else tensor.detach()
+
+
 def added(a: Tensor, b: Tensor) -> Tensor:
     """The sum of two tensors without communication, which sharded ones have only when they are laid out alike."""
     if not (is_dtensor(a) or is_dtensor(b)):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.device import VARIABLE, Devices
-from tensortap.adapters.torch.parts import Parts, is_dtensor, local_of
+from tensortap.adapters.torch.parts import Parts, given
 from tensortap.adapters.torch.values import CODES, values_of
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of_plain
@@ -72,7 +72,7 @@ class Taker:
                 buffer.dtype, buffer.address, buffer.shape, buffer.strides,
             )  # fmt: skip
             if row >= 0 and armed & point.keeping:
-                self.recorder.keep(step.table, row, point, armed, buffer, _given(tensor))
+                self.recorder.keep(step.table, row, point, armed, buffer, given(tensor))
             return row
         except Exception as error:
             self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
@@ -115,12 +115,12 @@ class DeviceTaker(Taker):
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """As its base, without the short way."""
         armed = step.armed & point.probes
-        return self._take_any(point, tensor, step, armed, recomputed) if armed else -1
-
-
-def _given(tensor: Tensor) -> Any:
-    """The tensor as a function of the user's gets it. Of a DTensor the local part: its mean() would be a collective."""
-    return local_of(tensor).detach() if is_dtensor(tensor) else tensor.detach()
+        if not armed:
+            return -1
+        if self.parts is not None and point.key not in self.parts.known:
+            self._look(point, tensor)
+        with aside():  # our own mode would take what the reduction does for the model's operations
+            return self._take_any(point, tensor, step, armed, recomputed)
 
 
 def taker_for(recorder: Recorder) -> Taker:
