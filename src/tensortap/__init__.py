@@ -16,6 +16,7 @@ from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.memory import Memory
 from tensortap.sinks.npy import Npy
 from tensortap.step import Record
+from tensortap.stepping import watch_step
 from tensortap.store.compact import compact
 from tensortap.store.run import Run
 from tensortap.store.run import open_run as open
@@ -84,4 +85,5 @@ __all__ = [
     "units",
     "verify",
     "watch",
+    "watch_step",
 ]

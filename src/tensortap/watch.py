@@ -79,11 +79,12 @@ class Tap:
         """What observing has cost so far, in all and by site."""
         return self.recorder.account.report(self.recorder.names)
 
-    def see(self, value: Any, name: str) -> None:
-        """Record a value under a name of your own."""
+    def see(self, value: T, name: str) -> T:
+        """Record a value under a name of your own, and give it back: in a traced step, with a tag on it."""
         try:
+            value = getattr(self._adapter, "mark", _unmarked)(name, value)
             if self._adapter is not None and self._adapter.named(name, value):
-                return
+                return value
             point = self._points.get(name, _UNKNOWN)
             if point is _UNKNOWN:
                 point = self._points[name] = self._decide(name)
@@ -92,6 +93,7 @@ class Tap:
                 self.recorder.observe(point, buffer_of(value), value, step=step)
         except Exception as error:
             self.recorder.ledger.failed("skipped_values", f"recording {name!r}", error)
+        return value
 
     def step(self, **metrics: Any) -> None:
         """Close the step. What its triggers want, given these metrics, is durable when this returns.
@@ -270,7 +272,11 @@ def tap(value: T, name: str) -> T:
     """Name a value inside your own code, and give it back unchanged. Free when nobody watches."""
     if _ACTIVE.taps:
         for watching in _ACTIVE.taps:
-            watching.see(value, name)
+            value = watching.see(value, name)
+    return value
+
+
+def _unmarked(name: str, value: T) -> T:
     return value
 
 

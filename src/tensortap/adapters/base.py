@@ -16,7 +16,9 @@ from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
 # Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
-FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx"}
+FRAMEWORKS: Final = {
+    "torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx", "flax": "jax", "equinox": "jax", "haiku": "jax",
+}  # fmt: skip
 
 
 class Clock(Protocol):
@@ -154,11 +156,11 @@ def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
         return False
 
 
-def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
-    """Decide once which probes want which places. A pattern that matches nothing raises."""
+def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bool = False) -> Wanted:
+    """Decide once which probes want which places. A pattern that matches nothing raises, unless more come late."""
     ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
     for i, probe in enumerate(probes):
-        for matches in select(probe.patterns, candidates):
+        for matches in select(probe.patterns, candidates, late=late):
             for match in matches:
                 ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
     return Wanted(ports, tuple(probes))
@@ -174,7 +176,7 @@ def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
     _refuse_operations(adapter, probes)
     candidates = adapter.candidates()
     _refuse_untappable(adapter, probes, candidates)
-    return choose(probes, candidates)
+    return choose(probes, candidates, late=getattr(adapter, "late", False))
 
 
 def _refuse_operations(adapter: Any, probes: Sequence[Probe]) -> None:

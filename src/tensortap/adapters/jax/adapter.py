@@ -1,0 +1,251 @@
+"""Taps on a model of JAX: its layers' calls are tagged, and the tags' values come out of the step, or as they are made."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, Final
+
+import jax
+import numpy as np
+
+from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
+from tensortap.adapters.base import Clock, Port, Wanted
+from tensortap.adapters.jax import calls
+from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
+from tensortap.adapters.jax.tag import Mark, tag, watchable
+from tensortap.adapters.jax.watcher import PORTS, Watcher
+from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.walk import values_in
+from tensortap.errors import UnsupportedError, nearest
+from tensortap.recorder import OpenStep, Recorder
+from tensortap.sites import Candidate
+
+PARAMETER_PORTS: Final = ("param", "grad")
+CONTEXT: Final = jax.make_user_context(None)  # part of what JAX keeps traced functions by
+_NO_LAYERS: Final = "are known when they run"
+
+
+def adapt(model: Any, **options: Any) -> JaxAdapter | None:
+    """The adapter for a module, or nothing for other objects of JAX's libraries."""
+    return JaxAdapter(model) if kind_of(model) in ("nnx", "equinox", "linen", "haiku") else None
+
+
+class JaxAdapter:
+    """Taps on one model. `live`: values are taken as they are made; otherwise `StepFunction` brings them."""
+
+    def __init__(self, model: Any, *, live: bool = True) -> None:
+        self.kind = kind_of(model)
+        self.late = self.kind not in ("nnx", "equinox")  # what layers there are shows only when they run
+        self.watcher: Watcher | None = None
+        self._model: Callable[[], Any] = weakref.ref(model) if hasattr(model, "__weakref__") else lambda: model
+        self._class = type(model)
+        self._live = live
+        self._paths = {layer.path: layer for layer in layers_of(model)}
+        self._parameters = dict(arrays_of(model))
+        self._structure = jax.tree.structure(model) if self.kind == "tree" else None
+
+    def candidates(self) -> list[Candidate]:
+        """Every layer and every parameter that is known before anything runs."""
+        layers = [
+            Candidate(path, tuple(c.__name__ for c in type(layer.module).__mro__[:-1]), PORTS, layer.leaf)
+            for path, layer in self._paths.items()
+        ]
+        ports = PARAMETER_PORTS if not self.late else PARAMETER_PORTS[:1]
+        return [*layers, *(Candidate(path, (type(p).__name__,), ports) for path, p in self._parameters.items())]
+
+    def untappable(self) -> dict[str, str]:
+        """Layers of Linen and Haiku are not known beforehand, which is said."""
+        return {f"layers of {self._class.__name__}": _NO_LAYERS} if self.late and self.kind != "tree" else {}
+
+    def describe(self) -> dict[str, Any]:
+        """The layers, and how many numbers each of them learns."""
+        return {
+            "framework": "jax",
+            "class": self._class.__name__,
+            "library": self.kind or "function",
+            "modules": [
+                {"path": path, "type": type(layer.module).__name__, "parameters": _size(layer.module)}
+                for path, layer in self._paths.items()
+            ],
+        }
+
+    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+        """See the calls of layers."""
+        self._recorder, self._wanted = recorder, wanted
+        taker, self._steps = taker or Taker(recorder), CallSteps(recorder, clock)
+        self._names = NamedArrays(taker, wanted)
+        root = self._class if self.kind in ("nnx", "equinox") else None
+        self.watcher = Watcher(wanted, taker, self._steps, root=root, live=self._live, late=self.late)
+        for path, port in wanted.ports:
+            self.watcher.wants(path, port)
+        self.watcher.seen_paths.clear()
+        if root is not None:
+            calls.join(self.watcher, self._model())
+        else:
+            calls.INTERCEPTORS.join(self.watcher)
+        if self._live:
+            _LIVE.join(self.watcher)
+
+    def arm(self) -> None:
+        """An unwanted step runs the user's own function."""
+
+    def detach(self) -> None:
+        """Classes as they were, and functions as they were traced before."""
+        if self.watcher is not None:
+            self.watcher.open = False
+            calls.leave(self.watcher)
+            calls.INTERCEPTORS.leave(self.watcher)
+            if self._live:
+                _LIVE.leave(self.watcher)
+
+    def current(self) -> OpenStep:
+        """The calling thread's step."""
+        return self._steps.current()
+
+    def enter(self, step: OpenStep | None) -> OpenStep | None:
+        """Give the calling thread a step of its own."""
+        return self._steps.enter(step)
+
+    def closing(self, step: OpenStep) -> None:
+        """Take what the step has given, and parameters that no argument of it held."""
+        if self.watcher is not None:
+            if self._live:
+                jax.effects_barrier()
+            self.watcher.settle(step)
+            self._parameters_of(step)
+        self._steps.closed(step)
+
+    def left_open(self) -> list[OpenStep]:
+        """Other threads' steps that nothing has closed. What the open step gave is taken, so that it counts as seen."""
+        if self.watcher is not None:
+            self.watcher.settle(self._recorder.current)
+        return self._steps.left_open()
+
+    def mark(self, name: str, value: Any) -> Any:
+        """A value the user named inside a step: the same value, tagged."""
+        watcher = self.watcher
+        if watcher is None or not watcher.listening():
+            return value
+        found = [
+            (slot, leaf) for slot, leaf in values_in(value, jax.Array) if watchable(leaf) and not _concrete(leaf)
+        ]
+        marked = {
+            id(leaf): tag(
+                leaf,
+                [Mark(watcher.number, name, "output", slot)] if watcher.wants_name(name, "output") else [],
+                [Mark(watcher.number, name, "grad_output", slot)] if watcher.wants_name(name, "grad_output") else [],
+                live=watcher.live,
+            )
+            for slot, leaf in found
+        }
+        return jax.tree.map(lambda leaf: marked.get(id(leaf), leaf), value) if marked else value
+
+    def named(self, name: str, value: Any) -> bool:
+        """A value the user named outside any traced function."""
+        leaves = [leaf for _, leaf in values_in(value, jax.Array)]
+        if any(not _concrete(leaf) for leaf in leaves):
+            return True  # its tag tells
+        plain = jax.tree.map(lambda leaf: np.asarray(leaf) if watchable(leaf) else leaf, value) if leaves else value
+        return self._names.see(name, plain, self.current())
+
+    def unseen(self) -> dict[str, str]:
+        """What was wanted and never seen."""
+        watcher = self.watcher
+        if watcher is None:
+            return {}
+        ports = [port for port in watcher.ports.values() if port is not None and not port.seen]
+        found = {f"{p.path}:{p.port}": p.note or watcher.notes.get(f"{p.path}:{p.port}", NEVER) for p in ports}
+        return found | dict.fromkeys(self._unanswered(watcher), NO_VALUE)
+
+    def find(self, arguments: Any) -> list[tuple[str, Any]]:
+        """The parameters of the model among a step's arguments."""
+        for value in jax.tree.leaves(arguments, is_leaf=self._is_model):
+            if self._is_model(value):
+                return arrays_of(value)
+        return []
+
+    def _is_model(self, value: Any) -> bool:
+        if self._structure is not None:
+            return isinstance(value, self._class) and jax.tree.structure(value) == self._structure
+        return type(value) is self._class and self.kind in ("nnx", "equinox")
+
+    def _parameters_of(self, step: OpenStep) -> None:
+        watcher, model = self.watcher, self._model()
+        for path, parameter in self._parameters.items() if model is not None and watcher is not None else ():
+            port = watcher.ports.get((path, "param")) if watcher is not None else None
+            if port is not None and step.armed & port.bits and path not in watcher.given and _mutable(parameter):
+                watcher.taker.take_late(port, partial(_on_host, parameter), step)
+
+    def _unanswered(self, watcher: Watcher) -> Iterable[str]:
+        """Patterns that chose nothing: names that nobody tapped, operations that nobody did."""
+        ports: list[Port] = [port for port in watcher.ports.values() if port is not None]
+        answered = {pattern for port in ports for pattern, _ in port.patterns}
+        patterns = (pattern for probe in self._wanted.probes for pattern in probe.patterns)
+        names = set(self._names.unseen())
+        for pattern in patterns:
+            if pattern not in answered and (pattern.text in names or self.late or pattern.kind == "op"):
+                yield pattern.text
+
+    def hint(self) -> None:
+        """After a first trace: say which patterns chose nothing, and what is near."""
+        watcher = self.watcher
+        for text in self._unanswered(watcher) if watcher is not None and self.late else ():
+            known = [path for path in watcher.seen_paths if path] if watcher is not None else []
+            near = " or ".join(map(repr, nearest(text.partition(":")[0], known))) or ", ".join(map(repr, known[:5]))
+            self._recorder.ledger.warn(f"late:{text}", f"{text!r} has matched nothing in this step. Its sites: {near}")
+
+
+class _Live:
+    """While somebody listens to live tags, functions are traced with them; before and after, as they were."""
+
+    def __init__(self) -> None:
+        self._numbers: tuple[int, ...] = ()
+        self._context: Any = None
+        self._lock = threading.RLock()
+
+    def join(self, watcher: Watcher) -> None:
+        """One more."""
+        self._change((*self._numbers, watcher.number))
+
+    def leave(self, watcher: Watcher) -> None:
+        """One less."""
+        self._change(tuple(n for n in self._numbers if n != watcher.number))
+
+    def _change(self, numbers: tuple[int, ...]) -> None:
+        with self._lock:
+            if self._context is not None:
+                self._context.__exit__(None, None, None)
+                self._context = None
+            if numbers:
+                self._context = CONTEXT(("tensortap live", numbers))
+                self._context.__enter__()
+            self._numbers = numbers
+
+
+_LIVE: Final = _Live()
+
+
+def _concrete(value: Any) -> bool:
+    return not isinstance(value, jax.core.Tracer)
+
+
+def _mutable(parameter: Any) -> bool:
+    return not isinstance(parameter, (jax.Array, np.ndarray))
+
+
+def _on_host(parameter: Any) -> Any:
+    return np.asarray(value_of(parameter))
+
+
+def _size(module: Any) -> int:
+    return sum(int(np.prod(value_of(p).shape)) for _, p in arrays_of(module))
+
+
+def refuse(step: Any) -> None:
+    """What is no function cannot be a step."""
+    if not callable(step):
+        raise UnsupportedError(f"watch_step() takes the function of a step first, not {type(step).__name__}: "
+                               "step = tensortap.watch_step(step_fn, model)")  # fmt: skip
