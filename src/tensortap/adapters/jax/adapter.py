@@ -84,9 +84,8 @@ class JaxAdapter:
         self.watcher.seen_paths.clear()
         if root is not None:
             calls.join(self.watcher, self._model())
-        else:
-            calls.INTERCEPTORS.join(self.watcher)
         if self._live:
+            calls.INTERCEPTORS.join(self.watcher) if root is None else None
             _LIVE.join(self.watcher)
 
     def arm(self) -> None:

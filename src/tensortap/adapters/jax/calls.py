@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
+from tensortap.adapters.jax.layers import arrays_of, dotted, kind_of, layers_of, value_of
 from tensortap.adapters.jax.operations import layer_scope
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher
@@ -226,8 +226,36 @@ def _replaced(value: Any, marked: Mapping[int, Any]) -> Any:
     return marked.get(id(value), value)
 
 
+@contextlib.contextmanager
+def intercepting(watchers: Callable[[], Sequence[Watcher]]) -> Iterator[None]:
+    """Linen's and Haiku's own way to see calls, in this thread."""
+
+    def linen_call(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        return _intercepted(watchers(), context, lambda module: ".".join(module.path), function, args, kwargs)
+
+    def haiku_call(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        return _intercepted(watchers(), context, lambda m: dotted(m.module_name), function, args, kwargs)
+
+    with contextlib.ExitStack() as stack:
+        if linen := sys.modules.get("flax.linen"):
+            stack.enter_context(linen.intercept_methods(linen_call))
+        if haiku := sys.modules.get("haiku"):
+            stack.enter_context(haiku.intercept_methods(haiku_call))
+        yield
+
+
+def _intercepted(
+    watchers: Sequence[Watcher], context: Any, path_of: Callable[[Any], str], function: Any, args: Any, kwargs: Any
+) -> Any:
+    if context.method_name != "__call__":
+        return function(*args, **kwargs)
+    path = path_of(context.module)
+    named = [Named(w, (path,)) for w in watchers if w.listening()]
+    return seen(named, type(context.module), function, args, kwargs)
+
+
 class Interceptors:
-    """Linen's and Haiku's own way to see calls, for as long as somebody listens."""
+    """For live taps: calls are seen for as long as somebody listens."""
 
     def __init__(self) -> None:
         self.watchers: tuple[Watcher, ...] = ()
@@ -237,7 +265,7 @@ class Interceptors:
         """Let a watcher see the calls of all modules."""
         with _LOCK:
             if not self.watchers:
-                self._enter()
+                self._stack.enter_context(intercepting(lambda: self.watchers))
             self.watchers = (*self.watchers, watcher)
 
     def leave(self, watcher: Watcher) -> None:
@@ -247,26 +275,6 @@ class Interceptors:
             self.watchers = tuple(other for other in self.watchers if other is not watcher)
             if had and not self.watchers:
                 self._stack.close()
-
-    def _enter(self) -> None:
-        if linen := sys.modules.get("flax.linen"):
-            self._stack.enter_context(linen.intercept_methods(self._linen))
-        if haiku := sys.modules.get("haiku"):
-            self._stack.enter_context(haiku.intercept_methods(self._haiku))
-
-    def _linen(self, function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        path = ".".join(context.module.path)
-        return self._call(context, path, function, args, kwargs)
-
-    def _haiku(self, function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        path = ".".join(part for part in context.module.module_name.split("/") if part != "~")
-        return self._call(context, path, function, args, kwargs)
-
-    def _call(self, context: Any, path: str, function: Any, args: Any, kwargs: Any) -> Any:
-        if context.method_name != "__call__":
-            return function(*args, **kwargs)
-        named = [Named(w, (path,)) for w in self.watchers if w.listening()]
-        return seen(named, type(context.module), function, args, kwargs)
 
 
 INTERCEPTORS: Final = Interceptors()

@@ -87,11 +87,20 @@ def value_of(parameter: Any) -> Any:
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     """What a module or a container holds, by name."""
     if isinstance(value, Mapping) or _is_nnx(value, "Dict"):
-        yield from ((str(name), part) for name, part in value.items())
+        yield from ((dotted(str(name)), part) for name, part in value.items())
     elif isinstance(value, (list, tuple)) or _is_nnx(value, "List"):
         yield from ((str(i), part) for i, part in enumerate(value))
     elif kind_of(value) in ("nnx", "equinox"):
         yield from ((name, part) for name, part in vars(value).items() if not name.startswith("_"))
+
+
+def dotted(name: str) -> str:
+    """Haiku's names as paths.
+
+    >>> dotted("mlp/~/linear_0")
+    'mlp.linear_0'
+    """
+    return ".".join(part for part in name.split("/") if part not in ("", "~"))
 
 
 def _is_nnx(value: Any, name: str) -> bool:

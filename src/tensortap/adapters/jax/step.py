@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tensortap.adapters.jax import calls
 from tensortap.adapters.jax.adapter import CONTEXT, JaxAdapter, refuse
 from tensortap.adapters.jax.harvest import Harvester, Item
 from tensortap.adapters.jax.layers import value_of
@@ -165,6 +166,8 @@ def _tracing(watchers: dict[int, Watcher]) -> Iterator[None]:
     """Functions inside are traced anew, with tags: what JAX has traced before has none."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(CONTEXT(("tensortap", tuple(watchers))))
+        asking = [watcher for watcher in watchers.values() if watcher.late]
+        stack.enter_context(calls.intercepting(lambda: asking))
         for watcher in watchers.values():
             watcher.trace(True)
             stack.callback(watcher.trace, False)

@@ -68,7 +68,7 @@ class Watcher:
         self.given: set[str] = set()  # parameters that a step's arguments hold
         self._wanted = wanted
         self._root = root
-        self._late = late
+        self.late = late
         self._local = _Local()
         self._pending: list[tuple[OpenStep, Sequence[Item], Sequence[Any]]] = []
         self._lock = threading.RLock()
@@ -116,7 +116,7 @@ class Watcher:
         if key not in self.ports:
             self.seen_paths[path] = None
             found = self._wanted.of(self.recorder, path, port)
-            if found is None and self._late:
+            if found is None and self.late:
                 found = self._wanted.of_late(self.recorder, Candidate(path, types, (port,), leaf), port)
             self.ports[key] = found
         return self.ports[key] is not None
