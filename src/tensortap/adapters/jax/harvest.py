@@ -274,7 +274,8 @@ def _while(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Seque
 def _shard_map(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
     """What each device holds is an entry of its own."""
     p, found = equation.params, Yield()
-    axes = PartitionSpec(tuple(p["manual_axes"]))
+    manual = p["newly_manual_axes"] if "newly_manual_axes" in p else p["manual_axes"]  # by the version of JAX
+    axes = PartitionSpec(tuple(name for name in p["mesh"].axis_names if name in manual))
 
     def function(*args: Any) -> Any:
         gives, seen = harvester.run(p["jaxpr"], (), args)
@@ -283,7 +284,7 @@ def _shard_map(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[S
 
     mapped = jax.shard_map(
         function, mesh=p["mesh"], in_specs=tuple(p["in_specs"]), out_specs=(list(p["out_specs"]), axes),
-        axis_names=set(p["manual_axes"]), check_vma=p["check_vma"],
+        axis_names=set(manual), check_vma=p["check_vma"],
     )  # fmt: skip
     gives, arrays = mapped(*given)
     return gives, found.looped(arrays)
