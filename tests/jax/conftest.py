@@ -8,7 +8,7 @@ import pytest
 import tensortap as tt
 
 pytest.importorskip("jax")
-import tensortap.adapters.jax.adapter  # noqa: E402, F401  (what is compiled before it is loaded is traced once more)
+import tensortap.adapters.jax.adapter
 
 
 @pytest.fixture

@@ -92,9 +92,9 @@ def test_a_misspelt_layer_of_linen(memory, x):
     """Where layers are known only when they run, the first step says what a pattern may have meant."""
     model = LinenNet()
     params = model.init(jax.random.key(0), x)
-    with tt.watch_step(jax.jit(model.apply), model, "frist", to=memory) as watched:
-        with pytest.warns(tt.TensortapWarning, match="'first'"):
-            watched(params, x)
+    watched = tt.watch_step(jax.jit(model.apply), model, "frist", to=memory)
+    with watched, pytest.warns(tt.TensortapWarning, match="'first'"):
+        watched(params, x)
     assert watched.tap.counts["unseen"] == 1
 
 

@@ -79,3 +79,27 @@ def test_two_taps(memory, x):
     second.close()
     assert recorded(memory) == [(0, "first:output")]
     assert recorded(other) == [(0, "second:output"), (1, "second:output")]
+
+
+def test_inside_transformations(memory):
+    """Callbacks come once for each value, in loops, branches, batches and where values are computed again."""
+    model = Net()
+
+    @jax.jit
+    def step(x):
+        @jax.checkpoint
+        def body(c, _):
+            c = jnp.pad(jax.vmap(model)(c), ((0, 0), (0, 1)))
+            return jax.lax.cond(c.sum() > 1e9, lambda c: c, jnp.sin, c), None
+
+        return jax.grad(lambda x: jax.lax.scan(body, x, None, length=3)[0].sum())(x)
+
+    x = jnp.ones((5, 3))
+    bare = step(x)
+    with tt.watch(model, "first:{output,grad_output}", to=memory) as tap:
+        tapped = step(x)
+        tap.step()
+    np.testing.assert_array_equal(bare, tapped)
+    outputs = [r for r in memory.records if r.place.port == "output"]
+    assert len(outputs) in (3, 6) and {r["shape"] for r in memory.records} == {(5, 4)}
+    assert len(memory.records) - len(outputs) == 3

@@ -82,7 +82,9 @@ def test_in_loops(memory):
 
 def test_the_nonfinite_trigger(memory):
     """A step whose rows show a NaN is the one that is kept."""
-    with tt.watch_step(lambda x: tt.tap(jnp.log(x), "x/log"), tt.probe("**", when=tt.nonfinite()), to=memory) as watched:
+    with tt.watch_step(
+        lambda x: tt.tap(jnp.log(x), "x/log"), tt.probe("**", when=tt.nonfinite()), to=memory
+    ) as watched:
         for value in (1.0, -1.0, 2.0):
             watched(jnp.full(2, value))
             watched.tap.step()

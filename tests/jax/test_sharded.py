@@ -34,5 +34,7 @@ print("seen")
 def test_shard_map():
     """What each device holds is a record of its own, with its cotangent, and the results are the same."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SCRIPT], env=environment, capture_output=True, text=True
+    )
     assert done.stdout == "seen\n", done.stderr

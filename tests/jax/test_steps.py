@@ -120,9 +120,9 @@ def test_a_step_that_cannot_be_compiled(memory):
     def step(x):
         return tt.tap(x, "x/x") * float(x.sum())  # a number that only exists outside `jit`
 
-    with tt.watch_step(step, to=memory) as watched:
-        with pytest.warns(tt.TensortapWarning, match="running the step with taps"):
-            assert watched(jnp.ones(2)).tolist() == [2, 2]
+    watched = tt.watch_step(step, to=memory)
+    with watched, pytest.warns(tt.TensortapWarning, match="running the step with taps"):
+        assert watched(jnp.ones(2)).tolist() == [2, 2]
     assert watched.tap.counts["skipped_tensors"] == 1
 
 

@@ -150,9 +150,9 @@ def test_gradients_of_a_watched_step(memory):
         return tt.tap(jnp.sin(x), "odd/sin")
 
     odd.defvjp(lambda x: (odd(x), x), lambda x, g: (g * 7.0,))
-    with tt.watch_step(lambda x: odd(x).sum(), to=memory) as watched:
-        with pytest.warns(tt.TensortapWarning, match="outermost"):
-            gradient = jax.grad(watched)(jnp.ones(2))
+    watched = tt.watch_step(lambda x: odd(x).sum(), to=memory)
+    with watched, pytest.warns(tt.TensortapWarning, match="outermost"):
+        gradient = jax.grad(watched)(jnp.ones(2))
     assert gradient.tolist() == [7.0, 7.0]
     assert watched.tap.counts["unseen_steps"] == 1
 

@@ -1,4 +1,4 @@
-"""Taps on a model of JAX: its layers' calls are tagged, and the tags' values come out of the step, or as they are made."""
+"""Taps on a model of JAX: calls of layers are tagged, and what is tagged comes out of the step, or as it is made."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class JaxAdapter:
         self._live = live
         self._paths = {layer.path: layer for layer in layers_of(model)}
         self._parameters = dict(arrays_of(model))
-        self._structure = jax.tree.structure(model) if self.kind == "tree" else None
+        self._structure: Any = jax.tree.structure(model) if self.kind == "tree" else None
 
     def candidates(self) -> list[Candidate]:
         """Every layer and every parameter that is known before anything runs."""
@@ -85,7 +85,8 @@ class JaxAdapter:
         if root is not None:
             calls.join(self.watcher, self._model())
         if self._live:
-            calls.INTERCEPTORS.join(self.watcher) if root is None else None
+            if root is None:
+                calls.INTERCEPTORS.join(self.watcher)
             _LIVE.join(self.watcher)
 
     def arm(self) -> None:
@@ -114,7 +115,7 @@ class JaxAdapter:
             if self._live:
                 jax.effects_barrier()
             self.watcher.settle(step)
-            self._parameters_of(step)
+            self._parameters_of(self.watcher, step)
         self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
@@ -128,9 +129,7 @@ class JaxAdapter:
         watcher = self.watcher
         if watcher is None or not watcher.listening():
             return value
-        found = [
-            (slot, leaf) for slot, leaf in values_in(value, jax.Array) if watchable(leaf) and not _concrete(leaf)
-        ]
+        found = [(slot, leaf) for slot, leaf in values_in(value, jax.Array) if watchable(leaf) and not _concrete(leaf)]
         marked = {
             id(leaf): tag(
                 leaf,
@@ -167,15 +166,15 @@ class JaxAdapter:
         return []
 
     def _is_model(self, value: Any) -> bool:
-        if self._structure is not None:
-            return isinstance(value, self._class) and jax.tree.structure(value) == self._structure
+        if self.kind == "tree":
+            return isinstance(value, self._class) and bool(jax.tree.structure(value) == self._structure)
         return type(value) is self._class and self.kind in ("nnx", "equinox")
 
-    def _parameters_of(self, step: OpenStep) -> None:
-        watcher, model = self.watcher, self._model()
-        for path, parameter in self._parameters.items() if model is not None and watcher is not None else ():
-            port = watcher.ports.get((path, "param")) if watcher is not None else None
-            if port is not None and step.armed & port.bits and path not in watcher.given and _mutable(parameter):
+    def _parameters_of(self, watcher: Watcher, step: OpenStep) -> None:
+        """Of NNX, whose variables have their values also where no step was given them."""
+        for path, parameter in self._parameters.items() if self.kind == "nnx" else ():
+            port = watcher.ports.get((path, "param"))
+            if port is not None and step.armed & port.bits and path not in watcher.given:
                 watcher.taker.take_late(port, partial(_on_host, parameter), step)
 
     def _unanswered(self, watcher: Watcher) -> Iterable[str]:
@@ -188,13 +187,13 @@ class JaxAdapter:
             if pattern not in answered and (pattern.text in names or self.late or pattern.kind == "op"):
                 yield pattern.text
 
-    def hint(self) -> None:
+    def hint(self, watcher: Watcher) -> None:
         """After a first trace: say which patterns chose nothing, and what is near."""
-        watcher = self.watcher
-        for text in self._unanswered(watcher) if watcher is not None and self.late else ():
-            known = [path for path in watcher.seen_paths if path] if watcher is not None else []
-            near = " or ".join(map(repr, nearest(text.partition(":")[0], known))) or ", ".join(map(repr, known[:5]))
-            self._recorder.ledger.warn(f"late:{text}", f"{text!r} has matched nothing in this step. Its sites: {near}")
+        known = [path for path in watcher.seen_paths if path]
+        for text in self._unanswered(watcher) if self.late else ():
+            near = nearest(text.partition(":")[0], known) or known[:5]
+            said = f"{text!r} has matched nothing in this step. There are {', '.join(map(repr, near)) or 'no layers'}"
+            self._recorder.ledger.warn(f"late:{text}", said)
 
 
 class _Live:
@@ -231,10 +230,6 @@ def _concrete(value: Any) -> bool:
     return not isinstance(value, jax.core.Tracer)
 
 
-def _mutable(parameter: Any) -> bool:
-    return not isinstance(parameter, (jax.Array, np.ndarray))
-
-
 def _on_host(parameter: Any) -> Any:
     return np.asarray(value_of(parameter))
 
@@ -246,5 +241,7 @@ def _size(module: Any) -> int:
 def refuse(step: Any) -> None:
     """What is no function cannot be a step."""
     if not callable(step):
-        raise UnsupportedError(f"watch_step() takes the function of a step first, not {type(step).__name__}: "
-                               "step = tensortap.watch_step(step_fn, model)")  # fmt: skip
+        raise UnsupportedError(
+            f"watch_step() takes the function of a step first, not an object of type {type(step).__name__}: "
+            "step = tensortap.watch_step(step_fn, model)"
+        )

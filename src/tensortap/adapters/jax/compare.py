@@ -26,4 +26,3 @@ def untouched(model: Any, backward: bool) -> Iterator[Callable[[Any], None]]:
 
     with kept(model):
         yield run
-

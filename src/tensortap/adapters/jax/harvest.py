@@ -20,7 +20,8 @@ from jax.sharding import PartitionSpec
 from tensortap.adapters.jax.operations import Operations
 from tensortap.adapters.jax.tag import Mark, tag_p
 
-MOST_LOOPS: Final = 64  # a while loop's length is not known before: so many of its iterations are kept, and the rest counted
+# The length of a while loop is not known before: so many of its iterations are kept, and the rest counted.
+MOST_LOOPS: Final = 64
 
 
 class Item(NamedTuple):
@@ -88,7 +89,7 @@ class Harvester:
         if self.operations is not None:
             for value, mark, operation in self.operations.of(equation, self.scope, given, gives):
                 self._take(seen, value, (mark,), operation)
-        return gives  # type: ignore[no-any-return]
+        return gives
 
     def _take(self, seen: Yield, value: Any, marks: tuple[Mark, ...], operation: str = "") -> None:
         """One value; a tag of a recomputed forward is told from the first."""
@@ -139,11 +140,11 @@ class Yield:
         for item in self.items:
             arrays = self.arrays[at : at + item.arrays]
             at += item.arrays
-            if not item.flagged:
-                loops = arrays[0].shape[: item.loops]
-                arrays = [*arrays, jnp.ones(loops, bool)]
-                item = item._replace(flagged=True, arrays=len(arrays))  # noqa: PLW2901
-            done.add(item, arrays)
+            if item.flagged:
+                done.add(item, arrays)
+            else:
+                flags = jnp.ones(arrays[0].shape[: item.loops], bool)
+                done.add(item._replace(flagged=True, arrays=len(arrays) + 1), [*arrays, flags])
         return done
 
 

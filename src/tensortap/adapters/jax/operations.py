@@ -33,7 +33,7 @@ class Operations:
     def of(
         self, equation: Any, scope: str, given: Sequence[Any], gives: Sequence[Any]
     ) -> Iterator[tuple[Any, Mark, str]]:
-        """The values of an operation that somebody wants, each with its mark. Backward ones have the port grad_input."""
+        """The values of an operation that somebody wants, each with its mark. Backward ones have grad_input."""
         stack = f"{scope}/{equation.source_info.name_stack}"
         path, call = _place(stack)
         name, backward = equation.primitive.name, _BACKWARD in stack

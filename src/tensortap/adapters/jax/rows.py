@@ -36,7 +36,7 @@ def row_of(value: Any, histogram: bool) -> tuple[Any, ...]:
 
 def _real(value: Any) -> Any:
     """The elements as the widest floats there are; complex ones by their magnitude."""
-    wide = jnp.float64 if jax.config.jax_enable_x64 else jnp.float32
+    wide = jax.dtypes.canonicalize_dtype(np.float64)
     return (jnp.abs(value) if jnp.iscomplexobj(value) else value).astype(wide)
 
 

@@ -196,4 +196,3 @@ def _key(value: Any) -> Any:
     except TypeError:
         return id(value)
     return (type(value), value)
-

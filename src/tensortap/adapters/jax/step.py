@@ -33,9 +33,9 @@ class StepFunction:
     def __init__(self, function: Callable[..., Any], adapters: Sequence[JaxAdapter], tap: Any, **options: Any) -> None:
         under = function if isinstance(function, StepFunction) else None
         self.function: Callable[..., Any] = under.function if under else function
-        self.adapters = (*(under.adapters if under else ()), *adapters)
+        self.adapters: tuple[JaxAdapter, ...] = (*(under.adapters if under else ()), *adapters)
         self.tap = tap
-        self._signature = under._signature if under else Signature(function, **options)
+        self._signature: Signature = under._signature if under else Signature(function, **options)
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         functools.update_wrapper(self, self.function, updated=())
 
@@ -81,7 +81,7 @@ class StepFunction:
             _watcher(adapter).pend(step, outcome.about.items, outcome.arrays)
             _watcher(adapter).notes.update(outcome.about.opaque)
             _watcher(adapter).given.update(outcome.about.given)
-            adapter.hint()
+            adapter.hint(_watcher(adapter))
         layout.update(outcome.about.restore, outcome.state)
         return outcome.about.restore(outcome.results)
 
@@ -136,12 +136,16 @@ class Outcome(NamedTuple):
     about: About
 
 
-jax.tree_util.register_pytree_node(
-    Outcome, lambda outcome: (outcome[:3], outcome.about), lambda about, parts: Outcome(*parts, about)
-)
+def _parts(outcome: Outcome) -> tuple[tuple[Any, ...], About]:
+    return outcome[:3], outcome.about
 
 
-def _run(function: Callable[..., Any], adapters: Sequence[JaxAdapter], layout: Layout, donated: Any, kept: Any) -> Outcome:
+jax.tree_util.register_pytree_node(Outcome, _parts, lambda about, parts: Outcome(parts[0], parts[1], parts[2], about))
+
+
+def _run(
+    function: Callable[..., Any], adapters: Sequence[JaxAdapter], layout: Layout, donated: Any, kept: Any
+) -> Outcome:
     """Traced by `jit`: the step, traced with tags, and its tags taken out."""
     restore = layout.restorer()
     watchers = {_watcher(adapter).number: _watcher(adapter) for adapter in adapters}
@@ -195,7 +199,9 @@ def _watcher(adapter: JaxAdapter) -> Watcher:
     return adapter.watcher
 
 
-def watched(function: Any, model: Any, probes: Any, watch: Callable[..., Any], options: Any, arguments: Any) -> StepFunction:
+def watched(
+    function: Any, model: Any, probes: Any, watch: Callable[..., Any], options: Any, arguments: Any
+) -> StepFunction:
     """Put taps on a function of a step."""
     refuse(function)
     adapter = JaxAdapter(model, live=False)

@@ -7,11 +7,13 @@ still there when something runs are live: they hand their value to a listener, b
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import jax
+import jax.extend.core
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -102,13 +104,23 @@ def _lower(value: Any, *, marks: tuple[Mark, ...], back: tuple[Mark, ...], live:
     return value
 
 
+def _abstract(aval: Any, *, marks: tuple[Mark, ...], back: tuple[Mark, ...], live: bool) -> tuple[Any, Any]:
+    """A live tag has the effect of a callback, so that it is kept, and can be waited for."""
+    return aval, _effects() if live and marks else jax.extend.core.no_effects
+
+
+@functools.cache
+def _effects() -> Any:
+    return jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(0.0).effects
+
+
 def _hand_over_from_graph(marks: tuple[Mark, ...]) -> Callable[[Any], None]:
     return lambda value: _hand_over(marks, np.asarray(value))
 
 
 def _define() -> None:
     tag_p.def_impl(_run)
-    tag_p.def_abstract_eval(lambda aval, **params: aval)
+    tag_p.def_effectful_abstract_eval(_abstract)
     ad.primitive_jvps[tag_p] = _jvp
     ad.primitive_transposes[tag_p] = _transpose_tag
     batching.primitive_batchers[tag_p] = _batch(tag_p)

@@ -30,6 +30,7 @@ class _Operation(Port):
     """A port of one operation: its place says which."""
 
     __slots__ = ("name",)
+    name: str
 
     def point(self, slot: str) -> Point:
         """As a layer's, with the operation's name."""
