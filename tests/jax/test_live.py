@@ -67,6 +67,12 @@ def test_linen(memory, x):
     assert recorded(memory) == [(0, "layers_0:output"), (0, "layers_2:output")]
 
 
+def test_operations():
+    """Single operations are refused, with the call that shows them."""
+    with pytest.raises(tt.TensortapError, match=r"watch_step\(step, model, 'op:dot_general'\)"):
+        tt.watch(Net(), "op:dot_general", to=tt.Memory())
+
+
 def test_two_taps(memory, x):
     """Two live taps see the same step; closing the first leaves the second."""
     model, other = Net(), tt.Memory()

@@ -126,6 +126,21 @@ def test_a_step_that_cannot_be_compiled(memory):
     assert watched.tap.counts["skipped_tensors"] == 1
 
 
+def test_an_error_of_the_users_own(memory):
+    """It comes out as it is, with nothing of ours around it, and the next step is recorded."""
+
+    @jax.jit
+    def step(x, y):
+        return tt.tap(x @ y, "x/y")
+
+    with tt.watch_step(step, to=memory) as watched:
+        with pytest.raises(TypeError) as raised:
+            watched(jnp.ones((2, 3)), jnp.ones((2, 3)))
+        watched(jnp.ones((2, 3)), jnp.ones((3, 2)))
+    assert raised.value.__context__ is None or "tensortap" not in str(raised.value.__context__)
+    assert [r["mean"] for r in memory.records] == [3.0] and "skipped_tensors" not in watched.tap.counts
+
+
 def test_two_functions_of_one_tap(memory):
     """An evaluation goes into the same run as the training."""
     with tt.watch_step(lambda x: tt.tap(x, "train/x"), to=memory) as watched:

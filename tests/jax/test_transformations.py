@@ -189,6 +189,12 @@ def test_operations(memory):
     assert records[0].place.op == "dot_general"
 
 
+def test_a_misspelt_operation():
+    """An operation that JAX does not have is refused, and the nearest one named."""
+    with pytest.raises(tt.TensortapError, match="dot_general"):
+        tt.watch_step(lambda x: x, "op:dot_genral", to=tt.Memory())
+
+
 def test_operations_in_loops(memory):
     """Operations inside scan and jit are seen too."""
 

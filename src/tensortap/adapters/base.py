@@ -166,13 +166,15 @@ def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bo
     return Wanted(ports, tuple(probes))
 
 
-def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
+def offered(adapter: Any, probes: Sequence[Probe]) -> Wanted:
     """What the probes choose of an adapter's places. What its framework cannot give is refused, and why is said."""
     framework = adapter.describe().get("framework")
     if framework in capabilities.ADAPTERS:
         for probe in probes:
             for pattern in probe.patterns:
                 capabilities.refuse(capabilities.of(framework), pattern)
+    for pattern in (p for probe in probes for p in probe.patterns if hasattr(adapter, "refuse")):
+        adapter.refuse(pattern)
     _refuse_operations(adapter, probes)
     candidates = adapter.candidates()
     _refuse_untappable(adapter, probes, candidates)

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import jax
 import numpy as np
+from jax.extend.core import Primitive, primitives
+from jax.interpreters import ad
 
 from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
 from tensortap.adapters.base import Clock, Port, Wanted
@@ -21,11 +23,12 @@ from tensortap.adapters.steps import CallSteps
 from tensortap.adapters.walk import values_in
 from tensortap.errors import UnsupportedError, nearest
 from tensortap.recorder import OpenStep, Recorder
-from tensortap.sites import Candidate
+from tensortap.sites import Candidate, Pattern
 
 PARAMETER_PORTS: Final = ("param", "grad")
 CONTEXT: Final = jax.make_user_context(None)  # part of what JAX keeps traced functions by
-_NO_LAYERS: Final = "are known when they run"
+_NO_LAYERS: Final = "are known only when they run; watch_step(step, model) with no pattern shows them"
+_NO_OPERATION: Final = "no such operation ran in a step that was observed"
 
 
 def adapt(model: Any, **options: Any) -> JaxAdapter | None:
@@ -58,7 +61,20 @@ class JaxAdapter:
 
     def untappable(self) -> dict[str, str]:
         """Layers of Linen and Haiku are not known beforehand, which is said."""
-        return {f"layers of {self._class.__name__}": _NO_LAYERS} if self.late and self.kind != "tree" else {}
+        return {"(its layers)": _NO_LAYERS} if self.kind in ("linen", "haiku") else {}
+
+    def operations(self) -> set[str]:
+        """The names of all operations: JAX's own, and those of whoever has taught it more."""
+        known = (*vars(primitives).values(), *ad.primitive_jvps)
+        return {str(primitive.name) for primitive in known if isinstance(primitive, Primitive)}
+
+    def refuse(self, pattern: Pattern) -> None:
+        """Single operations are seen in a whole step only."""
+        if self._live and pattern.kind == "op":
+            raise UnsupportedError(
+                f"{pattern.text!r}: single operations of JAX are seen where the whole step is watched: "
+                f"tensortap.watch_step(step, model, {pattern.text!r})"
+            )
 
     def describe(self) -> dict[str, Any]:
         """The layers, and how many numbers each of them learns."""
@@ -156,7 +172,7 @@ class JaxAdapter:
             return {}
         ports = [port for port in watcher.ports.values() if port is not None and not port.seen]
         found = {f"{p.path}:{p.port}": p.note or watcher.notes.get(f"{p.path}:{p.port}", NEVER) for p in ports}
-        return found | dict.fromkeys(self._unanswered(watcher), NO_VALUE)
+        return found | dict(self._unanswered(watcher))
 
     def find(self, arguments: Any) -> list[tuple[str, Any]]:
         """The parameters of the model among a step's arguments."""
@@ -177,7 +193,7 @@ class JaxAdapter:
             if port is not None and step.armed & port.bits and path not in watcher.given:
                 watcher.taker.take_late(port, partial(_on_host, parameter), step)
 
-    def _unanswered(self, watcher: Watcher) -> Iterable[str]:
+    def _unanswered(self, watcher: Watcher) -> Iterable[tuple[str, str]]:
         """Patterns that chose nothing: names that nobody tapped, operations that nobody did."""
         ports: list[Port] = [port for port in watcher.ports.values() if port is not None]
         answered = {pattern for port in ports for pattern, _ in port.patterns}
@@ -185,12 +201,12 @@ class JaxAdapter:
         names = set(self._names.unseen())
         for pattern in patterns:
             if pattern not in answered and (pattern.text in names or self.late or pattern.kind == "op"):
-                yield pattern.text
+                yield pattern.text, _NO_OPERATION if pattern.kind == "op" else NO_VALUE
 
     def hint(self, watcher: Watcher) -> None:
         """After a first trace: say which patterns chose nothing, and what is near."""
         known = [path for path in watcher.seen_paths if path]
-        for text in self._unanswered(watcher) if self.late else ():
+        for text, _ in self._unanswered(watcher) if self.late else ():
             near = nearest(text.partition(":")[0], known) or known[:5]
             said = f"{text!r} has matched nothing in this step. There are {', '.join(map(repr, near)) or 'no layers'}"
             self._recorder.ledger.warn(f"late:{text}", said)

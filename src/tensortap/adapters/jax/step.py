@@ -36,6 +36,7 @@ class StepFunction:
         self.adapters: tuple[JaxAdapter, ...] = (*(under.adapters if under else ()), *adapters)
         self.tap = tap
         self._signature: Signature = under._signature if under else Signature(function, **options)
+        self._told: set[About] = set()
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         functools.update_wrapper(self, self.function, updated=())
 
@@ -73,25 +74,36 @@ class StepFunction:
             self._differentiated(wanted)
             return self.function(*args, **kwargs)
         adapters = tuple(adapter for adapter, _ in wanted)
+        outcome, failure = None, None
         try:
             outcome = self._program(adapters)(layout, donated, kept)
         except Exception as error:
-            return self._without(wanted, error, (*donated, *kept), args, kwargs)
-        for adapter, step in wanted:
-            _watcher(adapter).pend(step, outcome.about.items, outcome.arrays)
-            _watcher(adapter).notes.update(outcome.about.opaque)
-            _watcher(adapter).given.update(outcome.about.given)
-            adapter.hint(_watcher(adapter))
+            failure = error
+        if outcome is None:  # no longer inside `except`: an error of the user's own shall show nothing of ours
+            return self._without(wanted, failure, (*donated, *kept), args, kwargs)
+        self._note(wanted, outcome)
         layout.update(outcome.about.restore, outcome.state)
         return outcome.about.restore(outcome.results)
 
-    def _without(self, wanted: Any, error: Exception, leaves: Any, args: Any, kwargs: Any) -> Any:
+    def _note(self, wanted: Sequence[tuple[JaxAdapter, OpenStep]], outcome: Outcome) -> None:
+        """Leave what the step gave with those who want it; of a new trace, also what it could not show."""
+        new = outcome.about not in self._told
+        self._told.add(outcome.about)
+        for adapter, step in wanted:
+            watcher = _watcher(adapter)
+            watcher.pend(step, outcome.about.items, outcome.arrays)
+            if new:
+                watcher.notes.update(outcome.about.opaque)
+                watcher.given.update(outcome.about.given)
+                adapter.hint(watcher)
+
+    def _without(self, wanted: Any, error: Exception | None, leaves: Any, args: Any, kwargs: Any) -> Any:
         """The step failed with taps. If it does without, the error was the user's own; otherwise it is counted."""
-        if any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
+        if error is not None and any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
             raise error
         results = self.function(*args, **kwargs)
         for adapter, _ in wanted:
-            _watcher(adapter).failed("running the step with taps", error)
+            _watcher(adapter).failed("running the step with taps", error or RuntimeError("no outcome"))
         return results
 
     def _differentiated(self, wanted: Any) -> None:
