@@ -34,7 +34,8 @@ def watch_step(
 
     `model` is a module of Flax or Equinox, nested parameters, or nothing. `options` are those of `watch`. What your own
     `jax.jit` says of static and donated arguments is known; of a function that is not compiled yet, say it here.
-    A step that no trigger wants runs your own function.
+    A step that no trigger wants runs your own function. One that is wanted is compiled as by `jax.jit`: what the
+    function reads besides its arguments is read once.
     """
     function = importlib.import_module("tensortap.adapters.jax.step")
     if isinstance(model, (str, Probe, Pattern)):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 import tensortap as tt
 
@@ -139,6 +140,16 @@ def test_an_error_of_the_users_own(memory):
         watched(jnp.ones((2, 3)), jnp.ones((3, 2)))
     assert raised.value.__context__ is None or "tensortap" not in str(raised.value.__context__)
     assert [r["mean"] for r in memory.records] == [3.0] and "skipped_tensors" not in watched.tap.counts
+
+
+def test_a_model_that_is_no_argument(memory):
+    """A model of NNX that the step reads from outside is not compiled in: the step runs as it is, which is said."""
+    model = nnx.Linear(2, 2, rngs=nnx.Rngs(0))
+    watched = tt.watch_step(lambda x: model(x), model, to=memory)
+    with watched, pytest.warns(tt.TensortapWarning, match="make it an argument"):
+        for factor in (1.0, 2.0):
+            model.bias[...] = jnp.full(2, factor)
+            assert watched(jnp.zeros((1, 2))).tolist() == [[factor, factor]]
 
 
 def test_two_functions_of_one_tap(memory):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -16,6 +15,8 @@ from jax.interpreters import ad
 from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
 from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.jax import calls
+from tensortap.adapters.jax.context import LIVE
+from tensortap.adapters.jax.intercept import INTERCEPTORS
 from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import PORTS, Watcher
@@ -26,7 +27,6 @@ from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate, Pattern
 
 PARAMETER_PORTS: Final = ("param", "grad")
-CONTEXT: Final = jax.make_user_context(None)  # part of what JAX keeps traced functions by
 _NO_LAYERS: Final = "are known only when they run; watch_step(step, model) with no pattern shows them"
 _NO_OPERATION: Final = "no such operation ran in a step that was observed"
 
@@ -102,8 +102,8 @@ class JaxAdapter:
             calls.join(self.watcher, self._model())
         if self._live:
             if root is None:
-                calls.INTERCEPTORS.join(self.watcher)
-            _LIVE.join(self.watcher)
+                INTERCEPTORS.join(self.watcher)
+            LIVE.join(self.watcher)
 
     def arm(self) -> None:
         """An unwanted step runs the user's own function."""
@@ -113,9 +113,9 @@ class JaxAdapter:
         if self.watcher is not None:
             self.watcher.open = False
             calls.leave(self.watcher)
-            calls.INTERCEPTORS.leave(self.watcher)
+            INTERCEPTORS.leave(self.watcher)
             if self._live:
-                _LIVE.leave(self.watcher)
+                LIVE.leave(self.watcher)
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -181,6 +181,13 @@ class JaxAdapter:
                 return arrays_of(value)
         return []
 
+    def refuse_constants(self, constants: Iterable[Any]) -> None:
+        """A model of NNX that a step reads without being given it would be compiled in, as it is at first."""
+        own = {id(value_of(parameter)) for parameter in self._parameters.values()} if self.kind == "nnx" else set()
+        if any(id(constant) in own for constant in constants):
+            name = self._class.__name__
+            raise UnsupportedError(f"the step reads {name} without being given it; make it an argument: step(model, x)")
+
     def _is_model(self, value: Any) -> bool:
         if self.kind == "tree":
             return isinstance(value, self._class) and bool(jax.tree.structure(value) == self._structure)
@@ -210,36 +217,6 @@ class JaxAdapter:
             near = nearest(text.partition(":")[0], known) or known[:5]
             said = f"{text!r} has matched nothing in this step. There are {', '.join(map(repr, near)) or 'no layers'}"
             self._recorder.ledger.warn(f"late:{text}", said)
-
-
-class _Live:
-    """While somebody listens to live tags, functions are traced with them; before and after, as they were."""
-
-    def __init__(self) -> None:
-        self._numbers: tuple[int, ...] = ()
-        self._context: Any = None
-        self._lock = threading.RLock()
-
-    def join(self, watcher: Watcher) -> None:
-        """One more."""
-        self._change((*self._numbers, watcher.number))
-
-    def leave(self, watcher: Watcher) -> None:
-        """One less."""
-        self._change(tuple(n for n in self._numbers if n != watcher.number))
-
-    def _change(self, numbers: tuple[int, ...]) -> None:
-        with self._lock:
-            if self._context is not None:
-                self._context.__exit__(None, None, None)
-                self._context = None
-            if numbers:
-                self._context = CONTEXT(("tensortap live", numbers))
-                self._context.__enter__()
-            self._numbers = numbers
-
-
-_LIVE: Final = _Live()
 
 
 def _concrete(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The calls of layers, seen: classes of NNX and Equinox are patched, Linen and Haiku are asked to tell.
+"""The calls of layers, seen: classes of NNX and Equinox are patched, and go back as they were.
 
 A model is built anew whenever a transformation takes it apart, so its layers are known by their place in the object
 whose call is the outermost one.
@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import jax
 
-from tensortap.adapters.jax.layers import arrays_of, dotted, kind_of, layers_of, value_of
+from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
 from tensortap.adapters.jax.operations import layer_scope
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher
@@ -224,57 +223,3 @@ def _replaced(value: Any, marked: Mapping[int, Any]) -> Any:
     if type(value) is dict:
         return {name: _replaced(part, marked) for name, part in value.items()}
     return marked.get(id(value), value)
-
-
-@contextlib.contextmanager
-def intercepting(watchers: Callable[[], Sequence[Watcher]]) -> Iterator[None]:
-    """Linen's and Haiku's own way to see calls, in this thread."""
-
-    def linen_call(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        return _intercepted(watchers(), context, lambda module: ".".join(module.path), function, args, kwargs)
-
-    def haiku_call(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        return _intercepted(watchers(), context, lambda m: dotted(m.module_name), function, args, kwargs)
-
-    with contextlib.ExitStack() as stack:
-        if linen := sys.modules.get("flax.linen"):
-            stack.enter_context(linen.intercept_methods(linen_call))
-        if haiku := sys.modules.get("haiku"):
-            stack.enter_context(haiku.intercept_methods(haiku_call))
-        yield
-
-
-def _intercepted(
-    watchers: Sequence[Watcher], context: Any, path_of: Callable[[Any], str], function: Any, args: Any, kwargs: Any
-) -> Any:
-    if context.method_name != "__call__":
-        return function(*args, **kwargs)
-    path = path_of(context.module)
-    named = [Named(w, (path,)) for w in watchers if w.listening()]
-    return seen(named, type(context.module), function, args, kwargs)
-
-
-class Interceptors:
-    """For live taps: calls are seen for as long as somebody listens."""
-
-    def __init__(self) -> None:
-        self.watchers: tuple[Watcher, ...] = ()
-        self._stack = contextlib.ExitStack()
-
-    def join(self, watcher: Watcher) -> None:
-        """Let a watcher see the calls of all modules."""
-        with _LOCK:
-            if not self.watchers:
-                self._stack.enter_context(intercepting(lambda: self.watchers))
-            self.watchers = (*self.watchers, watcher)
-
-    def leave(self, watcher: Watcher) -> None:
-        """Take it away."""
-        with _LOCK:
-            had = bool(self.watchers)
-            self.watchers = tuple(other for other in self.watchers if other is not watcher)
-            if had and not self.watchers:
-                self._stack.close()
-
-
-INTERCEPTORS: Final = Interceptors()

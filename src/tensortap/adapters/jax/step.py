@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tensortap.adapters.jax import calls
-from tensortap.adapters.jax.adapter import CONTEXT, JaxAdapter, refuse
+from tensortap.adapters.jax.adapter import JaxAdapter, refuse
+from tensortap.adapters.jax.context import CONTEXT
 from tensortap.adapters.jax.harvest import Harvester, Item
+from tensortap.adapters.jax.intercept import intercepting
 from tensortap.adapters.jax.layers import value_of
 from tensortap.adapters.jax.operations import Operations
+from tensortap.adapters.jax.rules import RULES
 from tensortap.adapters.jax.signature import Layout, Signature
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher, export
@@ -171,7 +173,9 @@ def _run(
 
     with _tracing(watchers):
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(donated, kept)
-    harvester = Harvester(export(watchers), _operations(watchers))
+    for adapter in adapters:
+        adapter.refuse_constants(closed.consts)
+    harvester = Harvester(export(watchers), RULES, _operations(watchers))
     leaves, found = harvester.run(closed.jaxpr, closed.consts, jax.tree.leaves((donated, kept)))
     results, state = jax.tree.unflatten(jax.tree.structure(shape), leaves)
     return Outcome(results, state, found.arrays, About(restore, tuple(found.items), harvester.opaque, frozenset(given)))
@@ -183,7 +187,7 @@ def _tracing(watchers: dict[int, Watcher]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(CONTEXT(("tensortap", tuple(watchers))))
         asking = [watcher for watcher in watchers.values() if watcher.late]
-        stack.enter_context(calls.intercepting(lambda: asking))
+        stack.enter_context(intercepting(lambda: asking))
         for watcher in watchers.values():
             watcher.trace(True)
             stack.callback(watcher.trace, False)
