@@ -169,6 +169,26 @@ def test_haiku(memory, seen, x):
     summary(seen()["mlp.linear_0.w:param"], first["w"])
 
 
+def test_gradients_of_nested_parameters():
+    """Where no model holds the parameters their gradients are refused, with the way to see them."""
+    with pytest.raises(tt.TensortapError, match=r"tensortap.tap\(params, 'net/params'\)"):
+        tt.watch_step(lambda params: params, {"w": jnp.ones(2)}, "w:grad", to=tt.Memory())
+
+
+def test_operations_of_layers(memory, seen, x):
+    """Operations belong to the layer that runs them, forwards and backwards, each call with numbers of its own."""
+    model = NnxNet(nnx.Rngs(0))
+    step = nnx.jit(nnx.grad(lambda model, x: (model(x) + model(x)).sum()))
+    with tt.watch_step(step, model, "second/dot_general", "second/dot_general:grad_input", to=memory) as watched:
+        watched(model, x)
+    outputs = [r for r in memory.records if r.place.port == "output"]
+    assert [(str(r.place), r.call) for r in outputs] == [("second/dot_general#0:output", i) for i in range(2)]
+    assert {r["shape"] for r in memory.records if r.place.port == "grad_input"} == {(4, 5), (5, 2), (2, 5)} & {
+        r["shape"] for r in memory.records
+    }
+    assert any(r.place.port == "grad_input" for r in memory.records)
+
+
 def test_training_nnx(memory):
     """A model of NNX trains to the same weights with and without taps, dropout and optimizer included."""
 

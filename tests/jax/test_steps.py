@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 
 import tensortap as tt
+from tensortap.adapters.jax import watcher
 
 
 def test_unwanted_steps_run_the_function_itself(memory):
@@ -150,6 +151,32 @@ def test_a_model_that_is_no_argument(memory):
         for factor in (1.0, 2.0):
             model.bias[...] = jnp.full(2, factor)
             assert watched(jnp.zeros((1, 2))).tolist() == [[factor, factor]]
+
+
+def test_types_of_every_kind(memory):
+    """Half-precision floats, integers, flags and keys go in and out; what has elements to reduce is recorded."""
+    given = {
+        "half": jnp.ones((2, 3), jnp.bfloat16), "small": jnp.ones(4, jnp.float8_e4m3fn), "whole": jnp.arange(3),
+        "flag": jnp.array([True, False]), "key": jax.random.key(0), "tiny": jnp.ones(2, jnp.int4),
+    }  # fmt: skip
+    with tt.watch_step(lambda given: tt.tap(given, "all/of"), to=memory) as watched:
+        back = watched(given)
+    assert {str(r.place): (r["dtype"], r["mean"]) for r in memory.records} == {
+        "all/of:output.half": ("bfloat16", 1.0), "all/of:output.small": ("float8_e4m3fn", 1.0),
+        "all/of:output.whole": ("int32", 1.0), "all/of:output.flag": ("bool", 0.5),
+    }  # fmt: skip
+    assert {name: value.dtype for name, value in back.items()} == {name: value.dtype for name, value in given.items()}
+
+
+def test_large_tensors_leave_as_statistics(memory, monkeypatch):
+    """A tensor that is too large to leave a step as it is leaves as a row, elements or not."""
+    monkeypatch.setattr(watcher, "MOST_BYTES", 1000)
+    with tt.watch_step(lambda x: tt.tap(x, "x/x"), tt.probe("**", keep=tt.full()), to=memory) as watched:
+        watched(jnp.ones(100))
+        watched(jnp.ones(1000))
+    assert [r["numel"] for r in memory.records] == [100, 1000]
+    assert [tensor.array.size for tensor in memory.tensors] == [100]
+    assert watched.tap.counts["large_tensors"] == 1
 
 
 def test_two_functions_of_one_tap(memory):

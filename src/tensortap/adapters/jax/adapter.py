@@ -69,7 +69,13 @@ class JaxAdapter:
         return {str(primitive.name) for primitive in known if isinstance(primitive, Primitive)}
 
     def refuse(self, pattern: Pattern) -> None:
-        """Single operations are seen in a whole step only."""
+        """Single operations are seen in a whole step only, gradients of parameters where a model holds them."""
+        if self.late and pattern.ports == {"grad"}:
+            raise UnsupportedError(
+                f"{pattern.text!r}: of JAX, gradients of parameters are seen in modules of NNX and Equinox. Name the "
+                "parameters inside the loss, params = tensortap.tap(params, 'net/params'), and watch "
+                "'net/params:grad_output'"
+            )
         if self._live and pattern.kind == "op":
             raise UnsupportedError(
                 f"{pattern.text!r}: single operations of JAX are seen where the whole step is watched: "

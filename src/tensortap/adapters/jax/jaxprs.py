@@ -35,7 +35,7 @@ def parts(equation: Any) -> list[Any]:
     return [closed.jaxpr for closed in parts_closed(equation)]
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=512)
 def tagged(jaxpr: Any) -> bool:
     """Whether anything inside a function is tagged."""
     return any(e.primitive is tag_p or any(map(tagged, parts(e))) for e in jaxpr.eqns)

@@ -208,6 +208,8 @@ class Watcher:
         if point is None or not step.armed & point.probes:
             return
         if item.kind != "raw":
+            if point.keeping & step.armed:
+                self.recorder.ledger.add("large_tensors")
             row, offset, counts = rows.read(tuple(arrays), int(np.prod(item.shape, dtype=np.int64)))
             place = (point.key, step.armed & point.probes, item.recomputed, DTYPE_CODE[item.dtype], item.shape)
             step.table.insert(*place, row, offset, counts)
