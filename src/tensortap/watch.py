@@ -257,8 +257,10 @@ def watch(
     if adapter is not None:
         offered(adapter, chosen)  # a pattern that matches nothing raises before anything is made
     own_rank = _rank() if rank is None else rank
-    about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
-    kind = "values" if model is None else type(model).__name__
+    about: dict[str, Any] = {"probes": [p.describe() for p in chosen]}
+    if adapter is not None:
+        about["model"] = adapter.describe()
+    kind = about["model"]["class"] if adapter is not None else "values"
     sinks, folder = _sinks(to, kind, own_rank, about, ledger, resume, overwrite)
     recorder = Recorder(
         chosen, rank=own_rank, start=_next_step(folder) if resume else 0, lookback=lookback,

@@ -86,7 +86,7 @@ class JaxAdapter:
         """The layers, and how many numbers each of them learns."""
         return {
             "framework": "jax",
-            "class": self._class.__name__,
+            "class": self._class.__name__ if self.kind else "function",
             "library": self.kind or "function",
             "modules": [
                 {"path": path, "type": type(layer.module).__name__, "parameters": _size(layer.module)}
