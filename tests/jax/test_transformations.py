@@ -189,6 +189,32 @@ def test_operations(memory):
     assert records[0].place.op == "dot_general"
 
 
+def test_name_scopes(memory):
+    """A scope's output is what is made inside and used outside it, in jit and scan too, not of the backward."""
+
+    def loss(w, x):
+        with jax.named_scope("outer"):
+            with jax.named_scope("first"):
+                h = jnp.sin(x @ w)
+            h = jax.jit(lambda h: jax.named_scope("inner")(jnp.cos)(h))(h) * 2
+
+        def body(c, _):
+            with jax.named_scope("loop"):
+                c = c + 1
+            return c, None
+
+        return jax.lax.scan(body, h, None, length=2)[0].sum()
+
+    w, x = jnp.ones((2, 2)), jnp.ones((3, 2))
+    records = observed(memory, jax.value_and_grad(loss), w, x, probes=("outer", "**.{first,inner}", "loop"))
+    h = np.sin(2.0)
+    assert places(records) == [
+        ("outer.first:output", 0, round(h, 4)), ("outer.inner:output", 0, round(np.cos(h), 4)),
+        ("outer:output", 0, round(2 * np.cos(h), 4)),
+        *(("loop:output", i, round(2 * np.cos(h) + i + 1, 4)) for i in range(2)),
+    ]  # fmt: skip
+
+
 def test_a_misspelt_operation():
     """An operation that JAX does not have is refused, and the nearest one named."""
     with pytest.raises(tt.TensortapError, match="dot_general"):

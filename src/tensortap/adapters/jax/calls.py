@@ -144,6 +144,8 @@ def seen(
     """Call a layer, with tags on what it is given and what it gives."""
     if not named:
         return function(*args, **kwargs)
+    for each in named:
+        each.watcher.has_layers = True
     try:
         types = tuple(base.__name__ for base in cls.__mro__[:-1])
         args, kwargs = _tagged_arguments(named, types, function, args, kwargs)

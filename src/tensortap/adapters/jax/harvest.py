@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
-from tensortap.adapters.jax.jaxprs import bind_params, marks, parts, tagged
+from tensortap.adapters.jax.jaxprs import bind_params, marks, parts, scoped, tagged
 from tensortap.adapters.jax.operations import Operations
-from tensortap.adapters.jax.tag import Mark, tag_p
+from tensortap.adapters.jax.scopes import Scopes, used_forwards
+from tensortap.adapters.jax.tag import Mark, tag_p, watchable
 
 
 class Item(NamedTuple):
@@ -49,8 +50,11 @@ class Harvester:
     export: Callable[[Any, tuple[Mark, ...], bool], Export]
     rules: Mapping[str, Rule]
     operations: Operations | None = None
+    scopes: Scopes | None = None
     opaque: dict[str, str] = field(default_factory=dict)  # paths that were tagged and cannot be seen, with the reason
     scope: str = ""
+    used: frozenset[int] | None = None
+    inside: frozenset[int] | None = None
     recomputing: bool = False
     looping: bool = False
 
@@ -58,15 +62,25 @@ class Harvester:
         """The results, and what was marked on the way."""
         values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
         seen = Yield()
+        leaving = self.scopes.of(jaxpr, self.scope, self.used) if self.scopes is not None else {}
 
         def read(atom: Any) -> Any:
             return atom.val if isinstance(atom, core.Literal) else values[atom]
 
         for equation in jaxpr.eqns:
             given = [read(atom) for atom in equation.invars]
-            gives = self._equation(equation, given, seen)
+            gives = self._within(jaxpr, equation)._equation(equation, given, seen)
             values.update(zip(equation.outvars, gives, strict=True))
+            for variable in equation.outvars if leaving else ():
+                if variable in leaving and watchable(values[variable]):
+                    self._take(seen, values[variable], tuple(leaving[variable]))
         return [read(atom) for atom in jaxpr.outvars], seen
+
+    def _within(self, jaxpr: Any, equation: Any) -> Harvester:
+        """For scopes, which of an equation's results the forward uses."""
+        if self.scopes is None or not parts(equation):
+            return self
+        return replace(self, inside=used_forwards(jaxpr, equation, self.used))
 
     def _equation(self, equation: Any, given: list[Any], seen: Yield) -> Sequence[Any]:
         if equation.primitive is tag_p:
@@ -75,7 +89,7 @@ class Harvester:
         rule = self.rules.get(equation.primitive.name)
         if self._holds(equation):
             if rule is not None:
-                inner = replace(self, scope=f"{self.scope}/{equation.source_info.name_stack}")
+                inner = replace(self, scope=f"{self.scope}/{equation.source_info.name_stack}", used=self.inside)
                 gives, found = rule(inner, equation, given)
                 seen.extend(found)
                 return gives
@@ -103,7 +117,9 @@ class Harvester:
         return any(map(self._wanted, parts(equation)))
 
     def _wanted(self, jaxpr: Any) -> bool:
-        return (self.operations is not None and bool(jaxpr.eqns)) or tagged(jaxpr)
+        if self.operations is not None and jaxpr.eqns:
+            return True
+        return tagged(jaxpr) or (self.scopes is not None and scoped(jaxpr))
 
     def cannot(self, equation: Any) -> None:
         """Note what an equation hides."""

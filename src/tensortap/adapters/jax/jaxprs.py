@@ -41,6 +41,12 @@ def tagged(jaxpr: Any) -> bool:
     return any(e.primitive is tag_p or any(map(tagged, parts(e))) for e in jaxpr.eqns)
 
 
+@functools.lru_cache(maxsize=512)
+def scoped(jaxpr: Any) -> bool:
+    """Whether anything inside a function has a name scope of its own."""
+    return any(str(e.source_info.name_stack) or any(map(scoped, parts(e))) for e in jaxpr.eqns)
+
+
 def marks(jaxpr: Any) -> list[Mark]:
     """The marks inside a function."""
     own = [mark for e in jaxpr.eqns if e.primitive is tag_p for mark in e.params["marks"]]

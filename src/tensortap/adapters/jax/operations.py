@@ -35,7 +35,7 @@ class Operations:
     ) -> Iterator[tuple[Any, Mark, str]]:
         """The values of an operation that somebody wants, each with its mark. Backward ones have grad_input."""
         stack = f"{scope}/{equation.source_info.name_stack}"
-        path, call = _place(stack)
+        path, call = place_of(stack)
         name, backward = equation.primitive.name, _BACKWARD in stack
         key = (f"{path}@{call}", name, str(backward))
         number = self._numbers[key]
@@ -47,7 +47,7 @@ class Operations:
                     yield value, Mark(listener, f"{path}/{name}#{number}", port, slot), name
 
 
-def _place(stack: str) -> tuple[str, str]:
+def place_of(stack: str) -> tuple[str, str]:
     """The layer that an operation runs in; where none is known, the user's own name scopes."""
     found = _LAYER.findall(stack)
     if found:

@@ -20,6 +20,7 @@ from tensortap.adapters.jax.intercept import intercepting
 from tensortap.adapters.jax.layers import value_of
 from tensortap.adapters.jax.operations import Operations
 from tensortap.adapters.jax.rules import RULES
+from tensortap.adapters.jax.scopes import Scopes
 from tensortap.adapters.jax.signature import Layout, Signature
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher, export
@@ -175,7 +176,7 @@ def _run(
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(donated, kept)
     for adapter in adapters:
         adapter.refuse_constants(closed.consts)
-    harvester = Harvester(export(watchers), RULES, _operations(watchers))
+    harvester = Harvester(export(watchers), RULES, _operations(watchers), _scopes(adapters))
     leaves, found = harvester.run(closed.jaxpr, closed.consts, jax.tree.leaves((donated, kept)))
     results, state = jax.tree.unflatten(jax.tree.structure(shape), leaves)
     return Outcome(results, state, found.arrays, About(restore, tuple(found.items), harvester.opaque, frozenset(given)))
@@ -199,6 +200,11 @@ def _operations(watchers: dict[int, Watcher]) -> Operations | None:
     if not asking:
         return None
     return Operations(lambda *place: [n for watcher in asking for n in watcher.wants_operation(*place)])
+
+
+def _scopes(adapters: Sequence[JaxAdapter]) -> Scopes | None:
+    asking = [_watcher(adapter) for adapter in adapters if adapter.kind in (None, "tree")]
+    return Scopes(lambda path: [n for watcher in asking for n in watcher.wants_scope(path)]) if asking else None
 
 
 def _tag_parameters(adapter: JaxAdapter, arguments: Any) -> list[str]:

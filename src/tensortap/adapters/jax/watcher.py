@@ -64,7 +64,7 @@ class Watcher:
         self.ports: dict[tuple[str, str], Port | None] = {}
         self.recorder = taker.recorder
         self.operations = [p for probe in wanted.probes for p in probe.patterns if p.is_op]
-        self.traced = False
+        self.has_layers = False  # calls of modules were seen
         self.seen_paths: dict[str, None] = {}
         self.notes: dict[str, str] = {}
         self.given: set[str] = set()  # parameters that a step's arguments hold
@@ -129,6 +129,13 @@ class Watcher:
         if key not in self.ports:
             self.ports[key] = self._wanted.of_late(self.recorder, Candidate(name, (), (port,)), port)
         return self.ports[key] is not None
+
+    def wants_scope(self, path: str) -> Sequence[int]:
+        """Its own number if a probe wants a name scope. Modules open scopes too: where there are any, they are it."""
+        if self.has_layers:
+            return ()
+        self.seen_paths[path] = None
+        return (self.number,) if self.wants_name(path, "output") else ()
 
     def wants_operation(self, path: str, name: str, number: int, port: str) -> Sequence[int]:
         """Its own number if a probe wants an operation."""
