@@ -89,3 +89,15 @@ def test_the_nonfinite_trigger(memory):
             watched(jnp.full(2, value))
             watched.tap.step()
     assert [(r.step, r["nan"]) for r in memory.records] == [(1, 2)]
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e300, 1e-300])
+def test_doubles(scale, memory):
+    """Where x64 is on, doubles keep their range and their digits, and buckets are those of the kernel."""
+    array = np.append(RNG.normal(size=50) * scale, [0.0, np.nan])
+    with jax.enable_x64(True), tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
+        watched(array)
+    (record,), expected = memory.records, tt.summarize(array)
+    for key in (*EXACT, *ROUNDED):
+        assert record[key] == pytest.approx(expected[key], rel=1e-12), key
+    assert record["dtype"] == "float64" and np.array_equal(record["hist_counts"], expected["hist_counts"])
