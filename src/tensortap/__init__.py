@@ -23,6 +23,7 @@ from tensortap.sinks.tensorboard import TensorBoard
 from tensortap.sinks.trackio import Trackio
 from tensortap.sinks.wandb import WandB
 from tensortap.step import Record
+from tensortap.stepping import watch_step
 from tensortap.store.compact import compact
 from tensortap.store.run import Run
 from tensortap.store.run import open_run as open
@@ -102,4 +103,5 @@ __all__ = [
     "units",
     "verify",
     "watch",
+    "watch_step",
 ]

@@ -151,8 +151,12 @@ class Pattern:
 PatternLike = Pattern | str | type | Callable[[Candidate], bool]
 
 
-def select(patterns: Sequence[PatternLike], candidates: Sequence[Candidate]) -> list[list[Match]]:
+def select(
+    patterns: Sequence[PatternLike], candidates: Sequence[Candidate], *, late: bool = False
+) -> list[list[Match]]:
     """The sites each pattern chooses, in the candidates' order. One that chooses none raises, unless for operations.
+
+    With `late` the candidates are not all there yet, and none raises.
 
     >>> sites = [Candidate("fc1", ("Linear",), ("output",)), Candidate("fc2", ("Linear",), ("output",))]
     >>> [[match.candidate.path for match in chosen] for chosen in select(["fc?", "fc2"], sites)]
@@ -161,7 +165,7 @@ def select(patterns: Sequence[PatternLike], candidates: Sequence[Candidate]) -> 
     chosen = []
     for pattern in map(Pattern.parse, patterns):
         matches = list(_matches(pattern, candidates))
-        if not matches and not pattern.is_op:
+        if not (matches or late or pattern.is_op):
             raise PatternError(_explain(pattern, candidates))
         chosen.append(matches)
     return chosen

@@ -118,13 +118,14 @@ class Tap:
         """With `watch(global_stats=True)`: what all ranks together saw in the last observed step that was closed."""
         return None if self._sharing is None else self._sharing.latest
 
-    def see(self, value: Any, name: str) -> None:
-        """Record a value under a name of your own."""
+    def see(self, value: T, name: str) -> T:
+        """Record a value under a name of your own, and give it back: in a traced step, with a tag on it."""
         try:
+            value = getattr(self._adapter, "mark", _unmarked)(name, value)
             if self._adapter is not None and self._adapter.named(name, value):
-                return
+                return value
             if self._compiled is not None and self._compiled(value, name):
-                return
+                return value
             point = self._points.get(name, _UNKNOWN)
             if point is _UNKNOWN:
                 point = self._points[name] = self._decide(name)
@@ -133,6 +134,7 @@ class Tap:
                 self.recorder.observe(point, buffer_of(value), value, step=step)
         except Exception as error:
             self.recorder.ledger.failed("skipped_values", f"recording {name!r}", error)
+        return value
 
     def step(self, **metrics: Any) -> None:
         """Close the step. What its triggers want, given these metrics, is durable when this returns.
@@ -329,8 +331,10 @@ def watch(
         check(chosen, model=adapter is not None, all_ranks=ranks is None, budget=budget is not None)
     if not records(ranks, world):
         return _bystander(Bystander(getattr(adapter, "function", None)), to, world, ledger, watchman)
-    about = {"probes": [p.describe() for p in chosen]} | ({} if adapter is None else {"model": adapter.describe()})
-    kind = "values" if model is None else type(model).__name__
+    about: dict[str, Any] = {"probes": [p.describe() for p in chosen]}
+    if adapter is not None:
+        about["model"] = adapter.describe()
+    kind = about["model"]["class"] if adapter is not None else "values"
     sinks, folder = _sinks(to, kind, world, about, ledger, resume, overwrite)
     recorder = Recorder(
         chosen, rank=world.rank, start=max(start, folder.start if resume and folder is not None else 0),
@@ -350,7 +354,11 @@ def tap(value: T, name: str) -> T:
     """Name a value inside your own code, and give it back unchanged. Free when nobody watches."""
     if _ACTIVE.taps:
         for watching in _ACTIVE.taps:
-            watching.see(value, name)
+            value = watching.see(value, name)
+    return value
+
+
+def _unmarked(name: str, value: T) -> T:
     return value
 
 

@@ -11,6 +11,7 @@ SUBJECTS = {
     "torch": ("torch",),
     "numpy": ("numpy",),
     "onnx": ("onnx", "onnxruntime"),
+    "jax": ("jax", "flax"),
 }
 
 

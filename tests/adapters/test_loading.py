@@ -15,7 +15,7 @@ from tensortap.adapters import capabilities
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax", "equinox", "haiku", "onnx", "onnxruntime", "sklearn")
 # What a framework itself loads.
-OWN = {"torch": {"torch"}, "numpy": set(), "onnx": {"onnx", "onnxruntime"}}
+OWN = {"torch": {"torch"}, "numpy": set(), "onnx": {"onnx", "onnxruntime"}, "jax": {"jax", "flax"}}
 SCRIPT = """
 import json, sys
 sys.path.insert(0, {here!r})

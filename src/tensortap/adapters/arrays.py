@@ -68,11 +68,11 @@ class Taker:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def take(self, point: Point, array: Array, step: OpenStep) -> None:
+    def take(self, point: Point, array: Array, step: OpenStep, recomputed: bool = False) -> None:
         """Reduce an array into the step's table."""
         if step.armed & point.probes:
             try:
-                self.recorder.observe(point, buffer_of(array), array, step=step)
+                self.recorder.observe(point, buffer_of(array), array, step=step, recomputed=recomputed)
             except Exception as error:
                 self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
 
@@ -101,9 +101,9 @@ class Catcher(Taker):
         super().__init__(recorder)
         self.found = found
 
-    def take(self, point: Point, array: Array, step: OpenStep) -> None:
+    def take(self, point: Point, array: Array, step: OpenStep, recomputed: bool = False) -> None:
         """Copy an array under its site's name."""
-        if point.probes:
+        if point.probes and not recomputed:
             self.found.put(point.text, np.array(array, copy=True))
 
 

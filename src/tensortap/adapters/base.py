@@ -21,7 +21,9 @@ from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
 # Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
-FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx"}
+FRAMEWORKS: Final = {
+    "torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx", "flax": "jax", "equinox": "jax", "haiku": "jax",
+}  # fmt: skip
 
 
 class Clock(Protocol):
@@ -199,27 +201,29 @@ def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
         return False
 
 
-def choose(probes: Sequence[Probe], candidates: Sequence[Candidate]) -> Wanted:
-    """Decide once which probes want which places. A pattern that matches nothing raises."""
+def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bool = False) -> Wanted:
+    """Decide once which probes want which places. A pattern that matches nothing raises, unless more come late."""
     ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
     for i, probe in enumerate(probes):
-        for matches in select(probe.patterns, candidates):
+        for matches in select(probe.patterns, candidates, late=late):
             for match in matches:
                 ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
     return Wanted(ports, tuple(probes))
 
 
-def offered(adapter: Adapter, probes: Sequence[Probe]) -> Wanted:
+def offered(adapter: Any, probes: Sequence[Probe]) -> Wanted:
     """What the probes choose of an adapter's places. What its framework cannot give is refused, and why is said."""
     framework = adapter.describe().get("framework")
     if framework in capabilities.ADAPTERS:
         for probe in probes:
             for pattern in probe.patterns:
                 capabilities.refuse(capabilities.of(framework), pattern)
+    for pattern in (p for probe in probes for p in probe.patterns if hasattr(adapter, "refuse")):
+        adapter.refuse(pattern)
     check_operations(probes, adapter)
     candidates = adapter.candidates()
     _refuse_untappable(adapter, probes, candidates)
-    return choose(probes, candidates)
+    return choose(probes, candidates, late=getattr(adapter, "late", False))
 
 
 def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], candidates: Sequence[Candidate]) -> None:
@@ -242,13 +246,14 @@ def check_operations(probes: Sequence[Probe], adapter: Any) -> None:
             )
         if not isinstance(adapter, HasOperations):
             raise PatternError(f"{pattern.text!r}: single operations are not seen in this framework")
-        if unknown := [group for group in operation.groups if group not in GROUPS]:
-            near = _or([f"op:@{name}" for name in nearest(unknown[0], GROUPS, 1)])
+        groups = getattr(adapter, "groups", GROUPS)
+        if unknown := [group for group in operation.groups if group not in groups]:
+            near = _or([f"op:@{name}" for name in nearest(unknown[0], groups, 1)])
             raise PatternError(
-                f"{pattern.text!r}: there is no group {unknown[0]!r} of operations, only {', '.join(GROUPS)}.{near}"
+                f"{pattern.text!r}: there is no group {unknown[0]!r} of operations, only {', '.join(groups)}.{near}"
             )
         known = adapter.operations()
-        if not any(operation.means(name, GROUPS) for name in known):
+        if not any(operation.means(name, groups) for name in known):
             near = _or([f"op:{name}" for name in nearest(operation.text, sorted(known))])
             raise PatternError(f"{pattern.text!r}: {operation.text!r} is none of {len(known)} operations.{near}")
 

@@ -24,9 +24,9 @@ class _Finder(Catcher):
         self._types = types
         self._given: dict[str, list[Seen]] = {}
 
-    def take(self, point: Point, array: Any, step: OpenStep) -> None:
+    def take(self, point: Point, array: Any, step: OpenStep, recomputed: bool = False) -> None:
         """Look at one array."""
-        if self.origin is not None:
+        if self.origin is not None or recomputed:
             return
         site, port, slot, _ = point.place
         summary = summarize(array)

@@ -32,6 +32,8 @@ def adapt(model: Any, **options: Any) -> NumpyAdapter | None:
 class NumpyAdapter:
     """Taps on one object and its layers."""
 
+    groups = ops.GROUPS
+
     def __init__(self, root: Any) -> None:
         self._root = _reference(root)
         self._ports: list[Port] = []

@@ -1,0 +1,1 @@
+"""JAX: Flax NNX and Linen, Equinox, Haiku, and plain functions."""

@@ -1,0 +1,22 @@
+"""What JAX can show."""
+
+from typing import Final
+
+from tensortap.adapters.capabilities import Capabilities
+
+CAPABILITIES: Final = Capabilities(
+    "jax",
+    "JAX",
+    lacks={
+        "update": "name it in your step, which knows it: tensortap.tap(updates, 'net/updates')",
+        "exact": "XLA compiles an observed step anew, so that rounding may differ; tt.verify says whether it does",
+    },
+    notes={
+        "output": "with `watch_step`; `watch` of a model inside `jit` uses callbacks, which are slow",
+        "grad": "NNX and Equinox; elsewhere name them: `tensortap.tap(params, 'net/params')`, port `grad_output`",
+        "op": "with `watch_step`; operations of the backward have the port `grad_input`",
+        "shared": "NNX; Equinox and JAX's trees know no sharing once a transformation took them apart",
+        "functions": "are given the tensor on the host",
+        "reused": "the iterations of a `scan`, and the first 64 of a `while_loop`, are calls",
+    },
+)

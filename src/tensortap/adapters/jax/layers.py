@@ -1,0 +1,113 @@
+"""The layers and parameters of a model, by their paths: attributes, lists, dicts; every name that a layer has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+Kind = Literal["nnx", "equinox", "linen", "haiku", "tree"]
+_BASES: Final[Mapping[str, Kind]] = {"flax.nnx": "nnx", "equinox": "equinox", "flax.linen": "linen", "haiku": "haiku"}
+_DEPTH: Final = 64
+
+
+class Layer(NamedTuple):
+    """A module that can be called, under one of its names."""
+
+    path: str
+    module: Any
+    leaf: bool
+
+
+def kind_of(model: Any) -> Kind | None:
+    """Which library a module is of; "tree" for nested parameters, nothing for anything else."""
+    for cls in type(model).__mro__:
+        if cls.__name__ == "Module":
+            home = cls.__module__.removeprefix("haiku._src.").split(".")
+            found = _BASES.get(home[0]) or _BASES.get(".".join(home[:2]))
+            if found:
+                return found
+    return "tree" if isinstance(model, (Mapping, list, tuple)) and _has_arrays(model) else None
+
+
+def _has_arrays(tree: Any) -> bool:
+    return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(tree))
+
+
+def layers_of(model: Any) -> list[Layer]:
+    """Every module below a model that can be called, the model first, in the order of attributes.
+
+    A shared module comes once for every name; one that contains itself is not entered again.
+    """
+    return list(_layers(model, "", ()))
+
+
+def _layers(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Layer]:
+    if id(value) in above or len(above) > _DEPTH:
+        return
+    inside = [layer for name, part in _parts(value) for layer in _layers(part, _join(path, name), (*above, id(value)))]
+    if is_layer(value):
+        yield Layer(path, value, leaf=not inside)
+    yield from inside
+
+
+def is_layer(value: Any) -> bool:
+    """Whether a value is a module of NNX or Equinox that can be called."""
+    return kind_of(value) in ("nnx", "equinox") and callable(value)
+
+
+def arrays_of(model: Any) -> list[tuple[str, Any]]:
+    """Every parameter below a model: a variable of NNX, an array of floats of Equinox, a leaf of nested parameters."""
+    return list(_arrays(model, "", ()))
+
+
+def _arrays(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    if is_parameter(value):
+        yield path, value
+    elif id(value) not in above and len(above) <= _DEPTH:
+        for name, part in _parts(value):
+            yield from _arrays(part, _join(path, name), (*above, id(value)))
+
+
+def is_parameter(value: Any) -> bool:
+    """Whether a value is a variable of NNX that is learnt, or an array of floats."""
+    if any(cls.__name__ == "Param" and cls.__module__.startswith("flax.nnx") for cls in type(value).__mro__):
+        return True
+    return isinstance(value, (jax.Array, np.ndarray)) and bool(jax.numpy.issubdtype(value.dtype, jax.numpy.inexact))
+
+
+def value_of(parameter: Any) -> Any:
+    """The array in a parameter."""
+    return parameter if isinstance(parameter, (jax.Array, np.ndarray)) else parameter[...]
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a module or a container holds, by name."""
+    if isinstance(value, Mapping) or _is_nnx(value, "Dict"):
+        yield from ((dotted(str(name)), part) for name, part in value.items())
+    elif isinstance(value, (list, tuple)) or _is_nnx(value, "List"):
+        yield from ((str(i), part) for i, part in enumerate(value))
+    elif kind_of(value) in ("nnx", "equinox"):
+        yield from ((name, part) for name, part in vars(value).items() if not name.startswith("_"))
+
+
+def dotted(name: str) -> str:
+    """Haiku's names as paths.
+
+    >>> dotted("mlp/~/linear_0")
+    'mlp.linear_0'
+    """
+    return ".".join(part for part in name.split("/") if part not in ("", "~"))
+
+
+def _is_nnx(value: Any, name: str) -> bool:
+    nnx = sys.modules.get("flax.nnx")
+    kind = getattr(nnx, name, None)
+    return kind is not None and isinstance(value, kind)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

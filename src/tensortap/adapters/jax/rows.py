@@ -1,0 +1,109 @@
+"""A tensor's row, computed inside the step: what leaves it is a few words instead of the tensor.
+
+Counts, minimum and maximum are exact. Moments are taken in float32 (float64 where x64 is on), scaled by a power of two
+that keeps squares in range, piece by piece so that rounding stays at a few units of the last digit.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+
+from tensortap.reduce import fallback
+from tensortap.reduce.buckets import BUCKETS
+
+VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
+# Where memory is the host's, the kernel reads a step's tensors as they leave it. "jax" has rows computed in the step.
+ON_HOST: Final = os.environ.get(VARIABLE, "") != "jax"
+_PIECE: Final = 4096
+_BIN: Final = BUCKETS  # what has no bucket: zeros and what is not finite
+
+
+def row_of(value: Any, histogram: bool) -> tuple[Any, ...]:
+    """Counts, moments, the power of two that the moments are scaled by, and the counts of a histogram if wanted."""
+    v = _real(value).reshape(-1)
+    if not v.size:
+        v = jnp.full(1, jnp.nan, v.dtype)  # its numbers are not read
+    counts, ends, moments, power = _moments(v)
+    return (counts, ends, moments, power, _buckets(v)) if histogram else (counts, ends, moments, power)
+
+
+def _real(value: Any) -> Any:
+    """The elements as the widest floats there are; complex ones by their magnitude."""
+    wide = jax.dtypes.canonicalize_dtype(np.float64)
+    return (jnp.abs(value) if jnp.iscomplexobj(value) else value).astype(wide)
+
+
+def _moments(v: Any) -> tuple[Any, Any, Any, Any]:
+    finite = jnp.isfinite(v)
+    counts = [jnp.isnan(v), jnp.isposinf(v), jnp.isneginf(v), _zero(v)]
+    low = jnp.where(finite, v, jnp.inf).min()
+    high = jnp.where(finite, v, -jnp.inf).max()
+    number = finite.sum(dtype=jnp.int32)
+    power = _power(jnp.where(number > 0, jnp.maximum(abs(low), abs(high)), 0))
+    u = lax.mul(jnp.where(finite, v, 0), jnp.exp2(power.astype(v.dtype)))
+    few = jnp.maximum(number, 1).astype(v.dtype)
+    mean = _sum(u) / few
+    away = jnp.where(finite, u - mean, 0)
+    rest = _sum(away)
+    squares = jnp.maximum(_sum(away * away) - rest * (rest / few), 0)
+    moments = jnp.stack([mean + rest / few, squares, _sum(abs(u))])
+    return jnp.stack([c.sum(dtype=jnp.int32) for c in counts]), jnp.stack([low, high]), moments, power
+
+
+def _zero(v: Any) -> Any:
+    """By its bits: a comparison takes the smallest floats for zeros."""
+    whole, rest = (jnp.int64, 2**63 - 1) if v.dtype == jnp.float64 else (jnp.int32, 2**31 - 1)
+    return (lax.bitcast_convert_type(v, whole) & rest) == 0
+
+
+def _power(size: Any) -> Any:
+    """A power of two that brings the largest magnitude near one, where its square would leave the range."""
+    wide = size.dtype == jnp.float64
+    large, small = (2.0**480, 2.0**-400) if wide else (2.0**40, 2.0**-40)
+    exponent = jnp.frexp(size)[1]
+    extreme = (size > large) | ((size < small) & (size > 0))
+    return jnp.where(extreme, jnp.clip(-exponent, *((-1000, 1000) if wide else (-100, 100))), 0).astype(jnp.int32)
+
+
+def _sum(v: Any) -> Any:
+    """Piece by piece: one running sum of millions of floats would lose digits."""
+    short = -v.size % _PIECE if v.size > _PIECE else 0
+    return jnp.pad(v, (0, short)).reshape(-1, min(v.size, _PIECE)).sum(0).sum() if short or v.size > _PIECE else v.sum()
+
+
+def _buckets(v: Any) -> Any:
+    """A count for every bucket of `reduce.buckets`; doubles are cut, never rounded, by way of their bits."""
+    single = v if v.dtype == jnp.float32 else _cut(v)
+    bits = lax.bitcast_convert_type(single, jnp.int32)
+    bucket = ((bits >> 19) & 0xFFE) | ((bits >> 31) & 1)
+    bucket = jnp.where(jnp.isfinite(v) & ~_zero(v), bucket, _BIN)
+    return jnp.zeros(BUCKETS + 1, jnp.int32).at[bucket].add(1)[:BUCKETS]
+
+
+def _cut(v: Any) -> Any:
+    single = v.astype(jnp.float32)
+    over = abs(single.astype(v.dtype)) > abs(v)
+    cut = jnp.where(over, jnp.nextafter(single, jnp.zeros_like(single)), single)
+    tiny, largest = np.float32(1e-45), np.finfo(np.float32).max
+    cut = jnp.where((cut == 0) & (v != 0), jnp.copysign(tiny, v).astype(jnp.float32), cut)
+    return jnp.where(jnp.isinf(cut), jnp.copysign(largest, cut), cut)
+
+
+def read(arrays: tuple[npt.NDArray[Any], ...], numel: int) -> tuple[Any, int, Any]:
+    """On the host: a row as tables hold it, the offset and the counts of the histogram (None without one)."""
+    if not numel:
+        row: Any = (0, 0, 0, 0, 0, *(float("nan"),) * 4, 0.0, 0.0)
+        return row, 0, np.zeros(0, np.uint32) if len(arrays) > 4 else None
+    counts, (low, high), (mean, m2, l1), power = arrays[:4]
+    nan, posinf, neginf, zeros = map(int, counts)
+    finite = numel - nan - posinf - neginf
+    moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *map(float, (low, high, mean, m2, l1)))
+    row = (numel, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, int(power)))
+    return row, *(fallback.trimmed(arrays[4]) if len(arrays) > 4 else (0, None))

@@ -1,0 +1,49 @@
+"""What a model of JAX holds that a call may change, and how its library differentiates."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from tensortap.adapters.jax.layers import kind_of, layers_of
+
+
+@contextmanager
+def kept(model: Any) -> Iterator[None]:
+    """Afterwards the variables of a model of NNX, its random state too, are what they were; others cannot change."""
+    before = jax.tree.map(lambda leaf: leaf, _state(model))
+    try:
+        yield
+    finally:
+        if before is not None:
+            sys.modules["flax.nnx"].update(model, before)
+
+
+def gradient(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
+    """The gradient by a function's first argument, a model."""
+    kind = kind_of(model)
+    if kind == "nnx":
+        found = sys.modules["flax.nnx"].grad(function)
+    elif kind == "equinox":
+        found = sys.modules["equinox"].filter_grad(function)
+    else:
+        found = jax.grad(function, allow_int=True)
+    return found  # type: ignore[no-any-return]
+
+
+def traces(model: Any) -> dict[str, Any]:
+    """Everything a careless tap could leave behind: attributes of layers and of their classes."""
+    found: dict[str, Any] = {}
+    for path, module, _ in layers_of(model):
+        own = [(name, value) for name, value in vars(module).items() if not name.startswith("_pytree")]
+        found |= {f"{path}.{name}": id(value) for name, value in own}  # NNX changes its own notes at every turn
+        found[f"{path}()"] = [base.__dict__.get("__call__") for base in type(module).__mro__]
+    return found
+
+
+def _state(model: Any) -> Any:
+    return sys.modules["flax.nnx"].state(model) if kind_of(model) == "nnx" else None
