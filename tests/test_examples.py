@@ -64,12 +64,22 @@ def test_examples_know_nothing():
     assert [name for name in EXAMPLES if "tensortap" in (ROOT / "examples" / name).read_text()] == []
 
 
-def test_the_dead_relu(tmp_path):
-    """The planted fault is the first row of the table, although accuracy does not show it."""
-    observed("digits_cnn.py", "--epochs", "1", "--fault", "dead-relu", cwd=tmp_path, options=["--keep", "stats"])
-    table = python("-m", "tensortap", "show", "out", cwd=tmp_path).stdout.splitlines()
-    first = table[next(i for i, line in enumerate(table) if line.startswith("site")) + 1]
+@pytest.mark.skipif(not (Path(sys.executable).parent / "tensortap").exists(), reason="the command is not installed")
+def test_make_demo(tmp_path):
+    """The planted fault is the table's first row and what the rules find; run and report are there, nothing opens."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "browser").write_text(f"#!/bin/sh\ntouch {tmp_path}/opened\n")
+    (tmp_path / "browser").chmod(0o755)
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "BROWSER": str(tmp_path / "browser")}
+    words = ["make", "-f", ROOT / "Makefile", "-o", ".venv/.demo", f"BIN={Path(sys.executable).parent}", "demo"]
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True)
+    said = done.stdout.splitlines()
+    first = said[next(i for i, line in enumerate(said) if line.startswith("site ")) + 1]
     assert first.startswith("block.relu:output") and "100%" in first
+    assert any(line.startswith("warning  block.relu:output  dead_units") for line in said)
+    report = tmp_path / "runs" / "demo" / "report.html"
+    assert (report.is_file() and said[-1].endswith("runs/demo/report.html")) or "Node" in done.stderr
+    assert "the run is in runs/demo" in done.stdout and not (tmp_path / "opened").exists()
 
 
 def test_the_explosion(tmp_path):

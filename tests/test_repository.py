@@ -234,8 +234,8 @@ def test_pre_commit_is_local() -> None:
     assert re.findall(r"repo: (.*)", file.read_text()) == ["local"]
 
 
-def test_demo(tmp_path: Path) -> None:
-    """The demo finds both faults and says where the run is, within 100 columns."""
+def test_the_example_without_a_framework(tmp_path: Path) -> None:
+    """It finds both faults and says where the run is, within 110 columns."""
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
     said = run(sys.executable, ROOT / "examples" / "numpy_mlp.py", cwd=tmp_path, env=env)
     assert "up.relu 100% of the elements are zero" in said

@@ -263,7 +263,7 @@ class Contract:
         assert watched.tap.counts["unseen"] == 2
 
     def test_spans(self, subject):
-        """A span is a step of its own, with labels."""
+        """A span is a step of its own."""
         require(subject, "threads")
         with Watched(subject, "fc1") as watched:
             with watched.tap.span(request="a"):

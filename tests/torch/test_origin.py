@@ -77,6 +77,55 @@ def test_an_overflow_of_what_was_large_already_points_upstream():
     assert why.startswith("overflow in float16") and "upstream" not in why
 
 
+class Masked(nn.Module):
+    """Attention whose mask of −inf comes from outside, as PyTorch's own masks do."""
+
+    def __init__(self, scale):
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc, self.scale = nn.Linear(8, 8), scale
+
+    def forward(self, x, mask):
+        q = self.fc(x) * self.scale
+        return (q @ q.T + mask).softmax(-1) @ x
+
+
+class GivesMask(nn.Module):
+    def __init__(self, scale):
+        super().__init__()
+        self.drop, self.attention = nn.Identity(), Masked(scale)
+
+    def forward(self, x):
+        return self.attention(x, mask=self.drop(nn.Transformer.generate_square_subsequent_mask(4)))
+
+
+def test_a_module_that_was_given_a_mask_is_found():
+    """A mask of −inf among the inputs hides no fault, and is none, wherever it passes through."""
+    origin = tt.locate_nonfinite(GivesMask(1e25), torch.ones(4, 8))
+    assert (origin.site, origin.operation) == ("attention", "matmul") and "overflow in float32" in origin.why
+    assert tt.locate_nonfinite(GivesMask(1.0), torch.ones(4, 8)) is None
+    found = []
+    with tt.watch(model := GivesMask(1e25), "attention", on_nonfinite=found.append, to=tt.Memory()) as tap:
+        model(torch.ones(4, 8))
+        tap.step()
+    assert [(origin.site, origin.operation) for origin in found] == [("attention", "matmul")]
+
+
+def test_a_module_that_masks_is_not_blamed():
+    """A module that returns −inf on purpose is passed over, and what goes wrong after it is found."""
+
+    def mask(x):
+        return x.masked_fill(x > 0, float("-inf")) * 0.5
+
+    healthy = net(lambda x: mask(x).softmax(-1))
+    masking = nn.Sequential(nn.Linear(8, 8), Lambda(mask), nn.Softmax(-1), Lambda(lambda x: x))
+    assert tt.locate_nonfinite(healthy, torch.randn(4, 8)) is None
+    x = torch.linspace(-3, 3, 32).reshape(4, 8)
+    assert tt.locate_nonfinite(masking, x) is None
+    masking[3] = Lambda(lambda x: (x - 1).log())
+    assert tt.locate_nonfinite(masking, x).site == "3"
+
+
 def test_broken_weights_are_the_cause():
     """A parameter that is not finite is blamed, not the operation."""
     model = net(lambda x: x)

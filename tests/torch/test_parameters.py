@@ -120,16 +120,26 @@ def test_two_optimizer_steps_in_one_step_are_two_rows_before_clipping(watch):
     assert all(list(r.numbers) == ["clip"] for r in seen.records)
 
 
-def test_clipping_by_value_is_recorded_clipped(watch):
-    """`clip_grad_value_` cannot be seen: the row is the gradient as used."""
+@pytest.mark.parametrize(
+    "clip",
+    [
+        lambda parameters: nn.utils.clip_grad_value_(parameters, 0.5),
+        lambda parameters: nn.utils.clip_grads_with_norm_(parameters, 0.5, torch.tensor(1.0)),
+        lambda parameters: [p.grad.mul_(0.5) for p in parameters],
+    ],
+    ids=["by value", "with a norm", "by hand"],
+)
+def test_other_clipping_is_recorded_clipped(watch, clip):
+    """`clip_grad_value_` and `clip_grads_with_norm_`, called themselves, are not seen: the row is what is used."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     seen = watch(model, "2.bias:grad")
     model(x()).sum().backward()
-    nn.utils.clip_grad_value_(model.parameters(), 0.5)
+    clip(list(model.parameters()))
+    used = model[2].bias.grad.max().item()
     optimizer.step()
     seen.tap.close()
-    assert seen.one("2.bias:grad")["max"] == 0.5 and seen.one("2.bias:grad").numbers == {}
+    assert used < 5 and seen.one("2.bias:grad")["max"] == used and seen.one("2.bias:grad").numbers == {}
 
 
 def test_clipping_is_as_it_was_where_nobody_asks(watch):

@@ -80,7 +80,7 @@ def test_a_report_carries_what_the_server_answers(run, page, tmp_path):
     assert header["record"] == json.loads(json.dumps(asked.header["record"]))
     assert found["/api/findings"]["running"] is False
     assert found["/api/cost"]["thinned"] == {"thinned_steps": 7}
-    assert found["/api/run"]["report"] == {"sites": 4, "of": 4}
+    assert found["/api/run"]["report"] == {"sites": 4, "of": 4, "every": 1}
     assert {"/api/runs", "/api/metrics?width=600", "/api/depth?width=600"} <= set(found)
     api.close()
 

@@ -83,4 +83,4 @@ def test_an_unknown_run_says_so(at):
     page = at("#/overview?run=nowhere", expect="404")
     sync_api.expect(page.locator(".state.failed")).to_be_visible()
     page.get_by_role("link", name="All runs").click()
-    sync_api.expect(page.locator("main tbody tr")).to_have_count(8)
+    sync_api.expect(page.locator("main tbody tr")).to_have_count(9)

@@ -66,7 +66,7 @@ def test_cost_page_names_the_dearest_sites(at):
 def test_runs_are_listed_and_lead_to_their_overview(at, heat):
     """A folder shows its runs with their state; a click opens one."""
     page = at("")
-    sync_api.expect(page.locator("main tbody tr")).to_have_count(8)
+    sync_api.expect(page.locator("main tbody tr")).to_have_count(9)
     sync_api.expect(page.locator("tr", has_text="crashed").locator(".badge")).to_have_text("crashed")
     page.get_by_role("link", name="digits-faster").click()
     heat(page).ready(18)

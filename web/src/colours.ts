@@ -1,6 +1,6 @@
 // Colour ramps. Sequential: navy over grey to yellow, which the colour-blind read as well as anyone. Diverging: blue and
 // orange about a neutral middle. What is not finite has a violet of its own, which neither ramp comes near in anyone's
-// eyes: a magenta is the blue of the second ramp to one man in twenty. tests/web/test_colours.py reads the numbers here.
+// eyes: a magenta is the blue of the second ramp to deuteranopes. tests/web/test_colours.py reads the numbers here.
 
 export const NONFINITE = "#b400ff";
 

@@ -9,7 +9,7 @@ from torch.compiler import is_compiling
 
 from tensortap.adapters.torch.gradients import backward_task
 from tensortap.adapters.torch.hooks import Hook
-from tensortap.adapters.torch.origin import explain, is_finite
+from tensortap.adapters.torch.origin import explain, is_born_in
 from tensortap.adapters.torch.parts import may_communicate
 from tensortap.adapters.torch.steps import StepFinder
 from tensortap.adapters.torch.walk import tensors_in
@@ -34,5 +34,5 @@ class OriginHook(Hook):
         # Other ranks do not run it again, so one that might wait for them is not run either; its record tells.
         if may_communicate(module, [tensor for _, tensor in tensors_in((args, kwargs))]):
             return
-        if not is_finite(output) and is_finite((args, kwargs)):
+        if is_born_in((args, kwargs), output):
             step.origin = explain(self.path, module, args, kwargs)

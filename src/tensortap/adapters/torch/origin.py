@@ -8,9 +8,9 @@ finite gradients coming in and non-finite ones going out is the origin.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -28,16 +28,23 @@ from tensortap.adapters.torch.tensors import aside
 from tensortap.adapters.torch.walk import inputs_in, tensors_in
 from tensortap.reduce.summary import summarize
 
+_MASKS: Final = 64  # calls of modules that return −inf on purpose, before the search goes on to backward
+
 
 def locate(model: nn.Module, batch: Any) -> Origin | None:
     """Run a step (forward and backward) and find the first non-finite value; the model is left as it was."""
     run = as_step(model, batch)
+    masks: set[tuple[nn.Module, int]] = set()
     with preserved(model) as restore:
-        restore()
-        forward = _watch_forward(model, run)
-        if forward is not None:
+        for _ in range(_MASKS):
             restore()
-            return _look_inside(model, run, *forward)
+            forward = _watch_forward(model, run, masks)
+            if forward is None:
+                break
+            restore()
+            if (origin := _look_inside(run, *forward)) is not None:
+                return origin
+            masks.add(forward[1:])
         restore()
         return _watch_backward(model, run)
 
@@ -51,7 +58,9 @@ def explain(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     return operations.origin
 
 
-def _watch_forward(model: nn.Module, run: Callable[[], Any]) -> tuple[str, nn.Module, int] | None:
+def _watch_forward(
+    model: nn.Module, run: Callable[[], Any], masks: Container[tuple[nn.Module, int]]
+) -> tuple[str, nn.Module, int] | None:  # fmt: skip
     """The first module to finish with finite inputs and a non-finite output, and which of its calls that was."""
     found: list[tuple[str, nn.Module, int]] = []
     calls: dict[nn.Module, int] = {}
@@ -59,7 +68,7 @@ def _watch_forward(model: nn.Module, run: Callable[[], Any]) -> tuple[str, nn.Mo
 
     def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         call = calls[module] = calls.get(module, -1) + 1
-        if not found and not is_finite(output) and is_finite((args, kwargs)):
+        if not found and (module, call) not in masks and is_born_in((args, kwargs), output):
             found.append((names[module], module, call))
 
     with _hooks([module.register_forward_hook(after, with_kwargs=True) for module in names]):
@@ -71,11 +80,12 @@ def _watch_forward(model: nn.Module, run: Callable[[], Any]) -> tuple[str, nn.Mo
     return found[0] if found else None
 
 
-def _look_inside(model: nn.Module, run: Callable[[], Any], path: str, module: nn.Module, call: int) -> Origin:
-    """Run again, this time looking at every operation while that module runs for that time."""
+def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int) -> Origin | None:
+    """Run again, looking at every operation while that module runs for that time. None: it only masks with −inf."""
     operations = _Operations(path, module)
     calls = [-1]
     given: list[Seen] = []
+    worse = [True]
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[0] += 1
@@ -86,6 +96,7 @@ def _look_inside(model: nn.Module, run: Callable[[], Any], path: str, module: nn
     def after(_: nn.Module, args: Any, output: Any) -> None:
         if calls[0] == call and operations.entered:
             operations.__exit__(None, None, None)
+            worse[0] = not _is_sound(output)
 
     with (
         _hooks(
@@ -97,8 +108,11 @@ def _look_inside(model: nn.Module, run: Callable[[], Any], path: str, module: nn
         _ignored(),
     ):
         run()
+    weights = _bad_weights(module)
+    if operations.origin is None and operations.asked and not weights and not worse[0]:
+        return None
     return operations.origin or Origin(
-        "forward", path, type(module).__name__, call=call, inputs=tuple(given), why=_bad_weights(module)
+        "forward", path, type(module).__name__, call=call, inputs=tuple(given), why=weights
     )
 
 
@@ -111,6 +125,7 @@ class _Operations(TorchFunctionMode):
         self.module = module
         self.origin: Origin | None = None
         self.entered = False
+        self.asked = False  # whether an infinity was the user's wish
 
     def __enter__(self) -> _Operations:
         self.entered = True
@@ -131,9 +146,11 @@ class _Operations(TorchFunctionMode):
         given = [Seen(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
         copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
         output = function(*args, **kwargs)
-        sound = all(seen.summary.nan == 0 and seen.summary.posinf == 0 for seen in given)
-        if sound and not is_finite(output) and not _asked_for(args, kwargs, output):
-            self._found(function, given, copies, kwargs, output)
+        if _is_new(given, output):
+            if _asked_for(args, kwargs, output):
+                self.asked = True
+            else:
+                self._found(function, given, copies, kwargs, output)
         return output
 
     def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
@@ -150,6 +167,13 @@ class _Operations(TorchFunctionMode):
             output=_summary(bad),
             why=reason,
         )
+
+
+def _is_new(given: list[Seen], output: Any) -> bool:
+    """`is_born_in`, by what was seen of the inputs before the operation, which may have changed them."""
+    if is_finite(output) or any(seen.summary.nan or seen.summary.posinf for seen in given):
+        return False
+    return not any(seen.summary.neginf for seen in given) or not _is_sound(output)
 
 
 def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
@@ -269,6 +293,20 @@ def is_finite(value: Any) -> bool:
     with aside():
         parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())  # asking a DTensor is a collective
         return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def is_born_in(given: Any, output: Any) -> bool:
+    """Whether something not finite came out and nothing like it went in. A mask of −inf may have gone in."""
+    if is_finite(output):
+        return False
+    return is_finite(given) or (_is_sound(given) and not _is_sound(output))
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether there is nothing worse than −inf in it."""
+    with aside():
+        parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())
+        return not any(bool((torch.isnan(part) | torch.isposinf(part)).any()) for part in parts)
 
 
 def _summary(tensor: Tensor) -> Any:
