@@ -27,7 +27,7 @@ from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.parts import Parts
 from tensortap.adapters.torch.pipeline import is_stage, tree_of
 from tensortap.adapters.torch.roots import RootAfter, RootBefore, RootSite
-from tensortap.adapters.torch.sharded import Sharded
+from tensortap.adapters.torch.sharded import Sharded, is_sharded
 from tensortap.adapters.torch.steps import StepFinder
 from tensortap.adapters.torch.tensors import Taker, taker_for
 from tensortap.adapters.torch.threads import Lending
@@ -256,7 +256,7 @@ class TorchAdapter:
             if compiled.issuperset(paths):
                 taps.visibility.hidden = COMPILED
                 continue
-            entering = Entering(taps, paths, module is root)
+            entering = Entering(taps, paths, module is root, is_sharded(module))
             if any(path in fused for path in paths):
                 layers.add(module, entering)
             elif module is root:
