@@ -13,6 +13,7 @@ from compiling import Residual, by_regions, fresh, graphs, in_place, train
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import tensortap as tt
 from tensortap.adapters.torch.ops_visible import COMPILED
@@ -189,3 +190,22 @@ def test_what_shards_a_model_does_not_show_as_operations(watch: Any) -> None:
         places.append({(r.step, str(r.place)) for r in seen.records if "/" in str(r.place)})
         seen.tap.close()
     assert places[0] == places[1] and (1, "1/flatten#0:output") in places[0]
+
+
+class Doubling(nn.Module):
+    """Does one operation by itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul(2)
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_operations_of_a_stage_that_rests_between(watch: Any) -> None:
+    """The operations of a pipeline stage's own forward are seen in every step that is wanted."""
+    stage = PipelineStage(Doubling(), 0, 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 1)
+    seen = watch(stage, tt.probe("op:mul", when=tt.every(2)))
+    for _ in range(5):
+        schedule.step(torch.ones(2))
+    seen.tap.close()
+    assert [(r.step, str(r.place)) for r in seen.records] == [(s, "stage0/mul#0:output") for s in (0, 2, 4)]
