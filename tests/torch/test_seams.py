@@ -10,7 +10,10 @@ import pytest
 import torch
 import torch._dynamo
 from compiling import Residual, by_regions, fresh, graphs, in_place, train
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 import tensortap as tt
 from tensortap.adapters.torch.ops_visible import COMPILED
@@ -160,3 +163,49 @@ def test_the_way_of_a_device_does_not_show_as_operations(
     with tt.ops(to=(memory := tt.Memory())):
         tt.tap(torch.ones(2).exp(), "a/b")
     assert [str(r.place) for r in memory.records] == ["/ones#0:output", "/exp#0:output"]
+
+
+@pytest.fixture
+def _one_rank() -> Iterator[None]:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_what_shards_a_model_does_not_show_as_operations(watch: Any) -> None:
+    """Under `fully_shard` the operations are those of the same model without it, under the same numbers."""
+    places = []
+    for shard in (False, True):
+        model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Flatten(), nn.Linear(2, 2))
+        if shard:
+            mesh = init_device_mesh("cpu", (1,))
+            fully_shard(model[0], mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16))
+            fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(torch.bfloat16, output_dtype=torch.float32))
+        seen = watch(model, "op:*", "op:*:grad_output", "**:grad_input")
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            seen.tap.step()
+        assert not seen.tap.counts
+        places.append({(r.step, str(r.place)) for r in seen.records if "/" in str(r.place)})
+        seen.tap.close()
+    assert places[0] == places[1] and (1, "1/flatten#0:output") in places[0]
+
+
+class Doubling(nn.Module):
+    """Does one operation by itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mul(2)
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_operations_of_a_stage_that_rests_between(watch: Any) -> None:
+    """The operations of a pipeline stage's own forward are seen in every step that is wanted."""
+    stage = PipelineStage(Doubling(), 0, 1, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, 1)
+    seen = watch(stage, tt.probe("op:mul", when=tt.every(2)))
+    for _ in range(5):
+        schedule.step(torch.ones(2))
+    seen.tap.close()
+    assert [(r.step, str(r.place)) for r in seen.records] == [(s, "stage0/mul#0:output") for s in (0, 2, 4)]

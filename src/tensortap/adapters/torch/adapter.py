@@ -3,36 +3,31 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from functools import partial
+from collections.abc import Collection
 from typing import Any, Final
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.base import Clock, Port, Wanted
+from tensortap.adapters.base import Clock, Wanted
 from tensortap.adapters.torch import compiled_code, modules, unseen
 from tensortap.adapters.torch.compiled_code import ModelRegions
-from tensortap.adapters.torch.gradients import InputEdges
-from tensortap.adapters.torch.hooks import AfterHook, BeforeHook, OutputHook
-from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet, fresh_key, under
+from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
 from tensortap.adapters.torch.names import NamedValues
-from tensortap.adapters.torch.nonfinite import OriginHook
 from tensortap.adapters.torch.ops import OpTaps, op_patterns
-from tensortap.adapters.torch.ops_hooks import Entering, LayerHooks
 from tensortap.adapters.torch.ops_names import known_operations
+from tensortap.adapters.torch.ops_placing import place
 from tensortap.adapters.torch.ops_visible import COMPILED
 from tensortap.adapters.torch.params import ParameterTaps, Stepping
 from tensortap.adapters.torch.parts import Parts
 from tensortap.adapters.torch.pipeline import is_stage, tree_of
+from tensortap.adapters.torch.placing import Placing, put_on_root, tappable, within
 from tensortap.adapters.torch.roots import RootAfter, RootBefore, RootSite
 from tensortap.adapters.torch.sharded import Sharded
 from tensortap.adapters.torch.steps import StepFinder
 from tensortap.adapters.torch.tensors import Taker, taker_for
 from tensortap.adapters.torch.threads import Lending
 from tensortap.adapters.torch.world import world
-from tensortap.adapters.walk import names_of
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
@@ -42,7 +37,6 @@ EXPORTED: Final = (
     "the model's modules, program.module() only what goes in and comes out"
 )
 _FAST_PATHS: Final = ("keep", "leave")
-Puts = list[Callable[[nn.Module], RemovableHandle]]
 
 
 def adapt(model: Any, **options: Any) -> TorchAdapter | None:
@@ -68,12 +62,9 @@ class TorchAdapter:
         self._root = weakref.ref(root)
         self._called = self._root if called is None else weakref.ref(called)
         self._tree = None if called in (None, root) else root  # a tree made for the names, which nobody else holds
-        self._ports: list[Port] = []
         self._handles: list[RemovableHandle] = []
         self._sets: list[HookSet] = []
-        self._edges = InputEdges()
         self._lending = Lending()
-        self._keys = (fresh_key(), fresh_key(), fresh_key())  # of hooks before, after, and after those
 
     def candidates(self) -> list[Candidate]:
         """Every module and parameter that can be tapped."""
@@ -99,13 +90,14 @@ class TorchAdapter:
         self._finder = StepFinder(recorder, clock, self._collecting)
         self._regions = ModelRegions(root)
         self._names = NamedValues(self._taker, self._finder, wanted, self._regions)
+        self._placing = Placing(self._taker, self._finder, wanted, self._regions, self.origins)
         called = root if (found := self._called()) is None else found
         target = RootSite(self._finder, self.arm, called, self._regions)
-        self._handles = _put_on_root(called, RootBefore(target), RootAfter(target))
+        self._handles = put_on_root(called, RootBefore(target), RootAfter(target))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
-        for module, puts, bits, paths in self._hooks(root):
-            inside = next((hooks for path, hooks in fused.items() if _within(paths, path)), None)
+        for module, puts, bits, paths in self._placing.of(root):
+            inside = next((hooks for path, hooks in fused.items() if within(paths, path)), None)
             if module is called and inside is None:  # its call has begun when a step is found to begin
                 self._handles += [put(module) for put in puts]
             else:
@@ -196,14 +188,14 @@ class TorchAdapter:
 
     def unseen(self) -> dict[str, str]:
         """Modules, ports and names that were wanted but never seen."""
-        if self._finder.lost and any(port.seen for port in self._ports):
+        if self._finder.lost and any(port.seen for port in self._placing.ports):
             self._recorder.ledger.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
         hidden = compiled_code.graphs() > 0 and not (self._regions.ran or self._finder.called)
-        found = unseen.explain(self._ports, self._root(), fused, hidden)
+        found = unseen.explain(self._placing.ports, self._root(), fused, hidden)
         if self._regions.ran:
             found = unseen.inside_graphs(found)
-        if not self._finder.lost and unseen.all_hidden(self._ports, found):
+        if not self._finder.lost and unseen.all_hidden(self._placing.ports, found):
             self._recorder.ledger.warn("compiled", unseen.ALL_HIDDEN)
         found |= self._refused | self._names.unseen()
         if self._ops is None:
@@ -229,59 +221,16 @@ class TorchAdapter:
     def _fused_set(self, layer: nn.TransformerEncoderLayer) -> HookSet:
         return FusedSet(layer) if self.fast_path == "keep" else OpenedSet(layer, self._recorder.ledger)
 
-    def _hooks(self, root: nn.Module) -> Iterable[tuple[nn.Module, Puts, int, list[str]]]:
-        """For each module that a probe wants: how to put its hooks on, for which probes, and all its names."""
-        for module, paths in _names_of(root).items():
-            ports = {
-                kind: found
-                for kind in modules.MODULE_PORTS
-                if (found := [p for path in paths if (p := self._port(path, kind)) is not None])
-            }
-            if ports:
-                bits = 0
-                for port in (port for group in ports.values() for port in group):
-                    bits |= port.bits
-                yield module, [*self._puts(ports), *self._origin_puts(paths[0])], bits, paths
-
     def _attach_ops(self, root: nn.Module, fused: dict[str, HookSet]) -> OpTaps | None:
-        """Hooks that tell which module runs, where probes want operations: a set of their own, for it may rest."""
-        names = _names_of(root)
-        patterns = op_patterns(self._wanted, [path for paths in names.values() for path in paths])
+        """Look at operations, where probes want some."""
+        patterns = op_patterns(self._wanted, [path for paths in tappable(root).values() for path in paths])
         if not patterns:
             return None
         taps = OpTaps(self._taker, self._finder, self._wanted, patterns, self.fast_path == "keep")
-        around, layers = HookSet(), LayerHooks()
-        compiled = modules.compiled_paths(root)
-        for module, paths in names.items():
-            if compiled.issuperset(paths):
-                taps.visibility.hidden = COMPILED
-                continue
-            entering = Entering(taps, paths, module is root)
-            if any(path in fused for path in paths):
-                layers.add(module, entering)
-            elif module is root:
-                self._handles += [put(root) for put in entering.puts()]
-            else:
-                inside = next((hooks for path, hooks in fused.items() if _within(paths, path)), around)
-                inside.add(module, entering.puts(), taps.bits, paths)
-        if "" in fused:
-            self._handles += [put(root) for put in layers.puts()]
-        elif fused:
-            around.add(root, layers.puts(), taps.bits, [])
+        around, handles = place(taps, root, fused)
         self._sets.append(around)
+        self._handles += handles
         return taps
-
-    def _puts(self, ports: dict[str, list[Port]]) -> Puts:
-        if list(ports) == ["output"] and len(ports["output"]) == 1:
-            hook = OutputHook(self._taker, self._finder, ports["output"][0], self._regions)
-            return [partial(_put_after, hook=hook, key=self._keys[1])]
-        before = BeforeHook(self._taker, self._finder, ports, self._edges, self._regions)
-        after = AfterHook(self._taker, self._finder, ports, before)
-        puts: Puts = [partial(_put_before, hook=before, key=self._keys[0])] if before.bits else []
-        return [*puts, partial(_put_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs))]
-
-    def _origin_puts(self, path: str) -> Puts:
-        return [partial(_put_origin, hook=OriginHook(path, self._finder), key=self._keys[2])] if self.origins else []
 
     def _scripted(self, root: nn.Module) -> dict[str, str]:
         """What the probes would want if it could be tapped."""
@@ -296,7 +245,7 @@ class TorchAdapter:
     def _attach_parameters(self, root: nn.Module) -> ParameterTaps:
         owners = modules.owners_of(root)
         ports = {
-            kind: [port for name in owners if (port := self._port(name, kind)) is not None]
+            kind: [port for name in owners if (port := self._placing.port(name, kind)) is not None]
             for kind in modules.PARAMETER_PORTS
         }
         tell = Stepping(self._finder.optimizer_starts, self._finder.optimizer_stepped)
@@ -304,54 +253,3 @@ class TorchAdapter:
 
     def _collecting(self) -> bool:
         return self._parameters.any_gradient()
-
-    def _port(self, path: str, kind: str) -> Port | None:
-        port = self._wanted.of(self._recorder, path, kind)
-        if port is not None:
-            self._ports.append(port)
-        return port
-
-
-def _names_of(root: nn.Module) -> dict[nn.Module, list[str]]:
-    """The modules that can have hooks, each with all its names."""
-    names: dict[nn.Module, list[str]] = {}
-    for path, module in modules.modules_of(root):
-        if not modules.why_not(module):
-            names.setdefault(module, []).append(path)
-    return names
-
-
-def _within(paths: Iterable[str], layer: str) -> bool:
-    return not layer or any(path == layer or path.startswith(f"{layer}.") for path in paths)
-
-
-def _put_before(module: nn.Module, hook: BeforeHook, key: int) -> RemovableHandle:
-    hook.names = names_of(module.forward)
-    return under(key, module.register_forward_pre_hook(hook, with_kwargs=True))
-
-
-def _put_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
-    return under(key, module.register_forward_hook(hook, always_call=always_call))
-
-
-def _put_origin(module: nn.Module, hook: OriginHook, key: int) -> RemovableHandle:
-    return under(key, module.register_forward_hook(hook, with_kwargs=True))
-
-
-def _put_on_root(root: nn.Module, before: RootBefore, after: RootAfter) -> list[RemovableHandle]:
-    if any(path == "" for path, _ in modules.encoder_layers(root)):
-        # Any hook on the layer itself would switch its fused path off: see all modules, and pick out this one.
-        only = weakref.ref(root)
-        return [
-            register_module_forward_pre_hook(partial(_only, only, before)),
-            register_module_forward_hook(partial(_only, only, after), always_call=True),
-        ]
-    return [
-        root.register_forward_pre_hook(before, prepend=True),
-        root.register_forward_hook(after, always_call=True),
-    ]
-
-
-def _only(root: weakref.ref[nn.Module], hook: Callable[..., None], module: nn.Module, *rest: Any) -> None:
-    if module is root():
-        hook(module, *rest)

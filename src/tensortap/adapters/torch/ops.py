@@ -81,7 +81,7 @@ class OpTaps:
         for i, probe in enumerate(wanted.probes):
             self.bits |= any(pattern in self.patterns for pattern in probe.patterns) << i
         self.known: dict[Any, str | None] = {}
-        self.keys = (fresh_key(), fresh_key())  # of the hooks before and after modules
+        self.keys = tuple(fresh_key() for _ in range(4))  # of hooks: two before modules, two after
         self.visibility = Visibility(taker.recorder.ledger, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
         self._running = Running(self)
@@ -179,6 +179,13 @@ class OpTaps:
                 if not scopes or scopes[-1].visible is not running.is_on:
                     running.adjust()
                 return
+
+    def show(self, owner: object, module: nn.Module | None) -> None:
+        """Look into the module that runs, if that may be; with None, look away for a while."""
+        running = self._running
+        if running.scopes and running.scopes[-1].owner is owner:
+            running.scopes[-1].visible = module is not None and self.visibility.of(module)
+            running.adjust()
 
     def mark(self) -> None:
         """Wherever the mode goes on in this thread from now on, it is above the modes that are on now and no other."""

@@ -21,11 +21,15 @@ from tensortap.adapters.torch.steps import running_twice
 
 
 class Entering(Hook):
-    """Sits before a module and says that it begins to run."""
+    """Sits before a module and says that it begins to run.
 
-    __slots__ = ("is_root", "paths", "taps")
+    With `veiled` it looks away while hooks that were there before it run: what shards the module does its work there.
+    """
 
-    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool) -> None:
+    __slots__ = ("is_root", "paths", "taps", "veiled")
+
+    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool, veiled: bool) -> None:
+        self.veiled = veiled
         self.taps = taps
         self.paths = tuple(paths)
         self.is_root = is_root
@@ -33,10 +37,19 @@ class Entering(Hook):
     def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
         """How to put it, and its counterpart, on the module. On the root it comes after the hook that finds steps."""
         first, leaving = not self.is_root, Leaving(self)
-        before, after = self.taps.keys
+        before, after = self.taps.keys[:2]
         return [
             lambda module: under(before, module.register_forward_pre_hook(self, prepend=first), first),
+            *(self._veils() if self.veiled else ()),
             lambda module: under(after, module.register_forward_hook(leaving, always_call=True)),
+        ]
+
+    def _veils(self) -> list[Callable[[nn.Module], RemovableHandle]]:
+        show, hide = Veil(self, show=True), Veil(self, show=False)
+        before, after = self.taps.keys[2:]
+        return [
+            lambda module: under(before, module.register_forward_pre_hook(show)),
+            lambda module: under(after, module.register_forward_hook(hide, prepend=True), True),
         ]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
@@ -55,6 +68,8 @@ class Entering(Hook):
             if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
                 taps.drop()
             taps.enter(self, self.paths[0] if len(self.paths) == 1 else self._path(), module)
+            if self.veiled:
+                taps.show(self, None)
         except Exception as error:
             taps.taker.recorder.ledger.failed("step_errors", "looking into a module", error)
 
@@ -80,6 +95,21 @@ class Leaving(Hook):
         """After the forward."""
         if not is_compiling():
             self.entering.taps.leave(self.entering)
+
+
+class Veil(Hook):
+    """Sits where the module's own work begins or ends."""
+
+    __slots__ = ("entering", "show")
+
+    def __init__(self, entering: Entering, show: bool) -> None:
+        self.entering = entering
+        self.show = show
+
+    def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
+        """Before or after the forward."""
+        if not is_compiling():
+            self.entering.taps.show(self.entering, module if self.show else None)
 
 
 class LayerHooks:

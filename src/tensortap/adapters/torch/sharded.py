@@ -35,6 +35,11 @@ class Sharded:
                 yield from group.fsdp_params
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 gathers the module's parameters before it runs, and lets go of them after."""
+    return hasattr(module, "_get_fsdp_state")
+
+
 def _groups(state: Any) -> list[Any]:
     groups = getattr(state, "_fsdp_param_groups", None)
     one = getattr(state, "_fsdp_param_group", None) if groups is None else None  # before PyTorch 2.12
