@@ -16,7 +16,7 @@ from tensortap.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
 # Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
-FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx"}
+FRAMEWORKS: Final = {"torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx", "keras": "keras"}
 
 
 class Clock(Protocol):

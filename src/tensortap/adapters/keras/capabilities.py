@@ -1,0 +1,21 @@
+"""What Keras models can show."""
+
+from typing import Final
+
+from tensortap.adapters.capabilities import Capabilities
+
+CAPABILITIES: Final = Capabilities(
+    "keras",
+    "Keras",
+    lacks={
+        "update": "watch the weight itself, 'dense.kernel:param', and take differences between steps",
+    },
+    notes={
+        "exact": "in eager mode; in a graph usually, but fusion may round otherwise",
+        "grad": "what is handed to a Keras optimizer",
+        "param": "of layers that are built",
+        "steps": "in `fit`, `evaluate` and `predict`, and by eager calls; in a `tf.function` of your own close each with tap.step()",
+        "functions": "given NumPy arrays; not inside what XLA compiles, where there are statistics and histograms",
+        "op": "TensorFlow's own operations",
+    },
+)
