@@ -134,7 +134,8 @@ class KerasAdapter:
         self._backend.steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
-        """Other threads' steps that nothing has closed."""
+        """Other threads' steps that nothing has closed. A graph may have left something for the last one of ours."""
+        self._backend.collect(self._recorder.current)
         return self._backend.steps.left_open()
 
     def named(self, name: str, value: Any) -> bool:

@@ -17,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from tensortap.adapters.arrays import Taker
+from tensortap.adapters.keras.cells import cell
 from tensortap.adapters.keras.rows import Row
 from tensortap.adapters.keras.tensors import array
 from tensortap.recorder import OpenStep, Point
@@ -37,9 +38,7 @@ class Raw:
 
     def __init__(self, point: Point, tensor: Any) -> None:
         self.point = point
-        with tf.init_scope():
-            empty = tf.zeros([0], tensor.dtype)
-            self._variable = tf.Variable(empty, shape=tf.TensorShape(None), trainable=False)
+        self._variable = cell([], tensor.dtype, tf.TensorShape(None))
 
     def write(self, tensor: Any) -> None:
         """In the graph: keep it."""
@@ -59,8 +58,7 @@ class Trace:
         self.loss: Any = None
         self.held: list[Raw | Row] = []
         self._read = 0
-        with tf.init_scope():
-            self._runs = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._runs = cell(0, tf.int64)
 
     def finish(self, wanted: Callable[[Any], Any], histograms: int) -> None:
         """End of the function: write everything, if it is wanted."""
@@ -93,9 +91,8 @@ class Graphs:
         self._limits = limits  # comparisons of the loss that the graph itself decides
         self._traces: list[Trace] = []
         self._local = threading.local()
-        with tf.init_scope():
-            self._gate = tf.Variable([True, False], trainable=False)
-            self._loss = tf.Variable([0.0, 0.0], dtype=tf.float64, trainable=False)  # the last one, and how many
+        self._gate = cell([True, False])
+        self._loss = cell([0.0, 0.0], tf.float64)  # the last one, and how many
         self._losses = 0.0
         self._set = (True, False)
 

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
+from tensortap.adapters.keras.cells import cell
 from tensortap.recorder import OpenStep, Point
 from tensortap.reduce import fallback
 from tensortap.reduce.buckets import BUCKETS
@@ -31,9 +32,8 @@ class Row:
         self.axes = tensor.shape.rank
         if self.axes is None or self.axes > _MOST_AXES:
             raise ValueError(f"a tensor with {self.axes} axes has no row in a graph")
-        with tf.init_scope():
-            self._numbers = tf.Variable(tf.zeros([_NUMBERS + self.axes], tf.float64), trainable=False)
-            self._counts = tf.Variable(tf.zeros([BUCKETS + 1], tf.int32), trainable=False) if histogram else None
+        self._numbers = cell(np.zeros(_NUMBERS + self.axes), tf.float64)
+        self._counts = cell(np.zeros(BUCKETS + 1), tf.int32) if histogram else None
 
     def write(self, tensor: Any) -> None:
         """In the graph: reduce it."""
