@@ -70,6 +70,11 @@ class KerasAdapter:
             Candidate(v.path, ("Variable",), ("param", "grad") if v.trainable else ("param",)) for v in variables_of(layers)
         ]
 
+    def operations(self) -> frozenset[str]:
+        """The names of all operations there may be."""
+        known: frozenset[str] = importlib.import_module(f"{__package__}.ops").KNOWN
+        return known
+
     def untappable(self) -> dict[str, str]:
         """Nothing is known that could not be tapped."""
         return {}
@@ -144,7 +149,8 @@ class KerasAdapter:
 
     def unseen(self) -> dict[str, str]:
         """Layers, variables and names that were wanted but never seen."""
-        return unseen(self._ports, self._names)
+        found = unseen(self._ports, self._names) | self._backend.unseen()
+        return {site: why for site, why in found.items() if why}
 
     def _model(self) -> Any:
         model = self._root()
@@ -153,22 +159,23 @@ class KerasAdapter:
         return model
 
     def _attach_all(self, model: Any, layers: list[Layer]) -> None:
+        everywhere = self._backend.look_inside(self._wanted, [layer.path for layer in layers])
         for names in _by_object(layers):
-            self._attach_layer(names, root=names[0].value is model)
+            self._attach_layer(names, root=names[0].value is model, anyway=everywhere)
         variables = variables_of(layers)
         params = ((v, self._port(v.path, "param")) for v in variables)
         self._params = [(v, port) for v, port in params if port is not None]
         grads = [(v, port) for v in variables if v.trainable and (port := self._port(v.path, "grad"))]
         self._undo += self._backend.watch(model, grads)
 
-    def _attach_layer(self, names: list[Layer], root: bool) -> None:
+    def _attach_layer(self, names: list[Layer], root: bool, anyway: bool) -> None:
         ports = [tuple(filter(None, (self._port(f.path, kind) for f in names))) for kind in PORTS]
-        if not (root or any(ports)):
+        if not (root or anyway or any(ports)):
             return
-        layer = names[0].value
+        path, layer, _ = names[0]
         for method in _METHODS:
             if hasattr(layer, method):
-                hook = self._backend.hook(dict(zip(PORTS, ports, strict=True)), getattr(layer, method), root)
+                hook = self._backend.hook(dict(zip(PORTS, ports, strict=True)), getattr(layer, method), path, root)
                 self._undo.append(join(layer, method, hook))
 
     def _port(self, path: str, kind: str) -> Port | None:

@@ -17,6 +17,13 @@ from tensortap.adapters.keras.tensors import exchanged, given_in, tensors_in
 from tensortap.errors import NonFiniteError
 
 
+Inside = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+def _nothing() -> contextlib.AbstractContextManager[None]:
+    return contextlib.nullcontext()
+
+
 class Ports(NamedTuple):
     """The ports of one layer, under all its names."""
 
@@ -29,8 +36,9 @@ class Ports(NamedTuple):
 class LayerHook:
     """Goes around a layer's `call`."""
 
-    def __init__(self, sight: Sight, ports: Ports, owner: Callable[..., Any]) -> None:
+    def __init__(self, sight: Sight, ports: Ports, owner: Callable[..., Any], inside: Inside = _nothing) -> None:
         self.sight = sight
+        self._inside = inside  # what sees the operations of this layer
         self.ports = ports
         self.bits = Ports(*(_bits(each) for each in ports))
         self._owner = owner  # the layer's own method, for the names of its arguments
@@ -41,7 +49,9 @@ class LayerHook:
             return call(*args, **kwargs)
         with self.around():
             args, kwargs = self._before(args, kwargs)
-            return self._after(call(*args, **kwargs))
+            with self._inside():
+                output = call(*args, **kwargs)
+            return self._after(output)
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:

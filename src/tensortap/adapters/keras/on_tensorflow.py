@@ -10,12 +10,13 @@ import tensorflow as tf
 from keras import tree
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import Clock, Port
+from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.keras.backend import Undo
 from tensortap.adapters.keras.gradients import OPTIMIZERS
 from tensortap.adapters.keras.graphs import Graphs
 from tensortap.adapters.keras.hooks import LayerHook, Ports, RootHook
 from tensortap.adapters.keras.layers import Variable
+from tensortap.adapters.keras.ops import GraphOps, operations
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
 from tensortap.adapters.keras.steps import KerasSteps
@@ -28,15 +29,23 @@ class OnTensorflow:
 
     def __init__(self, taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
         self.steps = KerasSteps(taker.recorder, clock)
+        self._ops: GraphOps | None = None
         self._sight = Sight(taker, self.steps, Graphs(taker, limits))
 
     def open(self, always: bool, limited: bool) -> None:
         """Set the gate that graphs ask."""
         self._sight.graphs.open(always, limited)
 
-    def hook(self, ports: Mapping[str, Sequence[Port]], method: Any, root: bool) -> Around:
+    def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
+        """See single operations, if the probes ask for any."""
+        self._ops = operations(self._sight.taker, self._sight, wanted, paths)
+        return self._ops is not None
+
+    def hook(self, ports: Mapping[str, Sequence[Port]], method: Any, path: str, root: bool) -> Around:
         """What goes around a layer's method."""
-        return (RootHook if root else LayerHook)(self._sight, Ports(**{k: tuple(v) for k, v in ports.items()}), method)
+        inside = [] if self._ops is None else [partial(self._ops.inside, path)]
+        kinds = Ports(**{kind: tuple(each) for kind, each in ports.items()})
+        return (RootHook if root else LayerHook)(self._sight, kinds, method, *inside)
 
     def watch(self, model: Any, gradients: Sequence[tuple[Variable, Port]]) -> list[Undo]:
         """See training steps, and what optimizers are given."""
@@ -53,6 +62,10 @@ class OnTensorflow:
     def collect(self, step: Any) -> None:
         """Record what graphs have left."""
         collect(self._sight, step)
+
+    def unseen(self) -> dict[str, str]:
+        """Patterns for operations that met none."""
+        return {} if self._ops is None else self._ops.unseen()
 
     def in_numpy(self, value: Any) -> Any:
         """Tensors in hand as arrays; what is in a graph has no values to give."""
