@@ -164,7 +164,7 @@ def test_a_metric_decided_in_the_graph(make, fit, memory, losses, jit):
     model = make(jit_compile=jit)
     with tt.watch(model, tt.probe("last", when=tt.metric("loss") > limit), to=memory) as tap:
         fit(model, epochs=2)
-        wrote = sum(int(trace._runs.numpy()) for trace in tap._adapter._backend._sight.graphs._traces)
+        wrote = sum(int(trace._runs.numpy()) for trace in tap._adapter._backend.sight.graphs._traces)
     assert steps(memory) == [i for i, loss in enumerate(losses.found) if loss > limit]
     assert wrote == len(steps(memory)) == 2
 

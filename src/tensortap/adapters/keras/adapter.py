@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -12,9 +12,10 @@ import keras
 import numpy as np
 
 from tensortap.adapters.arrays import NamedArrays, Taker, unseen
-from tensortap.adapters.base import Adapter, Clock, Port, Wanted
+from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.keras.backend import Backend
 from tensortap.adapters.keras.layers import Layer, Variable, layers_of, variables_of
+from tensortap.adapters.keras.sight import arrays_of
 from tensortap.adapters.keras.standins import join
 from tensortap.errors import UnsupportedError
 from tensortap.recorder import OpenStep, Recorder
@@ -22,35 +23,13 @@ from tensortap.sites import Candidate
 from tensortap.triggers.measured import comparison
 
 PORTS: Final = ("output", "input", "grad_output", "grad_input")
-_ON_TENSORFLOW: Final = "tensortap.adapters.keras.on_tensorflow"
+_BACKENDS: Final = {"tensorflow": "OnTensorflow", "torch": "OnTorch", "jax": "OnJax"}
 _METHODS: Final = ("call", "quantized_call")
 
 
-def adapt(model: Any, **options: Any) -> Adapter | None:
+def adapt(model: Any, **options: Any) -> KerasAdapter | None:
     """The adapter for a layer or model."""
-    if not isinstance(model, keras.Layer):
-        return None
-    if other := delegated("adapter"):
-        return other.adapt(model, **options)  # type: ignore[no-any-return]
-    return watching(model)
-
-
-def delegated(part: str) -> Any:
-    """On the PyTorch backend layers are modules, which PyTorch's adapter knows: its module of that name, else nothing."""
-    if keras.backend.backend() != "torch":
-        return None
-    return importlib.import_module(f"tensortap.adapters.torch.{part}")
-
-
-def watching(model: Any) -> KerasAdapter:
-    """This adapter, where the backend is one that it knows."""
-    backend = keras.backend.backend()
-    if backend != "tensorflow":
-        raise UnsupportedError(
-            f"Keras on the {backend} backend cannot be watched as a model. Use KERAS_BACKEND=tensorflow or torch, or "
-            "name values: with tensortap.watch(): tensortap.tap(x, 'name')"
-        )
-    return KerasAdapter(model)
+    return KerasAdapter(model) if isinstance(model, keras.Layer) else None
 
 
 class KerasAdapter:
@@ -72,6 +51,8 @@ class KerasAdapter:
 
     def operations(self) -> frozenset[str]:
         """The names of all operations there may be."""
+        if keras.backend.backend() != "tensorflow":
+            return frozenset()
         known: frozenset[str] = importlib.import_module(f"{__package__}.ops").KNOWN
         return known
 
@@ -87,7 +68,7 @@ class KerasAdapter:
             {"path": layer.path, "type": type(layer.value).__name__, "parameters": _own(layer.path, sizes)}
             for layer in layers
         ]
-        return {"framework": "keras", "class": type(self._model()).__name__, "backend": "tensorflow", "modules": tree}
+        return {"framework": "keras", "class": type(self._model()).__name__, "backend": keras.backend.backend(), "modules": tree}
 
     def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
         """Go around every call that the probes want, and around the model's own to find steps."""
@@ -96,10 +77,7 @@ class KerasAdapter:
         self._taker = taker or Taker(recorder)
         self._names = NamedArrays(self._taker, wanted)
         self._limits = _limits(recorder)
-        limits = [limit for _, limit in self._limits]
-        self._backend: Backend = importlib.import_module(_ON_TENSORFLOW).OnTensorflow(
-            self._taker, clock, limits
-        )
+        self._backend = _backend(self._taker, clock, [limit for _, limit in self._limits])
         try:
             self._attach_all(model, layers_of(model))
         except BaseException:
@@ -135,7 +113,7 @@ class KerasAdapter:
             self._backend.collect(step)
         for variable, port in self._params:
             if step is self._recorder.current and step.armed & port.bits:
-                self._taker.take_late(port, partial(_value, variable.value), step)
+                self._taker.take_late(port, partial(self._value, variable), step)
         self._backend.steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
@@ -145,12 +123,15 @@ class KerasAdapter:
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named."""
-        return self._names.see(name, self._backend.in_numpy(value), self.current())
+        return self._names.see(name, arrays_of(value), self.current())
 
     def unseen(self) -> dict[str, str]:
         """Layers, variables and names that were wanted but never seen."""
         found = unseen(self._ports, self._names) | self._backend.unseen()
         return {site: why for site, why in found.items() if why}
+
+    def _value(self, variable: Variable) -> Any:
+        return self._backend.sight.array(variable.value.value)
 
     def _model(self) -> Any:
         model = self._root()
@@ -185,6 +166,17 @@ class KerasAdapter:
         return port
 
 
+def _backend(taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> Backend:
+    name = keras.backend.backend()
+    if name not in _BACKENDS:
+        raise UnsupportedError(
+            f"Keras on the {name} backend cannot be watched, only on {', '.join(_BACKENDS)}; "
+            "name values instead: with tensortap.watch(): tensortap.tap(x, 'name')"
+        )
+    found: Backend = getattr(importlib.import_module(f"{__package__}.on_{name}"), _BACKENDS[name])(taker, clock, limits)
+    return found
+
+
 def _limits(recorder: Recorder) -> list[tuple[int, tuple[str, float]]]:
     """The probes that ask only whether the loss passes a limit: a graph can decide that. Look-back keeps all steps."""
     if recorder.looks_back:
@@ -198,10 +190,6 @@ def _by_object(layers: Iterable[Layer]) -> list[list[Layer]]:
     for layer in layers:
         groups.setdefault(id(layer.value), []).append(layer)
     return list(groups.values())
-
-
-def _value(variable: Any) -> Any:
-    return np.asarray(variable.value)
 
 
 def _types(value: Any) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tensortap.adapters.keras.adapter import delegated
 from tensortap.adapters.keras.entry import call
 from tensortap.adapters.keras.state import preserved
 from tensortap.errors import UnsupportedError
@@ -15,10 +14,6 @@ from tensortap.errors import UnsupportedError
 @contextmanager
 def untouched(model: Any, backward: bool) -> Iterator[Callable[[Any], Any]]:
     """Gives a function that calls the model with a batch."""
-    if other := delegated("compare"):
-        with other.untouched(model, backward) as run:
-            yield run
-        return
     if backward:
         raise UnsupportedError(
             "gradients of Keras models are compared by runs: watch both while you train them, and use tensortap.diff(a, b)"

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 from tensortap.adapters.arrays import Taker
 from tensortap.adapters.keras.cells import cell
 from tensortap.adapters.keras.rows import Row
-from tensortap.adapters.keras.tensors import array
 from tensortap.recorder import OpenStep, Point
 
 NO_ELEMENTS: Final = (
@@ -46,7 +46,7 @@ class Raw:
 
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: record it."""
-        taker.take(self.point, array(self._variable.read_value()), step)
+        taker.take(self.point, np.asarray(self._variable.read_value()), step)
 
 
 class Trace:

@@ -77,7 +77,8 @@ def _children(layer: Any) -> list[tuple[str, Any]]:
         found = [(op.name, op) for op in layer.operations if not isinstance(op, keras.layers.InputLayer)]
     else:
         found = []
-    held = [pair for name, value in vars(layer).items() if name not in _OWN for pair in _held(name, value, _DEPTH)]
+    attributes = {**vars(layer), **vars(layer).get("_modules", {})}  # where a module of PyTorch keeps its layers
+    held = [pair for name, value in attributes.items() if name not in _OWN for pair in _held(name, value, _DEPTH)]
     known = {id(child) for _, child in found}
     found += [(name, child) for name, child in held if id(child) not in known]
     known |= {id(child) for _, child in found}

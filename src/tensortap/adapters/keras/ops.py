@@ -11,10 +11,8 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from tensortap.adapters.arrays import Taker
 from tensortap.adapters.base import Wanted
 from tensortap.adapters.keras.sight import Sight
-from tensortap.adapters.keras.tensors import tensors_in
 from tensortap.adapters.numpy.ops import Groups, OpTaps, op_patterns
 from tensortap.sites import Pattern
 
@@ -30,8 +28,8 @@ class GraphOps(OpTaps):
     groups = GROUPS
     missed = "no such operation ran inside a layer in a step that was observed"
 
-    def __init__(self, taker: Taker, sight: Sight, wanted: Wanted, patterns: list[Pattern]) -> None:
-        super().__init__(taker, sight.steps, wanted, patterns)
+    def __init__(self, sight: Sight, wanted: Wanted, patterns: list[Pattern]) -> None:
+        super().__init__(sight.taker, sight.steps, wanted, patterns)
         self._sight = sight
         self._local = threading.local()
 
@@ -74,11 +72,11 @@ class GraphOps(OpTaps):
     def _record(self, path: str, name: str, number: int, kind: str, values: Sequence[Any]) -> None:
         port = self.port(path, name, number, kind)
         if port is not None and self._sight.wants(port.bits):
-            found = tensors_in(list(values))
+            found = self._sight.found(list(values))
             self._sight.see([port], [("", found[0][1])] if len(found) == 1 else found)
 
 
-def operations(taker: Taker, sight: Sight, wanted: Wanted, paths: Sequence[str]) -> GraphOps | None:
+def operations(sight: Sight, wanted: Wanted, paths: Sequence[str]) -> GraphOps | None:
     """What sees the operations that patterns ask for, if any do."""
     patterns = op_patterns(wanted, paths, KNOWN, GROUPS)
-    return GraphOps(taker, sight, wanted, patterns) if patterns else None
+    return GraphOps(sight, wanted, patterns) if patterns else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tensortap.adapters import locate as search
-from tensortap.adapters.keras.adapter import delegated, watching
+from tensortap.adapters.keras.adapter import KerasAdapter
 from tensortap.adapters.keras.entry import as_step
 from tensortap.adapters.keras.state import preserved
 from tensortap.adapters.results import Origin
@@ -13,7 +13,5 @@ from tensortap.adapters.results import Origin
 
 def locate(model: Any, batch: Any) -> Origin | None:
     """Run one step eagerly and name the first layer that made something not finite."""
-    if other := delegated("origin"):
-        return other.locate(model, batch)  # type: ignore[no-any-return]
     with preserved(model):
-        return search.locate(watching(model), as_step(model, batch))
+        return search.locate(KerasAdapter(model), as_step(model, batch))

@@ -6,14 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import tensorflow as tf
-
 from tensortap.adapters.keras import functions
-from tensortap.adapters.keras.hooks import begin, end, traced
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around, join
-from tensortap.adapters.keras.tensors import in_hand
-from tensortap.recorder import OpenStep
 
 _STEPS = ("train_step", "test_step", "predict_step")
 
@@ -37,39 +32,35 @@ class Training:
     def _step(self, phase: str, call: Callable[..., Any], *args: Any) -> Any:
         """One call of the function behind `fit` and the others, on the host."""
         sight = self._sight
-        begin(sight)
+        sight.begin()
         try:
             sight.steps.current().phase = phase
             result = call(*args)
-            collect(sight, sight.steps.current())
+            self._collect()
             return result
         except StopIteration:
             sight.steps.cancel()
             raise
         finally:
-            end(sight)
+            sight.end()
 
     def _trace(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One step, eagerly or while it is traced."""
-        with traced(self._sight):
+        with self._sight.function():
             return call(*args, **kwargs)
 
     def _loss(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = call(*args, **kwargs)
-        if isinstance(loss, tf.Tensor) and not in_hand(loss):
-            self._sight.graphs.lost(loss)
-        elif loss is not None:
-            self._sight.steps.current().metrics["loss"] = float(tf.reduce_mean(loss))
+        if loss is not None:
+            self._guarded(partial(self._sight.lost, loss), "reading the loss")
         return loss
 
+    def _collect(self) -> None:
+        step = self._sight.steps.current()
+        self._guarded(partial(self._sight.collect, step), "reading what a step left")
 
-def collect(sight: Sight, step: OpenStep) -> None:
-    """Record what graphs have left."""
-    try:
-        loss = sight.graphs.loss()
-        if loss is not None:
-            step.metrics["loss"] = loss
-        if step.armed:
-            sight.graphs.collect(step)
-    except Exception as error:
-        sight.taker.recorder.ledger.failed("skipped_tensors", "reading what a graph left", error)
+    def _guarded(self, act: Callable[[], None], what: str) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._sight.taker.recorder.ledger.failed("skipped_tensors", what, error)

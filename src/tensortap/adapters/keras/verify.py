@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from tensortap.adapters.arrays import Array, ArrayProof
-from tensortap.adapters.keras.adapter import delegated
 from tensortap.adapters.keras.entry import as_step
 from tensortap.adapters.keras.layers import layers_of
-from tensortap.adapters.keras.on_tensorflow import arrays_of
+from tensortap.adapters.keras.sight import arrays_of
 from tensortap.adapters.keras.state import preserved
 from tensortap.adapters.proof import prove
 from tensortap.adapters.results import Verification
@@ -19,8 +18,6 @@ from tensortap.adapters.results import Verification
 
 def verify(model: Any, batch: Any, probes: Sequence[Any], repeats: int, watch: Callable[..., Any]) -> Verification:
     """Run with and without taps from one state, and compare."""
-    if other := delegated("verify"):
-        return other.verify(model, batch, probes, repeats, watch)  # type: ignore[no-any-return]
     step = as_step(model, batch)
     if not model.built:
         step()  # the first call makes the variables

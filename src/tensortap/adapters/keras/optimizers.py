@@ -1,4 +1,4 @@
-"""Gradients: of activations by an identity whose backward is seen, of weights by what optimizers are given."""
+"""Gradients of weights, as Keras's optimizers are given them."""
 
 from __future__ import annotations
 
@@ -8,28 +8,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import keras
-import tensorflow as tf
 
 _LOCK: Final = threading.Lock()
 Given = Callable[[Any, Any], None]
-
-
-def seen_backward(tensor: Any, see: Callable[[Any], None]) -> Any:
-    """The same values, with `see` called for the gradient on its way back."""
-
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def identity(x: Any) -> Any:
-        def backward(dy: Any) -> Any:
-            see(dy)
-            return dy
-
-        return tf.identity(x), backward
-
-    passed = identity(tensor)
-    mask = getattr(tensor, "_keras_mask", None)
-    if mask is not None:
-        passed._keras_mask = mask
-    return passed
 
 
 class Optimizers:
