@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import keras
 import numpy as np
@@ -27,7 +26,7 @@ class Net(keras.Model):
 def make():
     keras.utils.set_random_seed(0)
     model = Net()
-    model.build((None, 6))
+    model(np.zeros((1, 6), np.float32))
     model.compile(keras.optimizers.SGD(0.01), "mse")
     return model
 
@@ -56,11 +55,20 @@ def main():
                 "captured": {name: list(value.shape) for name, value in eager.items()},
                 "predicted": bool(np.array_equal(predicted.tensors[0].array, output)),
                 "left": [n for n, v in vars(tapped).items() if type(v).__module__.startswith("tensortap")],
+                "refused": refused(tapped),
                 "verified": bool(tt.verify(tapped, keras.ops.convert_to_tensor(x), repeats=1)),
-                "frameworks": [name for name in ("tensorflow", "torch") if name in sys.modules],
             }
         )
     )
+
+
+def refused(model):
+    """Single operations are TensorFlow's only."""
+    try:
+        tt.watch(model, "op:MatMul", to=tt.Memory()).close()
+    except tt.TensortapError as error:
+        return "TensorFlow backend only" in str(error)
+    return False
 
 
 def make_again(x, y, train):

@@ -46,7 +46,8 @@ class KerasAdapter:
         layers = layers_of(self._model())
         found = [Candidate(layer.path, _types(layer.value), PORTS, layer.leaf) for layer in layers]
         return found + [
-            Candidate(v.path, ("Variable",), ("param", "grad") if v.trainable else ("param",)) for v in variables_of(layers)
+            Candidate(v.path, ("Variable",), ("param", "grad") if v.trainable else ("param",))
+            for v in variables_of(layers)
         ]
 
     def operations(self) -> frozenset[str]:
@@ -68,7 +69,12 @@ class KerasAdapter:
             {"path": layer.path, "type": type(layer.value).__name__, "parameters": _own(layer.path, sizes)}
             for layer in layers
         ]
-        return {"framework": "keras", "class": type(self._model()).__name__, "backend": keras.backend.backend(), "modules": tree}
+        return {
+            "framework": "keras",
+            "class": type(self._model()).__name__,
+            "backend": keras.backend.backend(),
+            "modules": tree,
+        }
 
     def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
         """Go around every call that the probes want, and around the model's own to find steps."""
@@ -131,7 +137,7 @@ class KerasAdapter:
         return {site: why for site, why in found.items() if why}
 
     def _value(self, variable: Variable) -> Any:
-        return self._backend.sight.array(variable.value.value)
+        return self._backend.sight.variable(variable.value)
 
     def _model(self) -> Any:
         model = self._root()

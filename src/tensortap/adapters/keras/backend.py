@@ -13,6 +13,7 @@ from tensortap.adapters.keras.optimizers import OPTIMIZERS
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
 from tensortap.adapters.keras.training import Training
+from tensortap.errors import UnsupportedError
 
 Undo = Callable[[], None]
 
@@ -29,6 +30,9 @@ class Backend:
 
     def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
         """See single operations, if the probes ask for any: then every layer needs a hook."""
+        asked = [pattern.text for probe in wanted.probes for pattern in probe.patterns if pattern.kind == "op"]
+        if asked:
+            raise UnsupportedError(f"{asked[0]!r}: Keras shows single operations on the TensorFlow backend only")
         return False
 
     def hook(self, ports: Mapping[str, Sequence[Port]], method: Any, path: str, root: bool) -> Around:

@@ -14,8 +14,8 @@ CAPABILITIES: Final = Capabilities(
         "exact": "in eager mode; in a graph usually, but fusion may round otherwise",
         "grad": "what is handed to a Keras optimizer",
         "param": "of layers that are built",
-        "steps": "in `fit`, `evaluate` and `predict`, and by eager calls; in a `tf.function` of your own close each with tap.step()",
-        "functions": "given NumPy arrays; not inside what XLA compiles, where there are statistics and histograms",
-        "op": "TensorFlow's own operations",
+        "steps": "eager calls, `fit`, `evaluate`, `predict`; in a `tf.function` of your own close each with tap.step()",
+        "functions": "given NumPy arrays; what XLA compiles gives statistics and histograms only",
+        "op": "on the TensorFlow backend, those that layers run forward",
     },
 )

@@ -16,7 +16,7 @@ def untouched(model: Any, backward: bool) -> Iterator[Callable[[Any], Any]]:
     """Gives a function that calls the model with a batch."""
     if backward:
         raise UnsupportedError(
-            "gradients of Keras models are compared by runs: watch both while you train them, and use tensortap.diff(a, b)"
+            "gradients of Keras models are compared by runs: watch both while they train, then tensortap.diff(a, b)"
         )
     with preserved(model):
         yield lambda batch: call(model, batch)

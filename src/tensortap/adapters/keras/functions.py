@@ -33,6 +33,7 @@ class Stepper:
         self.arounds: tuple[Around, ...] = ()
 
     def __call__(self, *args: Any) -> Any:
+        """One step, or as many as Keras takes at once."""
         if self.inner is None:
             self.inner = self.make()
             object.__setattr__(self._model(), self._kind, self)

@@ -3,7 +3,7 @@
 A tensor in a graph has no values while Python sees it. On a CPU the graph hands it to a variable, which shares its
 memory and copies nothing; after the step the kernel reads it there, so the row is the very row of an eager call. What
 XLA compiles, and what runs on other devices, computes its rows itself (rows.py) and leaves only those. Whether anything
-is written is asked inside the graph: a trigger never retraces. No callback into Python is involved, which XLA would refuse.
+is written is asked inside the graph: a trigger never retraces. There is no callback into Python: XLA refuses those.
 """
 
 from __future__ import annotations

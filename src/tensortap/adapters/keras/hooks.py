@@ -13,7 +13,6 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensortap.adapters.base import Port
 from tensortap.adapters.keras.sight import Sight
 
-
 Inside = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -26,6 +25,15 @@ class Ports(NamedTuple):
     grad_output: tuple[Port, ...]
 
 
+class Bits(NamedTuple):
+    """The probes that want them."""
+
+    input: int
+    output: int
+    grad_input: int
+    grad_output: int
+
+
 class LayerHook:
     """Goes around a layer's `call`."""
 
@@ -33,7 +41,7 @@ class LayerHook:
         self.sight = sight
         self.inside: Inside = contextlib.nullcontext  # what sees the operations of this layer
         self.ports = ports
-        self.bits = Ports(*(_bits(each) for each in ports))
+        self.bits = Bits(*(_bits(each) for each in ports))
         self._owner = owner  # the layer's own method, for the names of its arguments
 
     def __call__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -100,7 +108,7 @@ def _step(sight: Sight) -> Iterator[None]:
         sight.end()
 
 
-def _bits(ports: Sequence[Port]) -> Any:
+def _bits(ports: Sequence[Port]) -> int:
     bits = 0
     for port in ports:
         bits |= port.bits

@@ -15,10 +15,11 @@ _DEPTH: Final = 6
 # What Keras itself keeps in a layer besides the user's attributes.
 _OWN: Final = frozenset(
     (
-        "_layers", "_tracker", "_tracked", "_metrics", "_losses", "_loss_ids", "_functional", "_inbound_nodes", "_outbound_nodes",
-        "_nodes", "_operations", "_nodes_by_depth", "_operations_by_depth", "_losses_override", "_seed_generators",
-        "_trainable_variables", "_non_trainable_variables", "_build_shapes_dict", "_auto_config", "optimizer", "loss",
-        "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker", "_module_dict", "_parameters", "_modules",
+        "_layers", "_tracker", "_tracked", "_metrics", "_losses", "_loss_ids", "_functional", "_inbound_nodes",
+        "_outbound_nodes", "_nodes", "_operations", "_nodes_by_depth", "_operations_by_depth", "_losses_override",
+        "_seed_generators", "_trainable_variables", "_non_trainable_variables", "_build_shapes_dict", "_auto_config",
+        "optimizer", "loss", "_compile_loss", "_compile_metrics", "_compile_config", "_loss_tracker", "_parameters",
+        "_modules",
     )
 )  # fmt: skip
 

@@ -28,7 +28,7 @@ class TorchSight(Sight):
         if not isinstance(tensor, torch.Tensor) or not tensor.requires_grad:
             return None
         passed = tensor.view_as(tensor)
-        passed.register_hook(see)  # what it returns would replace the gradient: nothing
+        passed.register_hook(see)  # type: ignore[no-untyped-call]  # what it returns would replace the gradient: nothing
         mask = getattr(tensor, "_keras_mask", None)
         if mask is not None:
             passed._keras_mask = mask  # type: ignore[attr-defined]

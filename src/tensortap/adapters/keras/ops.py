@@ -53,7 +53,13 @@ class GraphOps(OpTaps):
         return self._local.stack  # type: ignore[no-any-return]
 
     def _see(
-        self, op_type: Any, inputs: Sequence[Any], attrs: Any, outputs: Sequence[Any], op_name: Any = None, graph: Any = None
+        self,
+        op_type: Any,
+        inputs: Sequence[Any],
+        attrs: Any,
+        outputs: Sequence[Any],
+        op_name: Any = None,
+        graph: Any = None,
     ) -> None:
         stack = self._stack()
         if self._local.busy or not stack:

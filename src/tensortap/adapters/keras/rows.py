@@ -1,4 +1,4 @@
-"""A row computed inside a graph, by TensorFlow's operations: for XLA, and for devices whose memory the host cannot read.
+"""A row computed inside a graph, by TensorFlow's operations: for XLA, and for devices that the host cannot read.
 
 Counts, minimum, maximum and histogram are those of the CPU kernel; moments are added up in float64 in another order.
 """
@@ -75,9 +75,7 @@ def _moments(flat: Any) -> Any:
     apart = tf.where(finite, u - mean, 0.0)
     kinds = (tf.math.is_nan(v), v == _INFINITY, v == -_INFINITY, v == 0.0)
     counts = [tf.reduce_sum(tf.cast(kind, tf.float64)) for kind in kinds]
-    return tf.stack(
-        [*counts, number, low, high, mean, tf.reduce_sum(apart * apart), tf.reduce_sum(tf.abs(u))]
-    )
+    return tf.stack([*counts, number, low, high, mean, tf.reduce_sum(apart * apart), tf.reduce_sum(tf.abs(u))])
 
 
 def _buckets(flat: Any) -> Any:

@@ -32,7 +32,7 @@ class Tensors(metaclass=_Kind):
 class Sight:
     """Sees tensors for one tap. Backends say more: this is for tensors that always have values."""
 
-    kind: type = Tensors
+    kind: type[Any] = Tensors
 
     def __init__(self, taker: Taker, steps: KerasSteps) -> None:
         self.taker = taker
@@ -61,6 +61,10 @@ class Sight:
     def array(self, tensor: Any) -> npt.NDArray[Any]:
         """A tensor's elements, without a copy where they lie on the host."""
         return np.asarray(keras.ops.convert_to_numpy(tensor))
+
+    def variable(self, variable: Any) -> npt.NDArray[Any]:
+        """What a variable of Keras holds."""
+        return self.array(variable.value)
 
     def followed(self, tensor: Any, see: Callable[[Any], None]) -> Any:
         """The same values, with `see` called for the gradient on its way back; None for what has no gradient."""

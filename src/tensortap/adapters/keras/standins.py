@@ -1,7 +1,7 @@
 """Standing in for methods of one object, so that watchers see its calls; gone without a trace when the last one goes.
 
-Attributes are set past Keras's own tracking, so a stand-in is no part of the model: `save`, `clone_model` and `deepcopy`
-do not carry it away.
+Attributes are set past Keras's own tracking, so a stand-in is no part of the model: `save`, `clone_model` and
+`deepcopy` do not carry it away.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class StandIn:
         functools.update_wrapper(self, original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """One call of the method."""
         call = self.original
         for around in self.arounds:
             call = functools.partial(around, call)
