@@ -111,10 +111,13 @@ class Graphs:
     def function(self) -> Iterator[None]:
         """While this lasts, what is seen in this graph belongs together and is written at the end."""
         graph = tf.compat.v1.get_default_graph()
-        trace = Trace(_compiled(graph))
+        trace = self._begin(graph)
         self._local.trace, self._local.graph = trace, graph
         try:
             yield
+        except BaseException:
+            self._traces.remove(trace)  # it will never run
+            raise
         finally:
             self._local.trace = None
         self._finish(trace)
@@ -123,7 +126,7 @@ class Graphs:
         """A tensor in a graph: keep it when the graph runs."""
         trace = getattr(self._local, "trace", None)
         if trace is None or tensor.graph is not self._local.graph:  # a loop's body, a function of its own
-            trace = Trace(_compiled(tensor.graph))
+            trace = self._begin(tensor.graph)
             trace.pending.append((point, tensor))
             with tensor.graph.as_default():
                 self._finish(trace)
@@ -152,6 +155,11 @@ class Graphs:
         new, self._losses = number != self._losses, number
         return float(loss) if new else None
 
+    def _begin(self, graph: Any) -> Trace:
+        trace = Trace(_compiled(graph))
+        self._traces.append(trace)
+        return trace
+
     def _finish(self, trace: Trace) -> None:
         if trace.xla and any(point.keeping for point, _ in trace.pending):
             self.taker.recorder.ledger.add("skipped_elements")
@@ -159,7 +167,6 @@ class Graphs:
         if trace.loss is not None:
             self._loss.assign(tf.stack([_number(trace.loss), self._loss.read_value()[1] + 1.0]))
         trace.finish(self._wanted, self.taker.recorder.histogram_probes)
-        self._traces.append(trace)
 
     def _wanted(self, loss: Any) -> Any:
         always, limited = tf.unstack(self._gate.read_value())

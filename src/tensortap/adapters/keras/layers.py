@@ -75,7 +75,7 @@ def _children(layer: Any) -> list[tuple[str, Any]]:
     if isinstance(layer, keras.Sequential):
         found = [(child.name, child) for child in layer.layers]
     elif isinstance(getattr(layer, "operations", None), list):  # a functional model, and a subclass of one
-        found = [(op.name, op) for op in layer.operations if not isinstance(op, keras.layers.InputLayer)]
+        found = [(op.name, op) for op in layer.operations]
     else:
         found = []
     attributes = {**vars(layer), **vars(layer).get("_modules", {})}  # where a module of PyTorch keeps its layers
@@ -83,8 +83,8 @@ def _children(layer: Any) -> list[tuple[str, Any]]:
     known = {id(child) for _, child in found}
     found += [(name, child) for name, child in held if id(child) not in known]
     known |= {id(child) for _, child in found}
-    rest = getattr(layer, "_layers", None) or ()
-    return found + [(child.name, child) for child in rest if isinstance(child, keras.Layer) and id(child) not in known]
+    found += [(each.name, each) for each in getattr(layer, "_layers", None) or () if id(each) not in known]
+    return [(name, child) for name, child in found if not isinstance(child, keras.layers.InputLayer)]  # never called
 
 
 def _held(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
