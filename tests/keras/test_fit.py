@@ -295,6 +295,47 @@ def test_a_custom_loop(data, memory, jit):
     assert all(len(records) == 1 for records in by_place(memory).values())
 
 
+def test_a_function_that_outlives_its_taps(data, memory):
+    """What was traced while watched computes the same afterwards, writes nothing and holds no memory."""
+    model = keras.Sequential([keras.layers.Dense(1, name="a")])
+    bare = model(data[0]).numpy()
+    run = tf.function(model)
+    with tt.watch(model, "a", to=memory) as tap:
+        run(data[0])
+        (trace,) = tap._adapter._backend.sight.graphs._traces
+        assert trace.held[0]._variable.shape.rank is None and trace.held[0]._variable.numpy().size == 40
+    assert np.array_equal(run(data[0]).numpy(), bare)
+    assert trace.held[0]._variable.numpy().size == 0
+    assert len(memory.records) == 1
+
+
+def test_an_error_while_tracing(data, memory):
+    """The model's own error comes out of `fit` as it is, and the next step is recorded."""
+
+    class Net(keras.Model):
+        broken = True
+
+        def __init__(self):
+            super().__init__()
+            self.a = keras.layers.Dense(1)
+
+        def call(self, x):
+            y = self.a(x)
+            if self.broken and not keras.src.backend.common.symbolic_scope.in_symbolic_scope():
+                raise ValueError("broken on demand")
+            return y
+
+    model = Net()
+    model.compile("sgd", "mse")
+    with tt.watch(model, "a", to=memory):
+        with pytest.raises(ValueError, match="broken on demand"):
+            model.fit(*data, batch_size=40, verbose=0)
+        model.broken = False
+        model.make_train_function(force=True)
+        model.fit(*data, batch_size=40, verbose=0)
+    assert len(memory.records) == 1
+
+
 def test_a_custom_loop_without_marks(data, memory):
     """Runs of a user's own function that nothing tells apart are counted, and the way out is said."""
     model = keras.Sequential([keras.layers.Dense(1, name="a")])

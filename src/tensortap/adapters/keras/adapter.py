@@ -101,6 +101,7 @@ class KerasAdapter:
         """Take every tap off, the last one first."""
         while self._undo:
             self._undo.pop()()
+        self._backend.close()
 
     def current(self) -> OpenStep:
         """The calling thread's step."""

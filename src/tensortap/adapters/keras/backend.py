@@ -56,6 +56,9 @@ class Backend:
         """Record what compiled functions have left."""
         self.sight.collect(step)
 
+    def close(self) -> None:
+        """The taps are off: let go of what was held."""
+
     def unseen(self) -> dict[str, str]:
         """Patterns for operations, each with why none was met; empty for those that met one."""
         return {}

@@ -44,6 +44,10 @@ class Raw:
         """In the graph: keep it."""
         self._variable.assign(tensor)
 
+    def free(self) -> None:
+        """Let go of the memory."""
+        self._variable.assign(tf.zeros([0], self._variable.dtype))
+
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: record it."""
         taker.take(self.point, np.asarray(self._variable.read_value()), step)
@@ -101,6 +105,14 @@ class Graphs:
         if self._set != (always, limited):
             self._set = (always, limited)
             self._gate.assign([always, limited])
+
+    def close(self) -> None:
+        """Write no more, and keep nothing: a function that was traced with taps may outlive them."""
+        self.open(False, False)
+        for trace in self._traces:
+            for held in trace.held:
+                held.free()
+        self._traces.clear()
 
     @property
     def tracing(self) -> bool:

@@ -124,6 +124,10 @@ class OnTensorflow(Backend):
             hook.inside = partial(self._ops.inside, path)
         return hook
 
+    def close(self) -> None:
+        """Shut the gate of functions that outlive the taps."""
+        self.sight.graphs.close()
+
     def unseen(self) -> dict[str, str]:
         """Patterns for operations that met none."""
         return {} if self._ops is None else self._ops.unseen()

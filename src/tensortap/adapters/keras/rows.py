@@ -43,6 +43,9 @@ class Row:
         if self._counts is not None:
             self._counts.assign(_buckets(flat))
 
+    def free(self) -> None:
+        """There is little to let go of."""
+
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: put the row into the step's table."""
         armed = step.armed & self.point.probes
