@@ -68,9 +68,9 @@ def memory():
 
 @pytest.fixture
 def fit(data):
-    """A function that trains for some epochs of three steps."""
+    """A function that trains for some epochs of three steps; with batches of 20, of two."""
 
-    def run(model, epochs=1, **options):
-        return model.fit(*data, batch_size=16, epochs=epochs, shuffle=False, verbose=0, **options)
+    def run(model, epochs=1, batch=16, **options):
+        return model.fit(*data, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **options)
 
     return run

@@ -38,9 +38,9 @@ def by_place(memory):
 def test_weights_after_training_are_bit_equal(make, fit, memory, jit):
     """With every layer, gradient and weight tapped, training ends with the very same weights."""
     bare, tapped = make(jit_compile=jit), make(jit_compile=jit)
-    fit(bare, epochs=2)
+    fit(bare, epochs=3, batch=20)
     with tt.watch(tapped, tt.probe(ALL, keep=tt.stats()), to=memory):
-        fit(tapped, epochs=2)
+        fit(tapped, epochs=3, batch=20)
     assert all(map(np.array_equal, weights(bare), weights(tapped)))
     assert steps(memory) == [0, 1, 2, 3, 4, 5]
     assert {record["phase"] for record in memory.records} == {"train"}
@@ -141,8 +141,8 @@ def test_elements_under_xla_are_counted_as_skipped(make, fit, memory):
     model = make(jit_compile=True)
     kept = tt.probe("last", keep=[tt.stats(), tt.full()])
     with pytest.warns(tt.TensortapWarning, match="jit_compile"), tt.watch(model, kept, to=memory) as tap:
-        fit(model)
-    assert tap.counts["skipped_elements"] and steps(memory) == [0, 1, 2] and not memory.tensors
+        fit(model, batch=20)
+    assert tap.counts["skipped_elements"] and steps(memory) == [0, 1] and not memory.tensors
 
 
 @graph_or_xla
@@ -150,7 +150,7 @@ def test_every(make, fit, memory, jit):
     """Only the wanted steps are recorded, and no trigger retraces."""
     model = make(jit_compile=jit)
     with tt.watch(model, tt.probe("last", when=tt.every(4)), to=memory):
-        fit(model, epochs=3)
+        fit(model, epochs=5, batch=20)
     assert steps(memory) == [0, 4, 8]
 
 
@@ -159,11 +159,11 @@ def test_a_metric_decided_in_the_graph(make, fit, memory, losses, jit):
     """The steps with a high loss are the ones kept; the others write nothing at all."""
     everything = make(jit_compile=jit)
     with tt.watch(everything, "last", to=losses):
-        fit(everything, epochs=2)
+        fit(everything, epochs=3, batch=20)
     limit = sorted(losses.found)[3]
     model = make(jit_compile=jit)
     with tt.watch(model, tt.probe("last", when=tt.metric("loss") > limit), to=memory) as tap:
-        fit(model, epochs=2)
+        fit(model, epochs=3, batch=20)
         wrote = sum(int(trace._runs.numpy()) for trace in tap._adapter._backend.sight.graphs._traces)
     assert steps(memory) == [i for i, loss in enumerate(losses.found) if loss > limit]
     assert wrote == len(steps(memory)) == 2

@@ -98,7 +98,7 @@ def comparison(trigger: Trigger) -> Comparison | None:
     """What a trigger compares, where that is all it does: a compiled graph can then decide it.
 
     >>> comparison(metric("loss") > 1.0)
-    Comparison(name='loss', sign='>', value=1)
+    Comparison(name='loss', sign='>', value=1.0)
     """
     return Comparison(trigger.name, trigger.sign, trigger.value) if isinstance(trigger, _Comparison) else None
 
