@@ -17,5 +17,6 @@ CAPABILITIES: Final = Capabilities(
         "steps": "eager calls, `fit`, `evaluate`, `predict`; in a `tf.function` of your own close each with tap.step()",
         "functions": "given NumPy arrays; what XLA compiles gives statistics and histograms only",
         "op": "on the TensorFlow backend, those that layers run forward",
+        "compare": "outputs and weights; gradients by `tt.diff` of two runs",
     },
 )
