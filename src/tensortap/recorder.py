@@ -54,7 +54,9 @@ class Point:
 class OpenStep:
     """A step being recorded. `armed` is the set of probes, as bits, that may want this step: 0 costs nothing."""
 
-    __slots__ = ("armed", "calls", "closed", "hist", "idle", "labels", "maybe", "number", "origin", "phase", "table")
+    __slots__ = (
+        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "origin", "phase", "table",
+    )  # fmt: skip
 
     def __init__(self, table: StepTable, number: int, armed: int, maybe: int, hist: int) -> None:
         self.table = table
@@ -72,6 +74,7 @@ class OpenStep:
         self.maybe = maybe
         self.hist = hist  # the probes that want histograms, unless the budget thins them
         self.idle = armed == 0
+        self.metrics: dict[str, float] = {}  # what the adapter found; the user's own go before it
 
 
 class Recorder:
@@ -235,6 +238,11 @@ class Recorder:
             step.origin = None
             step.calls.clear()
 
+    @property
+    def looks_back(self) -> bool:
+        """Whether steps that nobody wants yet are kept for a while."""
+        return self._ring.steps > 0
+
     def pause(self) -> None:
         """Record nothing until `resume`."""
         self.paused = True
@@ -270,6 +278,8 @@ class Recorder:
             closing = step or self.current
             if closing.closed:
                 return []
+            if closing.metrics:
+                metrics = {**closing.metrics, **(metrics or {})}
             if closing.idle and closing is self.current and not metrics and not closing.labels and not self._ring.steps:
                 self._ask(closing.number, _NOTHING_SEEN)
                 closing.begin(*self._foresee_all())

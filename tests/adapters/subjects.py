@@ -10,6 +10,7 @@ import pytest
 SUBJECTS = {
     "torch": ("torch",),
     "numpy": ("numpy",),
+    "keras": ("keras", "tensorflow"),
     "onnx": ("onnx", "onnxruntime"),
     "jax": ("jax", "flax"),
 }

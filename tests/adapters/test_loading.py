@@ -14,8 +14,14 @@ from tensortap.adapters import capabilities
 
 HERE = Path(__file__).resolve().parent
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax", "equinox", "haiku", "onnx", "onnxruntime", "sklearn")
-# What a framework itself loads.
-OWN = {"torch": {"torch"}, "numpy": set(), "onnx": {"onnx", "onnxruntime"}, "jax": {"jax", "flax"}}
+# What a framework itself loads; Keras loads JAX and scikit-learn on every backend, where they are installed.
+OWN = {
+    "torch": {"torch"},
+    "numpy": set(),
+    "onnx": {"onnx", "onnxruntime"},
+    "jax": {"jax", "flax"},
+    "keras": {"keras", "tensorflow", "jax", "sklearn"},
+}
 SCRIPT = """
 import json, sys
 sys.path.insert(0, {here!r})

@@ -22,7 +22,8 @@ from tensortap.types import Place
 
 # Adapters (each has a folder here), by the first part of the module in which one of a model's classes is defined.
 FRAMEWORKS: Final = {
-    "torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx", "flax": "jax", "equinox": "jax", "haiku": "jax",
+    "torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx", "keras": "keras", "flax": "jax", "equinox": "jax",
+    "haiku": "jax",
 }  # fmt: skip
 
 

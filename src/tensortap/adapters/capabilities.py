@@ -13,7 +13,7 @@ from tensortap.errors import UnsupportedError
 from tensortap.sites import PORTS, Pattern
 
 # Adapters that are there, in the order of the table; each has a folder with a file `capabilities.py`.
-ADAPTERS: Final = ("torch", "jax", "numpy", "onnx")
+ADAPTERS: Final = ("torch", "keras", "jax", "numpy", "onnx")
 # What can be asked of an adapter, and how the table calls it. The ports come first, under their own names.
 FEATURES: Final[Mapping[str, str]] = {
     **{port: f"`:{port}`" for port in PORTS},

@@ -6,7 +6,7 @@ import math
 import operator
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from tensortap.errors import ProbeError
 from tensortap.triggers.arguments import is_real, is_whole, metric_name, whole
@@ -84,6 +84,23 @@ class _Comparison(Trigger):
 
     def __repr__(self) -> str:
         return f"metric({self.name!r}) {self.sign} {self.value!r}"
+
+
+class Comparison(NamedTuple):
+    """A metric held against a number."""
+
+    name: str
+    sign: str
+    value: float
+
+
+def comparison(trigger: Trigger) -> Comparison | None:
+    """What a trigger compares, where that is all it does: a compiled graph can then decide it.
+
+    >>> comparison(metric("loss") > 1.0)
+    Comparison(name='loss', sign='>', value=1.0)
+    """
+    return Comparison(trigger.name, trigger.sign, trigger.value) if isinstance(trigger, _Comparison) else None
 
 
 class _Spike(Trigger):

@@ -27,7 +27,8 @@ MISSED: Final = (
     "was given, are missed"
 )
 PORTS: Final = ("output", "input")
-GROUPS: Final[Mapping[str, frozenset[str]]] = {
+Groups = Mapping[str, frozenset[str]]
+GROUPS: Final[Groups] = {
     "matmul": frozenset(
         ("matmul", "dot", "vdot", "inner", "outer", "einsum", "tensordot", "matvec", "vecmat", "vecdot")
     )
@@ -61,6 +62,9 @@ class OpPort(Port):
 class OpTaps:
     """All operations of one tap. Ports are decided when an operation is first met."""
 
+    groups: Groups = GROUPS
+    missed = MISSED
+
     def __init__(self, taker: Taker, steps: CallSteps, wanted: Wanted, patterns: list[Pattern]) -> None:
         self.taker = taker
         self.steps = steps
@@ -73,7 +77,7 @@ class OpTaps:
 
     def see(self, path: str, number: int, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
         """Run an operation, and record what it is given and what it gives."""
-        given, gives = (self._port(path, name, number, port) for port in ("input", "output"))
+        given, gives = (self.port(path, name, number, port) for port in ("input", "output"))
         step = self.steps.current()
         if given is not None and step.armed & given.bits:
             self._take(given, _given(args, kwargs), NO_ARRAY_IN)
@@ -87,7 +91,7 @@ class OpTaps:
         met = {
             pattern for port in self._ports.values() if port is not None and port.seen for pattern, _ in port.patterns
         }
-        return {pattern.text: "" if pattern in met else MISSED for pattern in self._patterns}
+        return {pattern.text: "" if pattern in met else self.missed for pattern in self._patterns}
 
     def _take(self, port: OpPort, found: list[tuple[str, Any]], why: str) -> None:
         try:
@@ -95,14 +99,15 @@ class OpTaps:
         except Exception as error:
             self.taker.recorder.ledger.failed("skipped_tensors", f"observing {port.path}", error)
 
-    def _port(self, path: str, op: str, number: int, port: str) -> OpPort | None:
+    def port(self, path: str, op: str, number: int, port: str) -> OpPort | None:
+        """The port of an operation, if any probe wants it."""
         key = (path, op, number, port)
         if key not in self._ports:
             chosen = [
                 (pattern, 1 << i)
                 for i, probe in enumerate(self._wanted.probes)
                 for pattern in probe.patterns
-                if pattern in self._patterns and pattern.matches_op(path, op, number, port, GROUPS)
+                if pattern in self._patterns and pattern.matches_op(path, op, number, port, self.groups)
             ]
             self._ports[key] = OpPort(self.taker, f"{path}/{op}#{number}", port, chosen, op) if chosen else None
         return self._ports[key]
@@ -161,21 +166,24 @@ class _Call:
         return self._taps.see(self._path, number, name, args, kwargs, run)
 
 
-def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:
+def op_patterns(
+    wanted: Wanted, paths: Iterable[str], known: frozenset[str] = KNOWN, groups: Groups = GROUPS
+) -> list[Pattern]:
     """The patterns that mean operations: `op:…`, and `layer/name` where both the layer and the name are known."""
-    known = set(paths)
-    return [p for probe in wanted.probes for p in probe.patterns if p.kind == "op" or _means_op(p, known)]
+    there = set(paths)
+    patterns = [p for probe in wanted.probes for p in probe.patterns]
+    return [p for p in patterns if p.kind == "op" or _means_op(p, there, known, groups)]
 
 
-def _means_op(pattern: Pattern, paths: set[str]) -> bool:
+def _means_op(pattern: Pattern, paths: set[str], known: frozenset[str], groups: Groups) -> bool:
     operation = pattern.operation
     if operation is None:
         return False
-    names = {name for name in KNOWN if operation.names.fullmatch(name)}
-    names.update(name for group in operation.groups for name in GROUPS.get(group, ()))
+    names = {name for name in known if operation.names.fullmatch(name)}
+    names.update(name for group in operation.groups for name in groups.get(group, ()))
     pairs = ((path, name) for path in paths for name in names)
     number = operation.number or 0
-    return any(pattern.matches_op(path, name, number, port, GROUPS) for path, name in pairs for port in PORTS)
+    return any(pattern.matches_op(path, name, number, port, groups) for path, name in pairs for port in PORTS)
 
 
 def clean(owner: Any) -> None:

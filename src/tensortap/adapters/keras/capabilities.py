@@ -1,0 +1,22 @@
+"""What Keras models can show."""
+
+from typing import Final
+
+from tensortap.adapters.capabilities import Capabilities
+
+CAPABILITIES: Final = Capabilities(
+    "keras",
+    "Keras",
+    lacks={
+        "update": "watch the weight itself, 'dense.kernel:param', and take differences between steps",
+    },
+    notes={
+        "exact": "in eager mode; in a graph usually, but fusion may round otherwise",
+        "grad": "what is handed to a Keras optimizer",
+        "param": "of layers that are built",
+        "steps": "eager calls, `fit`, `evaluate`, `predict`; in a `tf.function` of your own close each with tap.step()",
+        "functions": "given NumPy arrays; what XLA compiles gives statistics and histograms only",
+        "op": "on the TensorFlow backend, those that layers run forward",
+        "compare": "outputs and weights; gradients by `tt.diff` of two runs",
+    },
+)

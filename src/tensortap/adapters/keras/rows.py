@@ -1,0 +1,97 @@
+"""A row computed inside a graph, by TensorFlow's operations: for XLA, and for devices that the host cannot read.
+
+Counts, minimum, maximum and histogram are those of the CPU kernel; moments are added up in float64 in another order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+from tensortap.adapters.arrays import Taker
+from tensortap.adapters.keras.cells import cell
+from tensortap.recorder import OpenStep, Point
+from tensortap.reduce import fallback
+from tensortap.reduce.buckets import BUCKETS
+from tensortap.types import DTYPE_CODE
+
+_MOST_AXES: Final = 8
+_NUMBERS: Final = 10
+_BIN: Final = BUCKETS  # what has no bucket: zeros and what is not finite
+_INFINITY: Final = float("inf")
+
+
+class Row:
+    """One tensor's statistics, and its histogram where that is wanted."""
+
+    def __init__(self, point: Point, tensor: Any, histogram: bool) -> None:
+        self.point = point
+        self.dtype = DTYPE_CODE[tensor.dtype.name]
+        self.axes = tensor.shape.rank
+        if self.axes is None or self.axes > _MOST_AXES:
+            raise ValueError(f"a tensor with {self.axes} axes has no row in a graph")
+        self._numbers = cell(np.zeros(_NUMBERS + self.axes), tf.float64)
+        self._counts = cell(np.zeros(BUCKETS + 1), tf.int32) if histogram else None
+
+    def write(self, tensor: Any) -> None:
+        """In the graph: reduce it."""
+        shape = tf.cast(tf.shape(tensor), tf.float64)
+        flat = tf.reshape(tf.abs(tensor) if tensor.dtype.is_complex else tensor, [-1])
+        self._numbers.assign(tf.concat([_moments(flat), shape], 0))
+        if self._counts is not None:
+            self._counts.assign(_buckets(flat))
+
+    def free(self) -> None:
+        """There is little to let go of."""
+
+    def read(self, taker: Taker, step: OpenStep) -> None:
+        """On the host: put the row into the step's table."""
+        armed = step.armed & self.point.probes
+        if not armed:
+            return
+        numbers = self._numbers.numpy()
+        nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
+        moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(n) for n in numbers[5:_NUMBERS]))
+        row = (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, 0))
+        shape = tuple(int(size) for size in numbers[_NUMBERS:])
+        offset, counts = self._histogram(armed & step.hist)
+        step.table.insert(self.point.key, armed, False, self.dtype, shape, row, offset, counts)
+
+    def _histogram(self, wanted: int) -> tuple[int, Any]:
+        if self._counts is None or not wanted:
+            return 0, None
+        return fallback.trimmed(self._counts.numpy()[:BUCKETS].astype(np.uint32))
+
+
+def _moments(flat: Any) -> Any:
+    """NaN, +inf, −inf, zeros and finite elements; minimum, maximum, mean, squared deviations and sum of magnitudes."""
+    v = tf.cast(flat, tf.float64)
+    finite = tf.math.is_finite(v)
+    number = tf.reduce_sum(tf.cast(finite, tf.float64))
+    few = tf.maximum(number, 1.0)
+    low = tf.reduce_min(tf.where(finite, v, _INFINITY))
+    high = tf.reduce_max(tf.where(finite, v, -_INFINITY))
+    u = tf.where(finite, v, 0.0)
+    mean = tf.reduce_sum(u) / few
+    apart = tf.where(finite, u - mean, 0.0)
+    kinds = (tf.math.is_nan(v), v == _INFINITY, v == -_INFINITY, v == 0.0)
+    counts = [tf.reduce_sum(tf.cast(kind, tf.float64)) for kind in kinds]
+    return tf.stack([*counts, number, low, high, mean, tf.reduce_sum(apart * apart), tf.reduce_sum(tf.abs(u))])
+
+
+def _buckets(flat: Any) -> Any:
+    """How many elements each bucket has: sign, exponent and three mantissa bits of the float."""
+    v = tf.cast(flat, tf.float32 if flat.dtype.size < 4 or flat.dtype == tf.float32 else tf.float64)
+    bits = tf.bitcast(_cut(v) if v.dtype == tf.float64 else v, tf.int32)
+    sign = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 31), 1)
+    bucket = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 19), 0xFFE), sign)
+    bucket = tf.where(tf.math.is_finite(v) & (v != 0.0), bucket, _BIN)
+    return tf.math.unsorted_segment_sum(tf.ones_like(bucket), bucket, BUCKETS + 1)
+
+
+def _cut(v: Any) -> Any:
+    """Doubles cut, never rounded, to floats."""
+    cut = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(v, tf.int64), ~0x1FFF_FFFF), tf.float64)
+    return tf.cast(tf.clip_by_value(cut, tf.float32.min, tf.float32.max), tf.float32)

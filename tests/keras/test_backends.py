@@ -1,0 +1,33 @@
+"""Keras on PyTorch and on JAX: the backend is chosen once for a process, so each has its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LAYERS = ("", "body.0", "body.1", "head")
+WEIGHTS = [f"{layer}.{kind}" for layer in LAYERS[1:] for kind in ("kernel", "bias")]
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_backend(backend):
+    """`fit` with every output, gradient and weight tapped ends with the same weights, and every step is seen."""
+    pytest.importorskip(backend)
+    script = Path(__file__).with_name("on_backend.py")
+    env = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["backend"] == backend and found["equal"] and found["predicted"] and found["verified"]
+    ports = [f"{layer}:{port}" for layer in LAYERS for port in ("output", "grad_output")]
+    ports += [f"{weight}:{port}" for weight in WEIGHTS for port in ("param", "grad")]
+    expected = [[step, place] for step in range(3) for place in ports] + [[0, "head:input"], [2, "head:input"]]
+    assert found["records"] == sorted(expected)
+    assert found["unwanted"] == 0 and found["left"] == [] and found["refused"]
+    assert found["captured"] == {"body.1": [40, 8], "head": [40, 1]}
+    assert "Warning" not in done.stderr, done.stderr
