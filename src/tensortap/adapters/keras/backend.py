@@ -28,7 +28,7 @@ class Backend:
         """Say what the next run of a compiled function is wanted for: at any rate, or if its loss passes a limit."""
 
     def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
-        """See single operations, if the probes ask for any: then every layer needs a hook. Here there are none to see."""
+        """See single operations, if the probes ask for any: then every layer needs a hook. There are none here."""
         return False
 
     def hook(self, ports: Mapping[str, Sequence[Port]], method: Any, path: str, root: bool) -> Around:
