@@ -71,7 +71,16 @@ def test_make_demo(tmp_path):
     (tmp_path / "browser").write_text(f"#!/bin/sh\ntouch {tmp_path}/opened\n")
     (tmp_path / "browser").chmod(0o755)
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1", "BROWSER": str(tmp_path / "browser")}
-    words = ["make", "--no-print-directory", "-f", ROOT / "Makefile", "-o", ".venv/.demo", f"BIN={Path(sys.executable).parent}", "demo"]
+    words = [
+        "make",
+        "--no-print-directory",
+        "-f",
+        ROOT / "Makefile",
+        "-o",
+        ".venv/.demo",
+        f"BIN={Path(sys.executable).parent}",
+        "demo",
+    ]
     done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True)
     said = done.stdout.splitlines()
     first = said[next(i for i, line in enumerate(said) if line.startswith("site ")) + 1]
