@@ -62,8 +62,8 @@ class Tap:
     """
 
     def __init__(
-        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, watchman: Watchman,
-        sharing: Sharing | None = None,
+        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, wanted: Wanted,
+        watchman: Watchman, sharing: Sharing | None = None,
     ) -> None:  # fmt: skip
         self.recorder = recorder
         self.writer = writer
@@ -79,7 +79,7 @@ class Tap:
         self._closed = False
         self._compiled = compiled_values(self.see) if adapter is None else None
         if adapter is not None:
-            adapter.attach(recorder, offered(adapter, recorder.probes), self)
+            adapter.attach(recorder, wanted, self)
         if recorder.probes:
             _ACTIVE.add(self)
 
@@ -344,7 +344,7 @@ def watch(
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
     try:
         sharing = _sharing(model, chosen, wanted, world, ledger) if global_stats else None
-        return Tap(recorder, writer, folder, adapter, watchman, sharing)
+        return Tap(recorder, writer, folder, adapter, wanted, watchman, sharing)
     except BaseException:
         writer.close()
         raise
@@ -421,7 +421,7 @@ def _no_model(probes: tuple[Probe, ...]) -> Wanted:
 def _bystander(adapter: Bystander, to: Any, world: World, ledger: Ledger, watchman: Watchman) -> Tap:
     """The tap of a rank that does not record: it works, costs nothing and writes nothing."""
     recorder = Recorder((), rank=world.rank, ledger=ledger)
-    tap = Tap(recorder, Writer((), ledger=ledger, release=recorder.release), None, adapter, watchman)
+    tap = Tap(recorder, Writer((), ledger=ledger, release=recorder.release), None, adapter, Wanted({}), watchman)
     for item in to if isinstance(to, (list, tuple)) else [to]:
         if isinstance(item, (str, os.PathLike)):
             tap.path = str(Files(item))
