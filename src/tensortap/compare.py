@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-import numpy as np
-
 from tensortap.adapters.base import adapter_for, part_for
+from tensortap.adapters.seeds import kept_seeds
 from tensortap.diff import Diff, diff
 from tensortap.diff.align import Renames
 from tensortap.errors import UnsupportedError
@@ -114,9 +112,8 @@ def _call(function: Callable[..., Any], batch: Any) -> Any:
 @contextmanager
 def _same_random() -> Iterator[None]:
     """Python's and NumPy's generators, put back."""
-    states = random.getstate(), np.random.get_state()
+    put_back = kept_seeds()
     try:
         yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
+        put_back()

@@ -48,13 +48,10 @@ class MLflow(Tracker):
         for some in _batches(all_of_them):
             self._client.log_batch(self.run_id, metrics=some)
 
-    def close(self) -> None:
-        """Send what is left; end the run if it is ours."""
-        try:
-            self.flush()
-        finally:
-            if self._own:
-                self._client.set_terminated(self.run_id)
+    def end(self) -> None:
+        """End the run if it is ours."""
+        if self._own:
+            self._client.set_terminated(self.run_id)
 
     def __str__(self) -> str:
         return f"MLflow run {self.run_id}"

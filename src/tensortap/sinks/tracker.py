@@ -63,6 +63,16 @@ class Tracker(RecordSink):
         if row is not None:
             self.send(row)
 
+    def close(self) -> None:
+        """Send what is left; end the run if it is ours."""
+        try:
+            self.flush()
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Everything is sent: end what was begun for the tap."""
+
     def _open(self, step: int, time: int) -> Row:
         if self._row is not None and self._row.step != step:
             self.flush()

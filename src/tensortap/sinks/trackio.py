@@ -37,13 +37,10 @@ class Trackio(Tracker):
         drawn = {f"{_PREFIX}{n}": self._trackio.Histogram(np_histogram=h) for n, h in row.histograms.items()}
         self.run.log(plain_row(row, _PREFIX) | drawn | (row.metrics if self._own else {}), step=row.step)
 
-    def close(self) -> None:
-        """Send what is left; end the run if it is ours."""
-        try:
-            self.flush()
-        finally:
-            if self._own:
-                self.run.finish()
+    def end(self) -> None:
+        """End the run if it is ours."""
+        if self._own:
+            self.run.finish()
 
     def __str__(self) -> str:
         return f"trackio run {self.run.name}"

@@ -52,13 +52,10 @@ class WandB(Tracker):
         self.replaced += now == self._last
         self._last = now
 
-    def close(self) -> None:
-        """Send what is left; end the run if it is ours."""
-        try:
-            self.flush()
-        finally:
-            if self._own:
-                self.run.finish()
+    def end(self) -> None:
+        """End the run if it is ours."""
+        if self._own:
+            self.run.finish()
 
     def __str__(self) -> str:
         return f"Weights & Biases run {self.run.name or self.run.id}"

@@ -18,28 +18,13 @@ from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.rules import MOST_LOOPS
 from tensortap.adapters.jax.tag import LISTENERS, Mark
 from tensortap.adapters.steps import CallSteps
-from tensortap.recorder import OpenStep, Point
+from tensortap.recorder import OpenStep
 from tensortap.sites import Candidate
-from tensortap.types import DTYPE_CODE, Place
+from tensortap.types import DTYPE_CODE
 
 PORTS: Final = ("output", "input", "grad_output", "grad_input")
 MOST_BYTES: Final = 1 << 28  # of one tensor that leaves a step as it is
 _NUMBERS: Final = itertools.count(1)
-
-
-class _Operation(Port):
-    """A port of one operation: its place says which."""
-
-    __slots__ = ("name",)
-    name: str
-
-    def point(self, slot: str) -> Point:
-        """As a layer's, with the operation's name."""
-        known = self.points.get(slot)
-        if known is None:
-            bits = sum({bit for pattern, bit in self.patterns if pattern.matches_slot(slot)})
-            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot, self.name), bits)
-        return known
 
 
 class _Local(threading.local):
@@ -147,10 +132,7 @@ class Watcher:
                 for pattern in probe.patterns
                 if pattern.is_op and pattern.matches_op(path, name, number, port, GROUPS)
             ]
-            made = _Operation(self.recorder, key[0], port, chosen) if chosen else None
-            if made is not None:
-                made.name = name
-            self.ports[key] = made
+            self.ports[key] = Port(self.recorder, key[0], port, chosen, name) if chosen else None
         return (self.number,) if self.ports[key] is not None else ()
 
     def exports(self, value: Any, mark: Mark, looping: bool) -> str:

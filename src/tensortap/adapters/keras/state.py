@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,19 +9,20 @@ from typing import Any
 import numpy as np
 from keras.src.random.seed_generator import global_seed_generator
 
+from tensortap.adapters.seeds import kept_seeds
+
 
 @contextmanager
 def preserved(model: Any) -> Iterator[Callable[[], None]]:
     """Gives a function that puts variables and random states back; calls it at the end."""
     variables = {id(v): v for v in (*model.variables, global_seed_generator().state)}
     kept = [(variable, np.array(variable.numpy(), copy=True)) for variable in variables.values()]
-    seeds = random.getstate(), np.random.get_state()
+    put_back_seeds = kept_seeds()
 
     def restore() -> None:
         for variable, value in kept:
             variable.assign(value)
-        random.setstate(seeds[0])
-        np.random.set_state(seeds[1])
+        put_back_seeds()
 
     try:
         yield restore

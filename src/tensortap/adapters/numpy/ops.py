@@ -20,7 +20,6 @@ from tensortap.adapters.numpy.traced import SCOPES, strip, wrap
 from tensortap.adapters.steps import CallSteps
 from tensortap.adapters.walk import values_in
 from tensortap.sites import Pattern
-from tensortap.types import Place
 
 MISSED: Final = (
     "no such operation was seen; those among arrays that passed np.asarray, or that do not come from what the layer "
@@ -39,26 +38,6 @@ KNOWN: Final = frozenset(
 )
 
 
-class OpPort(Port):
-    """A port of one operation."""
-
-    __slots__ = ("op",)
-
-    def __init__(self, taker: Taker, path: str, port: str, patterns: list[tuple[Pattern, int]], op: str) -> None:
-        super().__init__(taker.recorder, path, port, patterns)
-        self.op = op
-
-    def point(self, slot: str) -> Any:
-        """The point of a slot, with the operation's name."""
-        known = self.points.get(slot)
-        if known is None:
-            bits = 0
-            for pattern, bit in self.patterns:
-                bits |= bit if pattern.matches_slot(slot) else 0
-            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot, self.op), bits)
-        return known
-
-
 class OpTaps:
     """All operations of one tap. Ports are decided when an operation is first met."""
 
@@ -70,7 +49,7 @@ class OpTaps:
         self.steps = steps
         self._wanted = wanted
         self._patterns = patterns
-        self._ports: dict[tuple[str, str, int, str], OpPort | None] = {}
+        self._ports: dict[tuple[str, str, int, str], Port | None] = {}
         self.bits = 0
         for i, probe in enumerate(wanted.probes):
             self.bits |= any(pattern in patterns for pattern in probe.patterns) << i
@@ -93,13 +72,13 @@ class OpTaps:
         }
         return {pattern.text: "" if pattern in met else self.missed for pattern in self._patterns}
 
-    def _take(self, port: OpPort, found: list[tuple[str, Any]], why: str) -> None:
+    def _take(self, port: Port, found: list[tuple[str, Any]], why: str) -> None:
         try:
             self.taker.take_all([port], found, self.steps.current(), why)
         except Exception as error:
             self.taker.recorder.ledger.failed("skipped_tensors", f"observing {port.path}", error)
 
-    def port(self, path: str, op: str, number: int, port: str) -> OpPort | None:
+    def port(self, path: str, op: str, number: int, port: str) -> Port | None:
         """The port of an operation, if any probe wants it."""
         key = (path, op, number, port)
         if key not in self._ports:
@@ -109,7 +88,7 @@ class OpTaps:
                 for pattern in probe.patterns
                 if pattern in self._patterns and pattern.matches_op(path, op, number, port, self.groups)
             ]
-            self._ports[key] = OpPort(self.taker, f"{path}/{op}#{number}", port, chosen, op) if chosen else None
+            self._ports[key] = Port(self.taker.recorder, f"{path}/{op}#{number}", port, chosen, op) if chosen else None
         return self._ports[key]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.adapters.numpy.layers import layers_of
+from tensortap.adapters.seeds import kept_seeds
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def preserved(model: Any) -> Iterator[Callable[[], None]]:
         for v in kept.values()
         if isinstance(v, np.random.Generator)
     ]
-    seeds = random.getstate(), np.random.get_state()
+    put_back_seeds = kept_seeds()
 
     def restore() -> None:
         for now, kept in attributes:
@@ -38,8 +38,7 @@ def preserved(model: Any) -> Iterator[Callable[[], None]]:
                 array[...] = was
         for generator, state in generators:
             generator.state = copy.deepcopy(state)
-        random.setstate(seeds[0])
-        np.random.set_state(seeds[1])
+        put_back_seeds()
 
     try:
         yield restore

@@ -117,7 +117,7 @@ def _anything() -> bool:
 
 def _is_compiled(module: weakref.ref[nn.Module]) -> bool:
     found = module()
-    return found is not None and found._compiled_call_impl is not None
+    return found is not None and modules.is_compiled(found)
 
 
 def _compiled_codes() -> Iterator[CodeType]:

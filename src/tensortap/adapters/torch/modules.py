@@ -94,12 +94,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return unwrapped(module.get_submodule(WRAPPED)) if is_wrapper(module) else module
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has to do with its calls."""
+    return module._compiled_call_impl is not None or is_wrapper(module)
+
+
 def compiled_paths(root: nn.Module) -> set[str]:
     """The modules whose calls run inside what torch.compile made."""
     inside: set[str] = set()
     for path, module in root.named_modules(remove_duplicate=False):  # parents come first
         within = bool(path) and path.rpartition(".")[0] in inside
-        if within or module._compiled_call_impl is not None or is_wrapper(module):
+        if within or is_compiled(module):
             inside.add(path)
     return {_unwrapped_path(path) for path in inside}
 

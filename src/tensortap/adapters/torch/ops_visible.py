@@ -15,6 +15,7 @@ from torch import nn
 
 from tensortap.adapters.torch.compiled_code import graphs
 from tensortap.adapters.torch.hookset import may_fuse
+from tensortap.adapters.torch.modules import is_compiled
 from tensortap.adapters.torch.ops_mode import only_ours
 from tensortap.ledger import Ledger
 
@@ -68,12 +69,8 @@ class Visibility:
         """Whether it, or something in it, is compiled: nothing tells when such a module is called."""
         known = self._compiled.get(module)
         if known is None:
-            known = self._compiled[module] = any(map(_is_compiled, module.modules()))
+            known = self._compiled[module] = any(map(is_compiled, module.modules()))
         return known
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    return module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
 
 
 def _fuses(module: nn.Module) -> bool:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+
+from tensortap.adapters.seeds import kept_seeds
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
     state = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     modes = {module: module.training for module in model.modules()}
-    seeds = (torch.get_rng_state(), random.getstate(), np.random.get_state())
+    seed, put_back_seeds = torch.get_rng_state(), kept_seeds()
 
     def restore() -> None:
         with torch.no_grad():
@@ -28,9 +28,8 @@ def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
             parameter.grad = None if kept is None else kept.clone()
         for module, training in modes.items():
             module.training = training
-        torch.set_rng_state(seeds[0])
-        random.setstate(seeds[1])
-        np.random.set_state(seeds[2])
+        torch.set_rng_state(seed)
+        put_back_seeds()
 
     try:
         yield restore

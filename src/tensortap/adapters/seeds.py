@@ -1,0 +1,19 @@
+"""The random states that every framework's code may draw from: Python's own and NumPy's."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+
+def kept_seeds() -> Callable[[], None]:
+    """Keep both states as they are now; the function given puts them back, as often as it is called."""
+    python, numpy = random.getstate(), np.random.get_state()
+
+    def put_back() -> None:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+    return put_back
