@@ -6,7 +6,8 @@
  * whole chunks: so the instruction set, the number of threads and the NumPy twin (fallback.py) give the same bits.
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
- * thread pool, and the Python functions. _kernel_body.h is the arithmetic, compiled once per level.
+ * thread pool, and the Python functions. _kernel_body.h is the arithmetic, compiled once per level;
+ * _kernel_xla.h is the door for programs of XLA.
  */
 
 #define _GNU_SOURCE
@@ -624,6 +625,27 @@ typedef struct {
     Workspace *w; /* holds the counts; the caller gives it back */
 } Result;
 
+static void prepare(Plan *p, Workspace *w)
+{
+    if (p->histogram)
+        p->histogram = p->numel > UINT32_MAX ? NONE : p->numel > TRACK ? UNTRACKED : TRACKED;
+    w->low = p->histogram == UNTRACKED ? 0 : UINT32_MAX;
+    w->high = p->histogram == UNTRACKED ? BUCKETS - 1 : 0;
+}
+
+/* Needs no GIL. The histogram's counts are left in ws[0]. */
+static void reduce_prepared(Plan *p, ReduceChunk *reduce_chunk, Workspace **ws, int workspaces, Result *result)
+{
+    const unsigned mode = standard_mode();
+    const Moments m = reduce_all(p, reduce_chunk, ws, workspaces);
+    result->length = p->histogram ? collect(ws, workspaces, &result->offset) : -1;
+    p->histogram = NONE;
+    p->scale = scale_for(p, &m);
+    const Moments scaled = p->scale == 1 ? m : reduce_all(p, reduce_chunk, ws, workspaces);
+    result->row = finish(&m, &scaled, p->numel, 1 / p->scale);
+    restore_mode(mode);
+}
+
 /* Called and left with the GIL held. */
 static int reduce_plan(Plan *p, Result *result)
 {
@@ -633,28 +655,18 @@ static int reduce_plan(Plan *p, Result *result)
     ReduceChunk *const reduce_chunk = current.reduce_chunk;
     PyThreadState *released = NULL;
 
-    if (p->histogram)
-        p->histogram = p->numel > UINT32_MAX ? NONE : p->numel > TRACK ? UNTRACKED : TRACKED;
     while (workspaces < wanted) {
         Workspace *w = take_workspace();
         if (!w)
             break;
-        w->low = p->histogram == UNTRACKED ? 0 : UINT32_MAX;
-        w->high = p->histogram == UNTRACKED ? BUCKETS - 1 : 0;
+        prepare(p, w);
         ws[workspaces++] = w;
     }
     if (workspaces == wanted) {
         if (p->numel >= RELEASE_GIL)
             released = PyEval_SaveThread();
         const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
-        const unsigned mode = standard_mode();
-        const Moments m = reduce_all(p, reduce_chunk, ws, workspaces);
-        result->length = p->histogram ? collect(ws, workspaces, &result->offset) : -1;
-        p->histogram = NONE;
-        p->scale = scale_for(p, &m);
-        const Moments scaled = p->scale == 1 ? m : reduce_all(p, reduce_chunk, ws, workspaces);
-        result->row = finish(&m, &scaled, p->numel, 1 / p->scale);
-        restore_mode(mode);
+        reduce_prepared(p, reduce_chunk, ws, workspaces, result);
         const int64_t end = nanoseconds(CLOCK_MONOTONIC);
         if (released)
             PyEval_RestoreThread(released);
@@ -808,6 +820,8 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
     check_alignment(p);
     return n;
 }
+
+#include "_kernel_xla.h"
 
 /* ---- Python functions ---- */
 
@@ -1023,6 +1037,16 @@ static PyObject *py_borrow(PyObject *module, PyObject *const *args, Py_ssize_t c
     Py_RETURN_NONE;
 }
 
+static PyObject *py_xla(PyObject *module, PyObject *unused)
+{
+    void *(*const function)(XlaCall *) = xla_row;
+    void *address;
+    (void)module;
+    (void)unused;
+    memcpy(&address, &function, sizeof address);
+    return PyCapsule_New(address, NULL, NULL);
+}
+
 static PyMethodDef functions[] = {
     {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL,
      "reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)"},
@@ -1034,6 +1058,7 @@ static PyMethodDef functions[] = {
     {"set_threads", py_set_threads, METH_O, "Let large reductions use up to this many threads."},
     {"borrow", (PyCFunction)(void (*)(void))py_borrow, METH_FASTCALL,
      "borrow(address, threads): let a framework's threads help; the address of its GOMP_parallel, or 0 for our own"},
+    {"xla", py_xla, METH_NOARGS, "A capsule with the function that programs of XLA call: one tensor to the words of a row."},
     {NULL, NULL, 0, NULL},
 };
 

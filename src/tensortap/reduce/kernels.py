@@ -101,6 +101,9 @@ The address is that of a function like libgomp's `GOMP_parallel`; 0 means thread
 """
 MOST_THREADS: Final = 64
 
+xla = None if ACTIVE == "numpy" else _kernel.xla
+"""`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""
+
 
 def bind(table: Any) -> Any:
     """What `record` takes as its first argument for `table`, an object with `header` and the `COLUMNS` as arrays.

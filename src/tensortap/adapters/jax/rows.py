@@ -19,7 +19,7 @@ from tensortap.reduce import fallback
 from tensortap.reduce.buckets import BUCKETS
 
 VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
-# Where memory is the host's, the kernel reads a step's tensors as they leave it. "jax" has rows computed in the step.
+# Where memory is the host's, the step calls the C kernel (kernel.py). "jax" has rows computed by XLA there too.
 ON_HOST: Final = os.environ.get(VARIABLE, "") != "jax"
 _PIECE: Final = 4096
 _BIN: Final = BUCKETS  # what has no bucket: zeros and what is not finite

@@ -12,7 +12,7 @@ import numpy as np
 
 from tensortap.adapters.arrays import Catcher, Taker
 from tensortap.adapters.base import Port, Wanted
-from tensortap.adapters.jax import rows
+from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.harvest import Export, Item
 from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.rules import MOST_LOOPS
@@ -136,16 +136,12 @@ class Watcher:
         return (self.number,) if self.ports[key] is not None else ()
 
     def exports(self, value: Any, mark: Mark, looping: bool) -> str:
-        """How a value is to leave a compiled step: as it is, as a row, or as a row with a histogram.
-
-        On a CPU it leaves as it is, which costs no copy, and the kernel reads it.
-        """
+        """How a value is to leave a compiled step: as it is, as a row, or as a row with a histogram."""
         port = self.ports.get((mark.path, mark.port))
         if port is None:
             return ""
         small = value.size * value.dtype.itemsize * (MOST_LOOPS if looping else 1) <= MOST_BYTES
-        plain = rows.ON_HOST and jax.default_backend() == "cpu" and not looping
-        if small and (plain or port.point(mark.slot).keeping or isinstance(self.taker, Catcher)):
+        if small and (port.point(mark.slot).keeping or isinstance(self.taker, Catcher)):
             return "raw"
         return "histogram" if port.bits & self.recorder.histogram_probes else "row"
 
@@ -196,14 +192,17 @@ class Watcher:
         point = None if port is None else port.point(mark.slot)
         if point is None or not step.armed & point.probes:
             return
-        if item.kind != "raw":
-            if point.keeping & step.armed:
-                self.recorder.ledger.add("large_tensors")
-            row, offset, counts = rows.read(tuple(arrays), int(np.prod(item.shape, dtype=np.int64)))
-            place = (point.key, step.armed & point.probes, item.recomputed, DTYPE_CODE[item.dtype], item.shape)
-            step.table.insert(*place, row, offset, counts)
-        else:
+        if item.kind == "raw":
             self.taker.take(point, np.asarray(arrays[0]), step, item.recomputed)
+            return
+        if point.keeping & step.armed:
+            self.recorder.ledger.add("large_tensors")
+        if item.kind == "kernel":
+            row, offset, counts = kernel.read(arrays[0])
+        else:
+            row, offset, counts = rows.read(tuple(arrays), int(np.prod(item.shape, dtype=np.int64)))
+        place = (point.key, step.armed & point.probes, item.recomputed, DTYPE_CODE[item.dtype], item.shape)
+        step.table.insert(*place, row, offset, counts)
 
     def _count(self, more: int) -> None:
         if more > 0:
@@ -221,6 +220,8 @@ def export(watchers: Mapping[int, Watcher]) -> Any:
         ways = {watchers[m.listener].exports(value, m, looping) for m in marks if m.listener in watchers}
         if "raw" in ways:
             return Export("raw", (value,))
+        if rows.ON_HOST and jax.default_backend() == "cpu" and kernel.available():
+            return Export("kernel", (kernel.row_of(value, "histogram" in ways),))
         return Export("row", rows.row_of(value, "histogram" in ways))
 
     return choose

@@ -1,0 +1,130 @@
+/* The kernel as a function that a program compiled by XLA calls, from whichever of its threads has time: `xla_row` takes
+ * one dense tensor and the attribute `dtype`, and gives 32-bit words: a Row, where the histogram's run of buckets begins,
+ * how long it is (-1: none), and, if there is room for BUCKETS more words, the counts of the run.
+ *
+ * The structures are those of XLA's interface for foreign functions, as far as they are used here. It is a binary
+ * interface: fields keep their places, and new ones come after them.
+ */
+
+#define ROW_WORDS ((int64_t)(sizeof(Row) / sizeof(uint32_t)))
+#define XLA_METADATA 1 /* the kind of extension by which XLA asks what a function is */
+#define XLA_EXECUTE 3 /* the stage at which buffers have contents */
+
+typedef struct XlaExtension {
+    size_t size;
+    int kind;
+    struct XlaExtension *next;
+} XlaExtension;
+
+typedef struct {
+    size_t size;
+    XlaExtension *extensions;
+    int major, minor;
+} XlaVersion;
+
+typedef struct {
+    size_t size;
+    XlaVersion version;
+    uint32_t traits;
+} XlaMetadata;
+
+typedef struct {
+    XlaExtension base;
+    XlaMetadata *metadata;
+} XlaMetadataExtension;
+
+typedef struct {
+    size_t size;
+    XlaExtension *extensions;
+    XlaVersion version;
+} XlaApi;
+
+typedef struct {
+    size_t size;
+    XlaExtension *extensions;
+    int dtype;
+    void *data;
+    int64_t rank, *dims;
+} XlaBuffer;
+
+typedef struct {
+    int dtype;
+    void *value;
+} XlaScalar;
+
+typedef struct {
+    size_t size;
+    XlaExtension *extensions;
+    int64_t count;
+    int *kinds;
+    XlaBuffer **buffers;
+} XlaBuffers;
+
+typedef struct {
+    size_t size;
+    XlaExtension *extensions;
+    int64_t count;
+    int *kinds;
+    void **names;
+    XlaScalar **scalars;
+} XlaAttributes;
+
+typedef struct {
+    size_t size;
+    XlaExtension *extensions;
+    const XlaApi *api;
+    void *context;
+    int stage;
+    XlaBuffers given, gives;
+    XlaAttributes attributes;
+} XlaCall;
+
+/* We use what every version of the interface has, so ours is whichever is asked for. */
+static int xla_introduced(const XlaCall *call)
+{
+    for (XlaExtension *e = call->extensions; e; e = e->next)
+        if (e->kind == XLA_METADATA) {
+            XlaMetadata *about = ((XlaMetadataExtension *)e)->metadata;
+            about->version.major = call->api ? call->api->version.major : 0;
+            about->version.minor = call->api ? call->api->version.minor : 0;
+            about->traits = 0;
+            return 1;
+        }
+    return 0;
+}
+
+static void plan_dense(Plan *p, const XlaBuffer *given, int dtype)
+{
+    *p = (Plan){.base = given->data, .dtype = dtype, .scale = 1, .ndim = 1, .numel = 1};
+    for (int64_t i = 0; i < given->rank; i++)
+        p->numel *= given->dims[i];
+    p->dims[0] = p->numel;
+    p->strides[0] = item_size[dtype];
+    check_alignment(p);
+}
+
+/* XLA's threads keep a workspace each. Without memory for one the row says so, and the user's program goes on. */
+static void *xla_row(XlaCall *call)
+{
+    static _Thread_local Workspace *own;
+    Plan p;
+    Result result = {.row = {.numel = -1}, .length = -1};
+    if (xla_introduced(call) || call->stage != XLA_EXECUTE)
+        return NULL;
+    const XlaBuffer *gives = call->gives.buffers[0];
+    uint32_t *words = gives->data;
+    if (!own && !posix_memalign((void **)&own, 64, sizeof *own))
+        memset(own, 0, sizeof *own);
+    if (own) {
+        plan_dense(&p, call->given.buffers[0], *(int32_t *)call->attributes.scalars[0]->value);
+        p.histogram = gives->dims[0] > ROW_WORDS + 2 ? TRACKED : NONE;
+        prepare(&p, own);
+        reduce_prepared(&p, current.reduce_chunk, &own, 1, &result);
+    }
+    memcpy(words, &result.row, sizeof result.row);
+    words[ROW_WORDS] = result.length > 0 ? result.offset : 0;
+    words[ROW_WORDS + 1] = (uint32_t)result.length;
+    if (result.length > 0)
+        memcpy(words + ROW_WORDS + 2, own->counts + result.offset, (size_t)result.length * sizeof *words);
+    return NULL;
+}
