@@ -164,7 +164,7 @@ class StepTable:
             if self._closed:
                 return -1
             self._grow(key, len(shape), 0 if hist_counts is None else len(hist_counts))
-            return kernels.commit(self, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
+            return kernels.commit(self._bound, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
 
     def send(self) -> None:
         """Start late rows on their way."""
@@ -301,13 +301,14 @@ class StepTable:
         self.columns = {name: np.zeros(lengths[kind], dtype) for name, dtype, kind in _COLUMNS}
         for name, array in old.items():
             self.columns[name][: len(array)] = array
+        self._bound = kernels.bind(self)
         self._append = self._appender()
         self._allocated = sum(array.nbytes for array in self.columns.values())
         self.generation += 1
         self.header[[_HIST_CAP, _DIMS_CAP, _KEY_CAP]] = hist, dims, keys
 
     def _appender(self) -> Callable[..., int]:
-        append = functools.partial(kernels.record, kernels.bind(self))
+        append = functools.partial(kernels.record, self._bound)
         if kernels.ACTIVE != "numpy":
             return append
 

@@ -27,12 +27,20 @@ halves = np.tanh(np.asarray(x) @ np.asarray(w)).reshape(2, 2, 2)
 assert [r.call for r in outputs] == [0, 1], outputs
 np.testing.assert_allclose([r["mean"] for r in outputs], halves.mean((1, 2)), rtol=1e-5)
 assert len(memory.records) == 4, memory.records
+
+placed = jax.device_put(x, jax.NamedSharding(mesh, P("data")))
+whole = tt.Memory()
+with tt.watch_step(jax.jit(lambda x: tt.tap(x * 3, "net/x")), to=whole) as watched:
+    assert watched(placed).sharding.spec == P("data")
+(record,), expected = whole.records, tt.summarize(np.asarray(x) * 3)
+for name in ("numel", "mean", "std", "min", "max", "l2"):
+    assert record[name] == expected[name], name
 print("seen")
 """
 
 
 def test_shard_map():
-    """What each device holds is a record of its own, with its cotangent, and the results are the same."""
+    """Inside, what each device holds is a record of its own, with its cotangent; outside, an array is one tensor."""
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT], env=environment, capture_output=True, text=True

@@ -512,19 +512,38 @@ def test_bits_are_cleared_when_a_table_is_used_again(module):
     assert (table.recomputed[0] & 1, table.defined[0] & 1, table.hist_valid[0] & 1) == (0, 0, 0)
 
 
-def test_commit_writes_a_row_computed_elsewhere():
+@pytest.mark.parametrize("commit", [kernels.commit, fallback.append])
+def test_commit_writes_a_row_computed_elsewhere(commit):
     """A known row is appended as the kernel would have appended it."""
     array = np.array([1.0, 2.0, np.inf], np.float32)
     one, two = make_table(), make_table()
     put(_kernel, one, array, key=1, recomputed=1)
     row, offset, counts = run(array)
-    assert kernels.commit(two, 1, 1, 1, 1, (3,), row, offset, counts) == 0
+    bound = kernels.bind(two)
+    assert commit(two if commit is fallback.append else bound, 1, 1, 1, 1, (3,), row, offset, counts) == 0
     assert one.cost[0] > 0 and two.cost[0] == 0  # what it cost us to compute: here nothing
     one.cost[0] = 0
     for name, _ in kernels.COLUMNS:
         assert np.array_equal(getattr(one, name), getattr(two, name), equal_nan=getattr(one, name).dtype.kind == "f"), (
             name
         )
+
+
+def test_commit_without_histogram_or_elements():
+    """A row may come without a histogram, or without values: then its statistics are undefined."""
+    one, two = make_table(), make_table()
+    for table, commit in ((one, kernels.commit), (two, fallback.append)):
+        bound = kernels.bind(table)
+        bound = table if commit is fallback.append else bound
+        commit(bound, 0, 3, False, 1, (2, 2), (4, 0, 0, 0, 0, *(math.nan,) * 4, 0.0, 0.0), 0, None)
+        commit(bound, 0, 3, False, 1, (), (1, 0, 0, 0, 0, *(2.0,) * 6), 0, np.zeros(0, np.uint32))
+    for name, _ in kernels.COLUMNS:
+        assert np.array_equal(getattr(one, name), getattr(two, name), equal_nan=getattr(one, name).dtype.kind == "f"), (
+            name
+        )
+    assert one.defined[0] == 2 and one.hist_valid[0] == 2 and one.call[:2].tolist() == [0, 1]
+    with pytest.raises(TypeError):
+        kernels.commit("no address", 0, 3, False, 1, (), (0,) * 11, 0, None)
 
 
 # --- threads and processes ---

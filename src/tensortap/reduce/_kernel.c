@@ -48,6 +48,7 @@
 /* A release can cost a whole switch interval (5 ms) when another Python thread is busy, so only long work does it. */
 #define RELEASE_GIL ((int64_t)1 << 18)
 #define USE_THREADS ((int64_t)1 << 19)
+#define ALMOST (1 - 0x1p-44) /* one, but for what rounding may have added */
 #define USE_LENT (2 * (int64_t)CHUNK)
 
 enum { F64, F32, F16, BF16, F8E4M3, F8E5M2, I8, I16, I32, I64, U8, U16, U32, U64, BOOL, C64, C128, F8E4M3Z, F8E5M2Z, DTYPES };
@@ -580,7 +581,8 @@ static Row finish(const Moments *m, const Moments *scaled, int64_t numel, double
         r.mean = r.mean < r.min ? r.min : r.mean > r.max ? r.max : r.mean;
         r.std = sqrt(m2 / n) * unscale;
         r.l1 = scaled->l1 * unscale;
-        r.l2 = sqrt(m2 + n * mean * mean) * unscale;
+        const double l2 = sqrt(m2 + n * mean * mean);
+        r.l2 = l2 * unscale == INFINITY && l2 * ALMOST * unscale < INFINITY ? DBL_MAX : l2 * unscale; /* by rounding */
     }
     return r;
 }
@@ -622,7 +624,8 @@ typedef struct {
     Row row;
     uint32_t offset;
     int length; /* -1: no histogram */
-    Workspace *w; /* holds the counts; the caller gives it back */
+    const uint32_t *counts; /* of the run of buckets, in w where they were just counted */
+    Workspace *w; /* the caller gives it back */
 } Result;
 
 static void prepare(Plan *p, Workspace *w)
@@ -639,6 +642,7 @@ static void reduce_prepared(Plan *p, ReduceChunk *reduce_chunk, Workspace **ws, 
     const unsigned mode = standard_mode();
     const Moments m = reduce_all(p, reduce_chunk, ws, workspaces);
     result->length = p->histogram ? collect(ws, workspaces, &result->offset) : -1;
+    result->counts = ws[0]->counts + (result->length > 0 ? result->offset : 0);
     p->histogram = NONE;
     p->scale = scale_for(p, &m);
     const Moments scaled = p->scale == 1 ? m : reduce_all(p, reduce_chunk, ws, workspaces);
@@ -854,7 +858,7 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
         return NULL;
     *row = result.row;
     if (result.length > 0)
-        memcpy(hist, result.w->counts + result.offset, (size_t)result.length * sizeof *hist);
+        memcpy(hist, result.counts, (size_t)result.length * sizeof *hist);
     give_workspace(result.w);
     return Py_BuildValue("ii", result.length > 0 ? (int)result.offset : 0, result.length);
 }
@@ -910,13 +914,12 @@ static int64_t append(int64_t *header, int64_t key, uint64_t probes, int recompu
     COLUMN(uint64_t, PROBES)[i] = probes;
     COLUMN(int64_t, TIME)[i] = header[FIXED_TIME] ? header[FIXED_TIME] : nanoseconds(CLOCK_REALTIME) / 1000;
     put_statistics(header, i, &result->row);
-    put_bit(COLUMN(uint8_t, DEFINED), i, result->row.numel > nonfinite);
+    put_bit(COLUMN(uint8_t, DEFINED), i, result->row.numel > nonfinite && !isnan(result->row.min)); /* meta: NaN */
 
     COLUMN(int32_t, HIST_OFFSET)[i] = counts ? (int32_t)result->offset : 0;
     put_bit(COLUMN(uint8_t, HIST_VALID), i, result->length >= 0);
     if (counts)
-        memcpy(COLUMN(uint32_t, HIST_COUNTS) + header[HIST], result->w->counts + result->offset,
-               (size_t)counts * sizeof(uint32_t));
+        memcpy(COLUMN(uint32_t, HIST_COUNTS) + header[HIST], result->counts, (size_t)counts * sizeof(uint32_t));
     header[HIST] += counts;
     COLUMN(int32_t, HIST_ENDS)[i + 1] = (int32_t)header[HIST];
 
@@ -973,6 +976,31 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
     if (row >= 0)
         COLUMN(int64_t, COST)[row] = nanoseconds(CLOCK_MONOTONIC) - begin;
     return PyLong_FromLongLong(row);
+}
+
+static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    int64_t dims[MAX_DIMS];
+    (void)module;
+    if (expect("commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, "
+               "hist_length)", count, 10))
+        return NULL;
+    int64_t *header = PyLong_AsVoidPtr(args[0]);
+    const int64_t key = PyErr_Occurred() ? -1 : PyLong_AsLongLong(args[1]);
+    const uint64_t probes = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLongMask(args[2]);
+    const int recomputed = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[3]);
+    const long dtype = PyErr_Occurred() ? -1 : PyLong_AsLong(args[4]);
+    const int ndim = PyErr_Occurred() ? -1 : read_shape(args[5], dims);
+    const Row *row = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[6]);
+    const long offset = PyErr_Occurred() ? -1 : PyLong_AsLong(args[7]);
+    const uint32_t *counts = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[8]);
+    const long length = PyErr_Occurred() ? -1 : PyLong_AsLong(args[9]);
+    if (PyErr_Occurred())
+        return NULL;
+    const Result result = {*row, (uint32_t)offset, (int)length, counts, NULL};
+    const int64_t at = append(header, key, probes, recomputed, (int)dtype, dims, ndim, &result);
+    COLUMN(int64_t, COST)[at] = 0;
+    return PyLong_FromLongLong(at);
 }
 
 static PyObject *py_level(PyObject *module, PyObject *unused)
@@ -1052,13 +1080,15 @@ static PyMethodDef functions[] = {
      "reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)"},
     {"record", (PyCFunction)(void (*)(void))py_record, METH_FASTCALL,
      "record(layout_address, key, probes, want, recomputed, dtype, address, shape, strides) -> row, or -1 when full"},
+    {"commit", (PyCFunction)(void (*)(void))py_commit, METH_FASTCALL,
+     "commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, length)"},
     {"level", py_level, METH_NOARGS, "The instruction set in use."},
     {"set_level", py_set_level, METH_O, "Use one of LEVELS."},
     {"threads", py_threads, METH_NOARGS, "How many threads a large reduction may use."},
     {"set_threads", py_set_threads, METH_O, "Let large reductions use up to this many threads."},
     {"borrow", (PyCFunction)(void (*)(void))py_borrow, METH_FASTCALL,
      "borrow(address, threads): let a framework's threads help; the address of its GOMP_parallel, or 0 for our own"},
-    {"xla", py_xla, METH_NOARGS, "A capsule with the function that programs of XLA call: one tensor to the words of a row."},
+    {"xla", py_xla, METH_NOARGS, "A capsule with the function that programs of XLA call: a tensor to a row's words."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -31,3 +31,16 @@ def record(
     strides: tuple[int, ...] | None,
     /,
 ) -> int: ...
+def commit(
+    layout_address: int,
+    key: int,
+    probes: int,
+    recomputed: bool | int,
+    dtype: int,
+    shape: tuple[int, ...],
+    row_address: int,
+    hist_offset: int,
+    hist_address: int,
+    hist_length: int,
+    /,
+) -> int: ...

@@ -1,6 +1,6 @@
-/* The kernel as a function that a program compiled by XLA calls, from whichever of its threads has time: `xla_row` takes
- * one dense tensor and the attribute `dtype`, and gives 32-bit words: a Row, where the histogram's run of buckets begins,
- * how long it is (-1: none), and, if there is room for BUCKETS more words, the counts of the run.
+/* The kernel as a function that a program compiled by XLA calls, from whichever of its threads has time. `xla_row`
+ * takes a dense tensor and the attribute `dtype`, and gives words of 32 bits: a Row, where the histogram's run of
+ * buckets begins, how long it is (-1: none), and, where there is room for BUCKETS words more, the counts of that run.
  *
  * The structures are those of XLA's interface for foreign functions, as far as they are used here. It is a binary
  * interface: fields keep their places, and new ones come after them.
@@ -125,6 +125,6 @@ static void *xla_row(XlaCall *call)
     words[ROW_WORDS] = result.length > 0 ? result.offset : 0;
     words[ROW_WORDS + 1] = (uint32_t)result.length;
     if (result.length > 0)
-        memcpy(words + ROW_WORDS + 2, own->counts + result.offset, (size_t)result.length * sizeof *words);
+        memcpy(words + ROW_WORDS + 2, result.counts, (size_t)result.length * sizeof *words);
     return NULL;
 }

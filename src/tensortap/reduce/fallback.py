@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ BLOCK: Final = 4096
 CHUNK: Final = 1 << 17
 _FOLDED: Final = 16
 _MAX_DIMS: Final = 64
+_ALMOST: Final = 1 - 2.0**-44  # one, but for what rounding may have added
 
 
 class _Way(NamedTuple):
@@ -294,8 +296,10 @@ def finished(m: Moments, scaled: Moments, power: int) -> tuple[float, ...]:
         return math.nan, math.nan, math.nan, math.nan, 0.0, 0.0
     low, high, n, unscale = m.min + 0.0, m.max + 0.0, float(m.n), 2.0**-power
     mean = min(max(scaled.mean * unscale + 0.0, low), high)
-    std, l2 = math.sqrt(scaled.m2 / n), math.sqrt(scaled.m2 + n * scaled.mean * scaled.mean)
-    return low, high, mean, std * unscale, scaled.l1 * unscale, l2 * unscale
+    std, l1 = math.sqrt(scaled.m2 / n) * unscale, scaled.l1 * unscale
+    l2 = math.sqrt(scaled.m2 + n * scaled.mean * scaled.mean)
+    over = l2 * unscale == math.inf and l2 * _ALMOST * unscale < math.inf  # by rounding only
+    return low, high, mean, std, l1, sys.float_info.max if over else l2 * unscale
 
 
 # --- histogram ----------------------------------------------------------------------------------

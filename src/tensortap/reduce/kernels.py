@@ -106,7 +106,7 @@ xla = None if ACTIVE == "numpy" else _kernel.xla
 
 
 def bind(table: Any) -> Any:
-    """What `record` takes as its first argument for `table`, an object with `header` and the `COLUMNS` as arrays.
+    """What `record` and `commit` take first for `table`, an object with `header` and the `COLUMNS` as arrays.
 
     Called again whenever the table has replaced an array: the addresses are written into its header here.
     """
@@ -118,8 +118,27 @@ def bind(table: Any) -> Any:
     return table if ACTIVE == "numpy" else table.header.ctypes.data
 
 
-commit = fallback.append
-"""`commit(table, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts) -> row`.
+def _c_commit(
+    bound: int,
+    key: int,
+    probes: int,
+    recomputed: bool | int,
+    dtype: int,
+    shape: tuple[int, ...],
+    row: Any,
+    hist_offset: int,
+    hist_counts: Any,
+) -> int:
+    values = np.array(row if isinstance(row, np.void) else tuple(row), ROW)
+    counts = _NONE if hist_counts is None else np.ascontiguousarray(hist_counts, np.uint32)
+    length = -1 if hist_counts is None else len(counts)
+    histogram = (hist_offset, counts.ctypes.data, length)
+    return _kernel.commit(bound, key, probes, recomputed, dtype, shape, values.ctypes.data, *histogram)
+
+
+_NONE: Final = np.zeros(0, np.uint32)
+commit = fallback.append if ACTIVE == "numpy" else _c_commit
+"""`commit(bound, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts) -> row`.
 
 Appends a row that was computed elsewhere to a table with room for it; `hist_counts` None says it has no histogram.
 """

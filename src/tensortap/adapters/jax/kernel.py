@@ -33,7 +33,7 @@ def available() -> bool:
 def row_of(value: Any, histogram: bool) -> Any:
     """In the step: the words of a tensor's row."""
     words = _HEAD + BUCKETS * histogram
-    varying = getattr(jax.typeof(value), "vma", frozenset())  # over devices, within `shard_map`
+    varying: Any = getattr(jax.typeof(value), "vma", ())  # over devices, within `shard_map`
     result = jax.ShapeDtypeStruct((words,), np.uint32, **({"vma": varying} if varying else {}))
     return jax.ffi.ffi_call(_NAME, result)(value, dtype=np.int32(DTYPE_CODE[str(value.dtype)]))
 

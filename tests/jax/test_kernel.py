@@ -1,0 +1,146 @@
+"""The C kernel inside a compiled step: the very rows of the host, from every type, place and thread."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.jax.test_rows import ARRAYS
+
+import tensortap as tt
+from tensortap.adapters.jax import kernel, rows
+from tensortap.adapters.jax.harvest import Harvester
+from tensortap.types import DTYPES
+
+STATISTICS = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
+KINDS: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def exported(monkeypatch):
+    """What left the steps of a test, by kind."""
+    KINDS.clear()
+    take = Harvester._take
+
+    def noted(self, seen, value, marks, operation=""):
+        take(self, seen, value, marks, operation)
+        KINDS.append(seen.items[-1].kind)
+
+    monkeypatch.setattr(Harvester, "_take", noted)
+    return KINDS
+
+
+def assert_same(record, expected) -> None:
+    for name in STATISTICS:
+        assert np.array_equal(record[name], expected[name], equal_nan=True), name
+    assert (record["dtype"], record["shape"]) == (expected["dtype"], expected["shape"])
+    assert record["hist_offset"] == expected["hist_offset"]
+    assert np.array_equal(record["hist_counts"], expected["hist_counts"])
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_the_row_is_the_hosts(name, memory):
+    """Every statistic and every bucket, bit for bit."""
+    with tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
+        watched(ARRAYS[name])
+    assert_same(memory.records[0], tt.summarize(ARRAYS[name]))
+    assert KINDS == ["kernel"]
+
+
+@pytest.mark.parametrize("name", [d.name for d in DTYPES])
+def test_every_type(name, memory):
+    """All types that JAX has."""
+    with jax.enable_x64(True):
+        array = jnp.asarray(np.arange(-3, 4), jnp.dtype(name))
+        with tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
+            watched(array)
+    assert_same(memory.records[0], tt.summarize(np.asarray(array)))
+
+
+def test_large_tensors_and_many_at_once(memory):
+    """Tensors of several chunks, which XLA's threads reduce at the same time."""
+    arrays = [np.random.default_rng(i).normal(size=(600, 500 + i)).astype(np.float32) for i in range(6)]
+
+    def step(arrays):
+        return [tt.tap(jnp.maximum(a, 0), f"x/{i}") for i, a in enumerate(arrays)]
+
+    with tt.watch_step(step, to=memory) as watched:
+        for _ in range(5):
+            watched(arrays)
+            watched.tap.step()
+    assert len(memory.records) == 30
+    for record in memory.records:
+        assert_same(record, tt.summarize(np.maximum(arrays[int(record.place.site[2:])], 0)))
+
+
+def test_without_a_histogram(memory):
+    """Nobody pays for buckets that nobody wants."""
+    with tt.watch_step(lambda x: tt.tap(x, "x/x"), tt.probe("**", keep=tt.stats()), to=memory) as watched:
+        watched(ARRAYS["normal"])
+    assert memory.records[0]["hist_counts"] is None
+    assert memory.records[0]["std"] == tt.summarize(ARRAYS["normal"])["std"]
+
+
+def test_elements_leave_only_where_they_are_kept(memory):
+    """A tensor leaves the step where a probe keeps of it, and nowhere else."""
+
+    def step(x):
+        return tt.tap(tt.tap(x, "x/kept") * 2, "x/reduced")
+
+    with tt.watch_step(step, tt.probe("x/kept", keep=tt.full()), "x/reduced", to=memory) as watched:
+        watched(jnp.ones(3))
+    assert KINDS == ["raw", "kernel"]
+
+
+def test_loops_branches_and_gradients(memory):
+    """Each iteration's row is the host's."""
+    matrix = jnp.asarray(np.random.default_rng(0).normal(size=(5, 5)), jnp.float32)
+
+    def step(x):
+        def body(c, _):
+            c = tt.tap(jnp.tanh(matrix @ c), "c/c")
+            return jax.lax.cond(c.sum() > 0, lambda c: tt.tap(c, "positive/c"), lambda c: c, c), c
+
+        def loss(x):
+            last, all_ = jax.lax.scan(jax.checkpoint(body), x, None, length=4)
+            return last.sum(), all_
+
+        return jax.grad(loss, has_aux=True)(x)
+
+    with tt.watch_step(jax.jit(step), "**:{output,grad_output}", to=memory) as watched:
+        _, values = watched(jnp.ones((5, 5)))
+    seen = [r for r in memory.records if str(r.place) == "c/c:output" and not r.recomputed]
+    assert [r.call for r in seen] == [0, 1, 2, 3]
+    for record, value in zip(seen, values, strict=True):
+        assert_same(record, tt.summarize(np.asarray(value)))
+    assert len([r for r in memory.records if str(r.place) == "c/c:grad_output"]) == 4
+    assert set(KINDS) == {"kernel"}
+
+
+def test_a_while_loop(memory):
+    """The iterations of a loop whose end nobody knows."""
+
+    def step(x):
+        return jax.lax.while_loop(lambda c: c[0] < 5, lambda c: (c[0] + 1, tt.tap(c[1] * 2, "c/c")), (0, x))
+
+    with tt.watch_step(step, to=memory) as watched:
+        watched(jnp.arange(3.0))
+    assert [r["max"] for r in memory.records] == [4.0, 8.0, 16.0, 32.0, 64.0]
+
+
+def test_without_the_extension(memory, monkeypatch):
+    """Where there is no C kernel XLA computes the rows."""
+    monkeypatch.setattr(kernel, "available", lambda: False)
+    with tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
+        watched(ARRAYS["normal"])
+    assert KINDS == ["row"] and rows.ON_HOST
+    assert memory.records[0]["mean"] == pytest.approx(tt.summarize(ARRAYS["normal"])["mean"], rel=1e-5)
+
+
+def test_no_memory_is_counted(memory):
+    """A row that could not be computed is counted and the step goes on."""
+    words = np.zeros(24, np.uint32)
+    words[:2] = 0xFFFFFFFF
+    with pytest.raises(MemoryError, match="reduce"):
+        kernel.read(words)
