@@ -94,12 +94,15 @@ class Layout:
         self._definition = definition
         self._objects = objects
         self._key = (slots, structures, keywords, tuple(map(_key, static)), definition)
+        self._hash: int | None = None
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        if self._hash is None:
+            self._hash = hash(self._key)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._key == other._key
+        return self is other or (isinstance(other, Layout) and self._key == other._key)
 
     def unflatten(self, donated: Sequence[Any], kept: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments again, with these arrays."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tensortap.adapters.jax import kernel
 from tensortap.adapters.jax.adapter import JaxAdapter, refuse
 from tensortap.adapters.jax.context import CONTEXT
 from tensortap.adapters.jax.harvest import Harvester, Item
@@ -179,7 +180,8 @@ def _run(
     harvester = Harvester(export(watchers), RULES, _operations(watchers), _scopes(adapters))
     leaves, found = harvester.run(closed.jaxpr, closed.consts, jax.tree.leaves((donated, kept)))
     results, state = jax.tree.unflatten(jax.tree.structure(shape), leaves)
-    return Outcome(results, state, found.arrays, About(restore, tuple(found.items), harvester.opaque, frozenset(given)))
+    arrays = kernel.packed(found.items, found.arrays)
+    return Outcome(results, state, arrays, About(restore, tuple(found.items), harvester.opaque, frozenset(given)))
 
 
 @contextlib.contextmanager

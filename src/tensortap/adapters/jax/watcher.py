@@ -169,20 +169,17 @@ class Watcher:
                 self.failed("reading a step's statistics", error)
 
     def _settle(self, step: OpenStep, items: Sequence[Item], arrays: Sequence[Any]) -> None:
-        at = 0
-        for item in items:
+        for item, own in kernel.unpacked(items, arrays):
             mine = [mark for mark in item.marks if mark.listener == self.number]
             if mine:
-                own = [np.asarray(array) for array in arrays[at : at + item.arrays]]
                 self._take(step, item, mine, own)
-            at += item.arrays
 
     def _take(self, step: OpenStep, item: Item, marks: Sequence[Mark], arrays: list[Any]) -> None:
         if item.kind == "iterations":
             self._count(int(arrays[0].max()) - MOST_LOOPS)
             return
         flags = arrays.pop() if item.flagged else None
-        for entry in np.ndindex(arrays[0].shape[: item.loops]):
+        for entry in np.ndindex(arrays[0].shape[: item.loops]) if item.loops else ((),):
             if flags is None or flags[entry]:
                 for mark in marks:
                     self._record(step, item, mark, [array[entry] for array in arrays])
@@ -197,7 +194,7 @@ class Watcher:
             return
         if point.keeping & step.armed:
             self.recorder.ledger.add("large_tensors")
-        if item.kind == "kernel":
+        if item.kind in kernel.WORDS:
             row, offset, counts = kernel.read(arrays[0])
         else:
             row, offset, counts = rows.read(tuple(arrays), int(np.prod(item.shape, dtype=np.int64)))
@@ -221,7 +218,7 @@ def export(watchers: Mapping[int, Watcher]) -> Any:
         if "raw" in ways:
             return Export("raw", (value,))
         if rows.ON_HOST and jax.default_backend() == "cpu" and kernel.available():
-            return Export("kernel", (kernel.row_of(value, "histogram" in ways),))
+            return kernel.row_of(value, "histogram" in ways)
         return Export("row", rows.row_of(value, "histogram" in ways))
 
     return choose
