@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import functools
 import gc
+import importlib.util
 import itertools
 import math
 import statistics
@@ -89,7 +90,7 @@ def numpy_cnn() -> Subject:
 
 
 def numpy_dense(sums: bool = False) -> Subject:
-    """Eight dense layers with activations, in objects of NumPy; with `sums` each output is summed instead of watched."""
+    """Eight dense layers with activations, in objects of NumPy; with `sums` outputs are summed, not watched."""
     rng = np.random.default_rng(0)
 
     class Dense:
@@ -162,11 +163,13 @@ def onnx_resnet() -> Subject:
 
 
 def onnx_mobile() -> Subject:
-    """A detector of text for phones, which the package rapidocr-onnxruntime carries: 307 tensors and little arithmetic."""
+    """The detector of text that rapidocr-onnxruntime carries, made for phones: 307 tensors, little arithmetic."""
     import onnxruntime
-    import rapidocr_onnxruntime
 
-    path = Path(rapidocr_onnxruntime.__file__).parent / "models" / "ch_PP-OCRv4_det_infer.onnx"
+    found = importlib.util.find_spec("rapidocr_onnxruntime")  # only its files: it needs OpenCV to be imported
+    if found is None or found.origin is None:
+        raise ImportError("rapidocr-onnxruntime is not installed")
+    path = Path(found.origin).parent / "models" / "ch_PP-OCRv4_det_infer.onnx"
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])

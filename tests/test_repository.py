@@ -121,7 +121,7 @@ def test_sdist(sources: Path, tmp_path: Path) -> None:
         # Debian's Python 3.11.2 has no filters yet; the archive is our own.
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     root = names[0].partition("/")[0]
-    for name in ("_kernel.c", "_kernel_body.h", "_kernel_pass.h", "_kernel_xla.h"):
+    for name in ("_kernel.c", "_kernel_body.h", "_kernel_pass.h", "_kernel_xla.h", "_kernel_onnx.h"):
         assert f"{root}/src/tensortap/reduce/{name}" in names
     assert {f"{root}/web/package-lock.json", f"{root}/web/src/main.ts"} <= set(names)
     assert [name for name in names if "node_modules" in name] == []

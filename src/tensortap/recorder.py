@@ -108,7 +108,7 @@ class Recorder:
         self.histogram_probes = _bits(p.histogram for p in self.probes)
         plans = [(1 << i, p.keepers, p.customs) for i, p in enumerate(self.probes)]
         self._keeping_plans = [plan for plan in plans if plan[1] or plan[2]]
-        self._keeping = sum(bit for bit, _, _ in self._keeping_plans)
+        self.keeping_probes = sum(bit for bit, _, _ in self._keeping_plans)
         self._quantiles = [(1 << i, p.quantiles) for i, p in enumerate(self.probes) if p.quantiles]
         self._ring = LookBack(lookback, lookback_bytes, self.ledger)
         self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
@@ -124,7 +124,7 @@ class Recorder:
         with self._lock:
             known = self._points.get((place, probes))
             if known is None:
-                known = Point(place, self.names.key(place), probes, probes & self._keeping)
+                known = Point(place, self.names.key(place), probes, probes & self.keeping_probes)
                 self._points[place, probes] = known
             return known
 

@@ -11,6 +11,7 @@ from tests.jax.test_rows import ARRAYS
 import tensortap as tt
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.harvest import Harvester
+from tensortap.reduce import words
 from tensortap.types import DTYPES
 
 STATISTICS = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
@@ -138,9 +139,9 @@ def test_without_the_extension(memory, monkeypatch):
     assert memory.records[0]["mean"] == pytest.approx(tt.summarize(ARRAYS["normal"])["mean"], rel=1e-5)
 
 
-def test_no_memory_is_counted(memory):
-    """A row that could not be computed is counted and the step goes on."""
-    words = np.zeros(24, np.uint32)
-    words[:2] = 0xFFFFFFFF
+def test_no_memory_is_counted():
+    """A row that could not be computed is an error, which is counted where rows are read."""
+    none = np.zeros(words.HEAD, np.uint32)
+    none[:2] = 0xFFFFFFFF
     with pytest.raises(MemoryError, match="reduce"):
-        kernel.read(words)
+        words.read(none, 1, ())

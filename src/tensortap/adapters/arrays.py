@@ -14,6 +14,7 @@ from tensortap.adapters.walk import values_in
 from tensortap.probes import as_probes
 from tensortap.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
+from tensortap.reduce.words import Reduced
 from tensortap.sites import Candidate
 
 Array = npt.NDArray[Any]
@@ -68,13 +69,20 @@ class Taker:
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
 
-    def take(self, point: Point, array: Array, step: OpenStep, recomputed: bool = False) -> None:
-        """Reduce an array into the step's table."""
-        if step.armed & point.probes:
-            try:
+    def take(self, point: Point, array: Array | Reduced, step: OpenStep, recomputed: bool = False) -> None:
+        """Reduce an array into the step's table, or put a row there that a graph has computed."""
+        armed = step.armed & point.probes
+        if not armed:
+            return
+        try:
+            if isinstance(array, Reduced):
+                counts = array.hist_counts if armed & step.hist else None
+                place = (point.key, armed, recomputed, array.dtype, array.shape)
+                step.table.insert(*place, array.row, array.hist_offset if counts is not None else 0, counts)
+            else:
                 self.recorder.observe(point, buffer_of(array), array, step=step, recomputed=recomputed)
-            except Exception as error:
-                self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
 
     def take_late(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
         """Record what is read only when the step closes."""
@@ -85,7 +93,9 @@ class Taker:
         else:
             self.take(port.point(""), value, step)
 
-    def take_all(self, ports: Iterable[Port], found: Sequence[tuple[str, Array]], step: OpenStep, why: str) -> None:
+    def take_all(
+        self, ports: Iterable[Port], found: Sequence[tuple[str, Array | Reduced]], step: OpenStep, why: str
+    ) -> None:
         """Record what was found, under every name it has."""
         for port in ports:
             if not found:
@@ -101,7 +111,7 @@ class Catcher(Taker):
         super().__init__(recorder)
         self.found = found
 
-    def take(self, point: Point, array: Array, step: OpenStep, recomputed: bool = False) -> None:
+    def take(self, point: Point, array: Array | Reduced, step: OpenStep, recomputed: bool = False) -> None:
         """Copy an array under its site's name."""
         if point.probes and not recomputed:
             self.found.put(point.text, np.array(array, copy=True))

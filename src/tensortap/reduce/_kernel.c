@@ -7,7 +7,7 @@
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. _kernel_body.h is the arithmetic, compiled once per level;
- * _kernel_xla.h is the door for programs of XLA.
+ * _kernel_xla.h and _kernel_onnx.h let XLA and ONNX Runtime call it inside their graphs.
  */
 
 #define _GNU_SOURCE
@@ -15,6 +15,7 @@
 #include <Python.h>
 
 #include <float.h>
+#include <limits.h>
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
@@ -825,7 +826,35 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
     return n;
 }
 
+/* ---- inside the graphs of frameworks, on threads of theirs ---- */
+
+#define ROW_WORDS ((int64_t)(sizeof(Row) / sizeof(uint32_t)))
+static const Result NO_RESULT = {.row = {.numel = -1}, .length = -1};
+
+/* The row of a dense tensor, without Python. Such threads keep a workspace each; without memory for one the result stays
+ * as it was. */
+static void reduce_here(const void *data, int dtype, const int64_t *dims, int64_t rank, int histogram, Result *result)
+{
+    static _Thread_local Workspace *own;
+    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .numel = 1};
+    if (!own) {
+        void *room;
+        if (posix_memalign(&room, 64, sizeof *own))
+            return;
+        own = memset(room, 0, sizeof *own);
+    }
+    for (int64_t i = 0; i < rank; i++)
+        p.numel *= dims[i];
+    p.dims[0] = p.numel;
+    p.strides[0] = item_size[dtype];
+    check_alignment(&p);
+    p.histogram = histogram ? TRACKED : NONE;
+    prepare(&p, own);
+    reduce_prepared(&p, current.reduce_chunk, &own, 1, result);
+}
+
 #include "_kernel_xla.h"
+#include "_kernel_onnx.h"
 
 /* ---- Python functions ---- */
 

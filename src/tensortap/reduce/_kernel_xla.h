@@ -6,7 +6,6 @@
  * interface: fields keep their places, and new ones come after them.
  */
 
-#define ROW_WORDS ((int64_t)(sizeof(Row) / sizeof(uint32_t)))
 #define XLA_METADATA 1 /* the kind of extension by which XLA asks what a function is */
 #define XLA_EXECUTE 3 /* the stage at which buffers have contents */
 
@@ -93,34 +92,15 @@ static int xla_introduced(const XlaCall *call)
     return 0;
 }
 
-static void plan_dense(Plan *p, const XlaBuffer *given, int dtype)
-{
-    *p = (Plan){.base = given->data, .dtype = dtype, .scale = 1, .ndim = 1, .numel = 1};
-    for (int64_t i = 0; i < given->rank; i++)
-        p->numel *= given->dims[i];
-    p->dims[0] = p->numel;
-    p->strides[0] = item_size[dtype];
-    check_alignment(p);
-}
-
-/* XLA's threads keep a workspace each. Without memory for one the row says so, and the user's program goes on. */
 static void *xla_row(XlaCall *call)
 {
-    static _Thread_local Workspace *own;
-    Plan p;
-    Result result = {.row = {.numel = -1}, .length = -1};
+    Result result = NO_RESULT;
     if (xla_introduced(call) || call->stage != XLA_EXECUTE)
         return NULL;
-    const XlaBuffer *gives = call->gives.buffers[0];
+    const XlaBuffer *given = call->given.buffers[0], *gives = call->gives.buffers[0];
+    const int dtype = *(int32_t *)call->attributes.scalars[0]->value, histogram = gives->dims[0] > ROW_WORDS + 2;
     uint32_t *words = gives->data;
-    if (!own && !posix_memalign((void **)&own, 64, sizeof *own))
-        memset(own, 0, sizeof *own);
-    if (own) {
-        plan_dense(&p, call->given.buffers[0], *(int32_t *)call->attributes.scalars[0]->value);
-        p.histogram = gives->dims[0] > ROW_WORDS + 2 ? TRACKED : NONE;
-        prepare(&p, own);
-        reduce_prepared(&p, current.reduce_chunk, &own, 1, &result);
-    }
+    reduce_here(given->data, dtype, given->dims, given->rank, histogram, &result);
     memcpy(words, &result.row, sizeof result.row);
     words[ROW_WORDS] = result.length > 0 ? result.offset : 0;
     words[ROW_WORDS + 1] = (uint32_t)result.length;

@@ -104,6 +104,9 @@ MOST_THREADS: Final = 64
 xla = None if ACTIVE == "numpy" else _kernel.xla
 """`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""
 
+library: Final[str | None] = None if ACTIVE == "numpy" else _kernel.__file__
+"""The library with the operators that sessions of ONNX Runtime can be told of; None without the C extension."""
+
 
 def bind(table: Any) -> Any:
     """What `record` and `commit` take first for `table`, an object with `header` and the `COLUMNS` as arrays.

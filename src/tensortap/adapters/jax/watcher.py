@@ -19,6 +19,7 @@ from tensortap.adapters.jax.rules import MOST_LOOPS
 from tensortap.adapters.jax.tag import LISTENERS, Mark
 from tensortap.adapters.steps import CallSteps
 from tensortap.recorder import OpenStep
+from tensortap.reduce import words
 from tensortap.sites import Candidate
 from tensortap.types import DTYPE_CODE
 
@@ -190,16 +191,15 @@ class Watcher:
         if point is None or not step.armed & point.probes:
             return
         if item.kind == "raw":
-            self.taker.take(point, np.asarray(arrays[0]), step, item.recomputed)
-            return
-        if point.keeping & step.armed:
-            self.recorder.ledger.add("large_tensors")
-        if item.kind in kernel.WORDS:
-            row, offset, counts = kernel.read(arrays[0])
+            value: Any = np.asarray(arrays[0])
+        elif item.kind in kernel.WORDS:
+            value = words.read(arrays[0], DTYPE_CODE[item.dtype], item.shape)
         else:
             row, offset, counts = rows.read(tuple(arrays), int(np.prod(item.shape, dtype=np.int64)))
-        place = (point.key, step.armed & point.probes, item.recomputed, DTYPE_CODE[item.dtype], item.shape)
-        step.table.insert(*place, row, offset, counts)
+            value = words.Reduced(row, offset, counts, DTYPE_CODE[item.dtype], item.shape)
+        if item.kind != "raw" and point.keeping & step.armed:
+            self.recorder.ledger.add("large_tensors")
+        self.taker.take(point, value, step, item.recomputed)
 
     def _count(self, more: int) -> None:
         if more > 0:

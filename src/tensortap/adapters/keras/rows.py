@@ -15,6 +15,7 @@ from tensortap.adapters.keras.cells import cell
 from tensortap.recorder import OpenStep, Point
 from tensortap.reduce import fallback
 from tensortap.reduce.buckets import BUCKETS
+from tensortap.reduce.words import Reduced
 from tensortap.types import DTYPE_CODE
 
 _MOST_AXES: Final = 8
@@ -48,21 +49,15 @@ class Row:
 
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: put the row into the step's table."""
-        armed = step.armed & self.point.probes
-        if not armed:
-            return
         numbers = self._numbers.numpy()
         nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
         moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(n) for n in numbers[5:_NUMBERS]))
         row = (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, 0))
         shape = tuple(int(size) for size in numbers[_NUMBERS:])
-        offset, counts = self._histogram(armed & step.hist)
-        step.table.insert(self.point.key, armed, False, self.dtype, shape, row, offset, counts)
+        taker.take(self.point, Reduced(row, *self._histogram(), self.dtype, shape), step)
 
-    def _histogram(self, wanted: int) -> tuple[int, Any]:
-        if self._counts is None or not wanted:
-            return 0, None
-        return fallback.trimmed(self._counts.numpy()[:BUCKETS].astype(np.uint32))
+    def _histogram(self) -> tuple[int, Any]:
+        return (0, None) if self._counts is None else fallback.trimmed(self._counts.numpy()[:BUCKETS].astype(np.uint32))
 
 
 def _moments(flat: Any) -> Any:

@@ -6,15 +6,17 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import onnxruntime
 
 from tensortap.errors import MissingExtraError, UnsupportedError
+from tensortap.reduce import kernels
 
 try:
     import onnx
@@ -34,6 +36,12 @@ INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it ret
 _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
 _RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _WEIGHTS: Final = "weights.bin"
+_DOMAIN: Final = "tensortap"  # of the operators in _kernel_onnx.h
+
+
+def row_of(name: str) -> str:
+    """What a twin calls the row of a tensor."""
+    return f"{_DOMAIN}:{name}"
 
 
 class Node(NamedTuple):
@@ -58,6 +66,7 @@ class Graph:
         self._source = session._model_path or session._model_bytes
         self._options = session._sess.session_options  # a copy
         self._initial = session._sess_options_initial
+        self._offers_rows = False
         given = session.get_provider_options()
         self._providers = [(name, given.get(name, {})) for name in session.get_providers()]
         self._dump()
@@ -113,17 +122,39 @@ class Graph:
         """Whether any node draws numbers, so that one run more or less changes those that follow."""
         return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
 
-    def twin(self, names: list[str]) -> Any:
-        """A session that runs the same nodes and gives more of their tensors."""
+    def twin(self, names: Sequence[str], rows: Mapping[str, bool] = MappingProxyType({})) -> Any:
+        """A session that runs the same nodes and gives more of their tensors; of `rows` the rows, histograms if True.
+
+        Rows are called `row_of(name)`.
+        """
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        model.graph.node.extend(self._layout.reorders(names))
+        sources = {name: self._layout.unordered(name) for name in rows}
+        plain = [*names, *(name for name, source in sources.items() if name == source)]
+        model.graph.node.extend(self._layout.reorders(dict.fromkeys(plain)))
+        for name, histogram in rows.items():
+            kind = "RowAndHistogram" if histogram else "Row"
+            model.graph.node.append(onnx.helper.make_node(kind, [sources[name]], [row_of(name)], domain=_DOMAIN))
         known = {output.name for output in model.graph.output}
-        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in known)
+        given = [*(name for name in names if name not in known), *map(row_of, rows)]
+        model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in given)
+        if rows:
+            model.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
+            self._offer_rows()
         path = self.folder / f"twin-{len(list(self.folder.iterdir()))}.onnx"
         path.write_bytes(model.SerializeToString())
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         return self._session(str(path), graph_optimization_level=level)
+
+    @property
+    def can_reduce(self) -> bool:
+        """Whether tensors lie where the kernel can read them while the graph runs."""
+        return kernels.library is not None and [name for name, _ in self._providers] == ["CPUExecutionProvider"]
+
+    def _offer_rows(self) -> None:
+        if not self._offers_rows:
+            self._options.register_custom_ops_library(kernels.library)
+            self._offers_rows = True
 
     @property
     def nbytes(self) -> int:

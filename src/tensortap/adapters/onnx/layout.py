@@ -7,12 +7,13 @@ that such a graph has anyway, ReorderOutput, undoes that; the twin gets one for 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import onnx
 
 DOMAIN: Final = "com.microsoft.nchwc"
+_WIDEST: Final = 16  # channels in a block, or a divisor of it
 _SUFFIX: Final = "_nchwc"  # a node in blocks is called after the tensor it made before
 
 
@@ -34,7 +35,12 @@ class Layout(NamedTuple):
         """A tensor's plain name."""
         return self.names.get(name, name)
 
-    def reorders(self, names: list[str]) -> Iterator[Any]:
+    def unordered(self, name: str) -> str:
+        """A tensor with the same elements in any order: in blocks, unless channels were filled up to make blocks."""
+        token, channels = self.made.get(name, (name, 0))
+        return name if channels % _WIDEST else token
+
+    def reorders(self, names: Iterable[str]) -> Iterator[Any]:
         """The nodes that make these tensors plain, where that is needed."""
         for name in names:
             if name in self.made:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, Taker, arrays_in, same
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, Catcher, Taker, arrays_in, same
 from tensortap.adapters.base import Port
-from tensortap.adapters.onnx.graph import Graph
+from tensortap.adapters.onnx.graph import Graph, row_of
 from tensortap.adapters.steps import CallSteps
-from tensortap.errors import NonFiniteError
+from tensortap.errors import NonFiniteError, UnsupportedError
+from tensortap.reduce import words
 
 INEXACT: Final = (
     "this session and its twin with more outputs need not give equal bits (an operation draws random numbers, or an "
@@ -32,10 +35,11 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a run of the twin gave: the user's outputs and all tensors by name; or how it failed."""
+    """What a run of the twin gave: the user's outputs, all tensors by name, and rows by name; or how it failed."""
 
     outputs: list[Any]
     tensors: dict[str, Any]
+    rows: dict[str, Any]
     error: Exception | None = None
 
 
@@ -53,8 +57,12 @@ class Twin:
         for site in (*sites, root):
             for port in (*site.inputs, *site.outputs):
                 self._bits |= port.bits
+        recorder = taker.recorder
+        self._histograms = recorder.histogram_probes
+        self._elements = -1 if isinstance(taker, Catcher) else recorder.keeping_probes
         self._session: Any = None
-        self._names: list[str] = []
+        self._names: list[str] = []  # of the tensors that it gives as they are
+        self._rows: dict[str, bool] = {}  # and of those that it reduces itself, to a row with or without histogram
         self._exact: bool | None = None  # not known before the first run
 
     def begin(self) -> None:
@@ -72,10 +80,11 @@ class Twin:
         try:
             session = self._session or self._build()
             wanted = [*names, *(name for name in self._names if name not in names)]
-            values = session.run(wanted, dict(feed), options)
+            values = session.run([*wanted, *map(row_of, self._rows)], dict(feed), options)
         except Exception as error:
-            return Found([], {}, error)  # the user's own, when the session fails too
-        return Found(values[: len(names)], {**feed, **dict(zip(wanted, values, strict=True))})
+            return Found([], {}, {}, error)  # the user's own, when the session fails too
+        tensors = {**feed, **dict(zip(wanted, values, strict=False))}
+        return Found(values[: len(names)], tensors, dict(zip(self._rows, values[len(wanted) :], strict=True)))
 
     def trusted(self, found: Found) -> list[Any] | None:
         """The twin's outputs, once they were seen to be the session's."""
@@ -94,25 +103,45 @@ class Twin:
 
     def _record(self, found: Found, outputs: Sequence[Any]) -> None:
         step, tensors = self._steps.current(), found.tensors
+        seen = tensors | {name: words.read_all(row) for name, row in found.rows.items()}
         self._taker.take_all(self._root.inputs, _named(self._root.given, tensors), step, NO_ARRAY_IN)
         for site in self._sites:
-            self._taker.take_all(site.inputs, _named(site.given, tensors), step, NO_ARRAY_IN)
-            self._taker.take_all(site.outputs, arrays_in(tensors.get(site.gives)), step, NO_ARRAY_OUT)
+            self._taker.take_all(site.inputs, _named(site.given, seen), step, NO_ARRAY_IN)
+            self._taker.take_all(site.outputs, _found(seen.get(site.gives)), step, NO_ARRAY_OUT)
         names = [name for name in self._root.gives.split("\n") if name in tensors]
         self._taker.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
 
     def _build(self) -> Any:
-        wanted = {name for site in self._sites for name in (*(site.given if site.inputs else ()), site.gives)}
-        made = [name for node in self._graph.nodes for name in node.gives if name in wanted]
-        session = self._graph.twin(made)
-        kinds = {output.name: output.type for output in session.get_outputs()}
-        self._names = [name for name in made if kinds[name] in _READABLE or not kinds[name].startswith("tensor(")]
+        """The twin; one that reduces tensors as they are made, where nobody wants their elements."""
+        wanted = self._wanted()
+        made = {name: wanted[name] for node in self._graph.nodes for name in node.gives if name in wanted}
+        rows = {name: bool(bits & self._histograms) for name, bits in made.items() if not bits & self._elements}
+        if rows and self._graph.can_reduce:
+            with contextlib.suppress(UnsupportedError):  # something there is no tensor
+                self._session = self._graph.twin([name for name in made if name not in rows], rows)
+                self._rows = rows
+        if self._session is None:
+            self._session = self._graph.twin([*made])
+        self._choose([name for name in made if name not in self._rows])
+        return self._session
+
+    def _wanted(self) -> dict[str, int]:
+        """The probes that want each tensor, in any port."""
+        wanted: dict[str, int] = {}
         for site in self._sites:
-            if site.gives in kinds and site.gives not in self._names:
+            for names, ports in ((site.given, site.inputs), ((site.gives,), site.outputs)):
+                for name, port in itertools.product(names, ports):
+                    wanted[name] = wanted.get(name, 0) | port.bits
+        return wanted
+
+    def _choose(self, names: Sequence[str]) -> None:
+        """Of the tensors that leave as they are, those that Python can read."""
+        kinds = {output.name: output.type for output in self._session.get_outputs()}
+        self._names = [name for name in names if kinds[name] in _READABLE or not kinds[name].startswith("tensor(")]
+        for site in self._sites:
+            if site.gives in names and site.gives not in self._names:
                 for port in site.outputs:
                     port.note = f"is a {kinds[site.gives]}, which cannot be read from Python"
-        self._session = session
-        return session
 
     def _safely(self, name: str, what: str, work: Callable[[], None]) -> None:
         try:
@@ -123,9 +152,13 @@ class Twin:
             self.ledger.failed(name, what, error)
 
 
-def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> list[tuple[str, Array]]:
+def _found(value: Any) -> Sequence[tuple[str, Array | words.Reduced]]:
+    return [("", value)] if isinstance(value, words.Reduced) else arrays_in(value)
+
+
+def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> Sequence[tuple[str, Array | words.Reduced]]:
     """Several tensors are told apart by name; one needs none."""
-    found = [(f".{name}{slot}", array) for name in names for slot, array in arrays_in(tensors.get(name))]
+    found = [(f".{name}{slot}", array) for name in names for slot, array in _found(tensors.get(name))]
     return [("", found[0][1])] if len(found) == 1 else found
 
 

@@ -1,0 +1,144 @@
+/* The kernel as two operators of ONNX Runtime, `Row` and `RowAndHistogram` of the domain `tensortap`: a tensor is reduced
+ * inside the graph as soon as it is made, and what leaves the graph is its row, as words of 32 bits: a Row, where the
+ * histogram's run of buckets begins, how long it is (-1: none), the type (-1: none that we read), the number of
+ * dimensions, the dimensions in two words each, and the counts of the run.
+ *
+ * ONNX Runtime finds the function RegisterCustomOps when it is told of this library. Its own functions are in a table
+ * that only ever grows at the end; these are their places in it, all from its first version.
+ */
+
+enum {
+    ORT_CREATE_DOMAIN = 26, ORT_ADD_OPERATOR = 27, ORT_ADD_DOMAIN = 28, ORT_TENSOR_DATA = 51, ORT_ELEMENT_TYPE = 60,
+    ORT_DIMENSIONS_COUNT = 61, ORT_DIMENSIONS = 62, ORT_TYPE_AND_SHAPE = 65, ORT_INPUT = 90, ORT_OUTPUT = 91,
+    ORT_RELEASE_TYPE_AND_SHAPE = 99
+};
+enum { ORT_ANY_TYPE = 0, ORT_UINT32 = 12, ORT_TYPES = 21 };
+#define ORT_INTERFACE 14 /* the version of OrtOperator below */
+
+typedef void OrtFunction(void);
+typedef struct {
+    OrtFunction *const *(*functions)(uint32_t version);
+    const char *(*version)(void);
+} OrtBase;
+
+typedef struct OrtOperator {
+    uint32_t version;
+    void *(*create)(const struct OrtOperator *, OrtFunction *const *, const void *info);
+    const char *(*name)(const struct OrtOperator *);
+    const char *(*provider)(const struct OrtOperator *);
+    int (*input_type)(const struct OrtOperator *, size_t);
+    size_t (*inputs)(const struct OrtOperator *);
+    int (*output_type)(const struct OrtOperator *, size_t);
+    size_t (*outputs)(const struct OrtOperator *);
+    void (*compute)(void *kernel, void *context);
+    void (*destroy)(void *kernel);
+    int (*input_character)(const struct OrtOperator *, size_t), (*output_character)(const struct OrtOperator *, size_t);
+    int (*input_memory)(const struct OrtOperator *, size_t);
+    int (*variadic[4])(const struct OrtOperator *);
+    void *(*create_2)(void), *(*compute_2)(void), *(*infer_shape)(void);
+    int (*first_opset)(const struct OrtOperator *), (*last_opset)(const struct OrtOperator *);
+    size_t (*more[4])(void);
+} OrtOperator;
+
+static OrtFunction *const *ort; /* the table; one library of ONNX Runtime is all a process has */
+
+/* Each returns an error, or NULL. */
+#define ORT_CALL(place, types, ...) (((void *(*)types)ort[place])(__VA_ARGS__))
+
+static const int8_t ort_dtypes[ORT_TYPES] = {
+    -1, F32, U8, I8, U16, I16, I32, I64, -1, BOOL, F16, F64, U32, U64, C64, C128, BF16, F8E4M3, F8E4M3Z, F8E5M2, F8E5M2Z,
+};
+
+typedef struct {
+    void *data;
+    int dtype; /* -1: none that we read */
+    int64_t dims[MAX_DIMS];
+    size_t rank;
+} OrtTensor;
+
+static int ort_read(void *context, OrtTensor *t)
+{
+    void *value, *about;
+    int type = 0;
+    if (ORT_CALL(ORT_INPUT, (void *, size_t, void **), context, 0, &value) ||
+        ORT_CALL(ORT_TYPE_AND_SHAPE, (void *, void **), value, &about))
+        return 0;
+    int known = !ORT_CALL(ORT_ELEMENT_TYPE, (void *, int *), about, &type) && type > 0 && type < ORT_TYPES &&
+                !ORT_CALL(ORT_DIMENSIONS_COUNT, (void *, size_t *), about, &t->rank) && t->rank <= MAX_DIMS &&
+                !ORT_CALL(ORT_DIMENSIONS, (void *, int64_t *, size_t), about, t->dims, t->rank);
+    ((void (*)(void *))ort[ORT_RELEASE_TYPE_AND_SHAPE])(about);
+    t->dtype = known ? ort_dtypes[type] : -1;
+    return t->dtype >= 0 && !ORT_CALL(ORT_TENSOR_DATA, (void *, void **), value, &t->data);
+}
+
+static void ort_write(void *context, const OrtTensor *t, const Result *result)
+{
+    const int counts = result->length > 0 ? result->length : 0;
+    const int64_t rank = t->dtype < 0 ? 0 : (int64_t)t->rank, length = ROW_WORDS + 4 + 2 * rank + counts;
+    void *value;
+    uint32_t *words;
+    if (ORT_CALL(ORT_OUTPUT, (void *, size_t, const int64_t *, size_t, void **), context, 0, &length, 1, &value) ||
+        ORT_CALL(ORT_TENSOR_DATA, (void *, void **), value, (void **)&words))
+        return;
+    memcpy(words, &result->row, sizeof result->row);
+    words += ROW_WORDS;
+    *words++ = counts ? result->offset : 0;
+    *words++ = (uint32_t)result->length;
+    *words++ = (uint32_t)t->dtype;
+    *words++ = (uint32_t)rank;
+    memcpy(words, t->dims, (size_t)rank * sizeof *t->dims);
+    if (counts)
+        memcpy(words + 2 * rank, result->counts, (size_t)counts * sizeof *words);
+}
+
+static void ort_compute(void *kernel, void *context)
+{
+    OrtTensor tensor = {.dtype = -1};
+    Result result = NO_RESULT;
+    if (ort_read(context, &tensor))
+        reduce_here(tensor.data, tensor.dtype, tensor.dims, (int64_t)tensor.rank, *(const int *)kernel, &result);
+    ort_write(context, &tensor, &result);
+}
+
+static const int with_histogram[2] = {0, 1};
+static const char *ort_name(const OrtOperator *op);
+static void *ort_create(const OrtOperator *op, OrtFunction *const *functions, const void *info);
+static const char *ort_provider(const OrtOperator *op) { return (void)op, NULL; } /* the CPU's */
+static int ort_input_type(const OrtOperator *op, size_t i) { return (void)op, (void)i, ORT_ANY_TYPE; }
+static int ort_output_type(const OrtOperator *op, size_t i) { return (void)op, (void)i, ORT_UINT32; }
+static int ort_usual(const OrtOperator *op, size_t i) { return (void)op, (void)i, 0; } /* required, where it is */
+static int ort_fixed(const OrtOperator *op) { return (void)op, 1; }
+static int ort_always(const OrtOperator *op) { return (void)op, INT_MAX; }
+static size_t ort_one(const OrtOperator *op) { return (void)op, 1; }
+static void ort_destroy(void *kernel) { (void)kernel; }
+
+#define OPERATOR \
+    { \
+        .version = ORT_INTERFACE, .create = ort_create, .name = ort_name, .provider = ort_provider, \
+        .input_type = ort_input_type, .inputs = ort_one, .output_type = ort_output_type, .outputs = ort_one, \
+        .compute = ort_compute, .destroy = ort_destroy, .input_character = ort_usual, .output_character = ort_usual, \
+        .input_memory = ort_usual, .variadic = {ort_fixed, ort_fixed, ort_fixed, ort_fixed}, \
+        .first_opset = ort_fixed, .last_opset = ort_always, \
+    }
+static const OrtOperator ort_operators[2] = {OPERATOR, OPERATOR};
+
+static const char *ort_name(const OrtOperator *op) { return op == ort_operators ? "Row" : "RowAndHistogram"; }
+
+static void *ort_create(const OrtOperator *op, OrtFunction *const *functions, const void *info)
+{
+    (void)functions;
+    (void)info;
+    return (void *)&with_histogram[op - ort_operators];
+}
+
+/* What ONNX Runtime calls. The domain is made once, for no session may outlive it. */
+__attribute__((visibility("default"))) void *RegisterCustomOps(void *options, const OrtBase *base)
+{
+    static void *domain;
+    void *error = NULL;
+    ort = base->functions(ORT_INTERFACE);
+    if (!domain && !(error = ORT_CALL(ORT_CREATE_DOMAIN, (const char *, void **), "tensortap", &domain)))
+        for (int i = 0; i < 2 && !error; i++)
+            error = ORT_CALL(ORT_ADD_OPERATOR, (void *, const OrtOperator *), domain, &ort_operators[i]);
+    return error ? error : ORT_CALL(ORT_ADD_DOMAIN, (void *, void *), options, domain);
+}
