@@ -76,8 +76,10 @@ typedef struct {
     double d, q, a; /* sums of deviations, of their squares, and of magnitudes */
 } Second;
 
+struct Job;
 typedef struct {
     const char *base;
+    void (*run)(struct Job *, int workers, void *context), *context; /* how several threads take the chunks of one job */
     int dtype, ndim, aligned;
     enum { NONE, TRACKED, UNTRACKED } histogram; /* of few elements the range of buckets is tracked */
     int64_t numel, dims[MAX_DIMS], strides[MAX_DIMS];
@@ -332,31 +334,34 @@ static unsigned standard_mode(void) { return 0; }
 static void restore_mode(unsigned mode) { (void)mode; }
 #endif
 
-/* ---- workspaces: a free list, touched only with the GIL held ---- */
+/* ---- workspaces: a free list, for Python's threads and those of frameworks ---- */
 
 static Workspace *free_workspaces;
+static pthread_mutex_t workspaces_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static Workspace *take_workspace(void)
 {
+    pthread_mutex_lock(&workspaces_lock);
     Workspace *w = free_workspaces;
     if (w)
         free_workspaces = w->next;
-    else if (!posix_memalign((void **)&w, 64, sizeof *w))
-        memset(w, 0, sizeof *w);
-    else
-        PyErr_NoMemory();
-    return w;
+    pthread_mutex_unlock(&workspaces_lock);
+    if (w)
+        return w;
+    return posix_memalign((void **)&w, 64, sizeof *w) ? NULL : memset(w, 0, sizeof *w);
 }
 
 static void give_workspace(Workspace *w)
 {
+    pthread_mutex_lock(&workspaces_lock);
     w->next = free_workspaces;
     free_workspaces = w;
+    pthread_mutex_unlock(&workspaces_lock);
 }
 
 /* ---- the pool: a few sleeping threads that help with the chunks of one job at a time ---- */
 
-typedef struct {
+typedef struct Job {
     const Plan *plan;
     ReduceChunk *reduce_chunk;
     Moments *results;
@@ -451,22 +456,12 @@ static void forget_pool(void)
     pool.started = pool.joined = pool.active = 0;
     pool.job = NULL;
     lent_team = NULL; /* nor those that were lent to it */
-}
-
-/* Once, before the first thread that a child would miss. */
-static void mind_forks(void)
-{
-    static int registered;
-    if (!registered) {
-        registered = 1;
-        pthread_atfork(NULL, NULL, forget_pool);
-    }
+    pthread_mutex_init(&workspaces_lock, NULL);
 }
 
 static void start_helpers(int wanted)
 {
     sigset_t all, before;
-    mind_forks();
     sigfillset(&all); /* signals belong to the interpreter's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; pool.started < wanted; pool.started++) {
@@ -510,8 +505,10 @@ static void work_shift(void *data)
     restore_mode(mode);
 }
 
-static void run_job(Job *job, int workers)
+/* For work that Python asks for. */
+static void run_job(Job *job, int workers, void *context)
 {
+    (void)context;
     if (lent_team) {
         Shift shift = {job, 0};
         lent_team(work_shift, &shift, (unsigned)workers, 0);
@@ -554,7 +551,7 @@ static Moments reduce_all(const Plan *p, ReduceChunk *reduce_chunk, Workspace **
     if (!results)
         return reduce_alone(p, reduce_chunk, ws[0]);
     Job job = {p, reduce_chunk, results, ws, chunks, 0};
-    run_job(&job, workspaces);
+    p->run(&job, workspaces, p->context);
     for (int64_t i = 0; i < chunks; i++)
         merge(&total, results + i);
     free(results);
@@ -651,23 +648,27 @@ static void reduce_prepared(Plan *p, ReduceChunk *reduce_chunk, Workspace **ws, 
     restore_mode(mode);
 }
 
+/* As many prepared workspaces as there is memory for. */
+static int take_workspaces(Plan *p, Workspace **ws, int wanted)
+{
+    int taken = 0;
+    while (taken < wanted && (ws[taken] = take_workspace()))
+        prepare(p, ws[taken++]);
+    return taken;
+}
+
 /* Called and left with the GIL held. */
 static int reduce_plan(Plan *p, Result *result)
 {
     Workspace *ws[MAX_THREADS];
-    const int wanted = workers_for(p->numel);
-    int workspaces = 0;
+    const int wanted = workers_for(p->numel), workspaces = take_workspaces(p, ws, wanted);
     ReduceChunk *const reduce_chunk = current.reduce_chunk;
     PyThreadState *released = NULL;
 
-    while (workspaces < wanted) {
-        Workspace *w = take_workspace();
-        if (!w)
-            break;
-        prepare(p, w);
-        ws[workspaces++] = w;
-    }
-    if (workspaces == wanted) {
+    p->run = run_job;
+    if (workspaces < wanted) {
+        PyErr_NoMemory();
+    } else {
         if (p->numel >= RELEASE_GIL)
             released = PyEval_SaveThread();
         const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
@@ -831,26 +832,30 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
 #define ROW_WORDS ((int64_t)(sizeof(Row) / sizeof(uint32_t)))
 static const Result NO_RESULT = {.row = {.numel = -1}, .length = -1};
 
-/* The row of a dense tensor, without Python. Such threads keep a workspace each; without memory for one the result stays
- * as it was. */
-static void reduce_here(const void *data, int dtype, const int64_t *dims, int64_t rank, int histogram, Result *result)
+typedef void Run(Job *job, int workers, void *context);
+
+/* The row of a dense tensor, without Python, by as many of the caller's threads as are worth while, or by this one alone.
+ * Without memory the result stays as it was. The caller gives the workspace back, when the histogram was read. */
+static void reduce_here(
+    const void *data, int dtype, const int64_t *dims, int64_t rank, int histogram, Run *run, void *context, Result *result)
 {
-    static _Thread_local Workspace *own;
-    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .numel = 1};
-    if (!own) {
-        void *room;
-        if (posix_memalign(&room, 64, sizeof *own))
-            return;
-        own = memset(room, 0, sizeof *own);
-    }
+    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .numel = 1, .run = run, .context = context};
+    Workspace *ws[MAX_THREADS];
     for (int64_t i = 0; i < rank; i++)
         p.numel *= dims[i];
     p.dims[0] = p.numel;
     p.strides[0] = item_size[dtype];
     check_alignment(&p);
     p.histogram = histogram ? TRACKED : NONE;
-    prepare(&p, own);
-    reduce_prepared(&p, current.reduce_chunk, &own, 1, result);
+    const int64_t chunks = p.numel / CHUNK;
+    const int wanted = !run || chunks < 2 ? 1 : chunks < thread_count ? (int)chunks : thread_count;
+    const int workspaces = take_workspaces(&p, ws, wanted);
+    if (workspaces == 0)
+        return;
+    reduce_prepared(&p, current.reduce_chunk, ws, workspaces, result);
+    for (int i = 1; i < workspaces; i++)
+        give_workspace(ws[i]);
+    result->w = ws[0];
 }
 
 #include "_kernel_xla.h"
@@ -1087,7 +1092,6 @@ static PyObject *py_borrow(PyObject *module, PyObject *const *args, Py_ssize_t c
         PyErr_Format(PyExc_ValueError, "threads must be 1 to %d, not %ld", MAX_THREADS, n);
         return NULL;
     }
-    mind_forks();
     lent_threads = (int)n;
     *(void **)&lent_team = team;
     pace[ALONE] = pace[LENT] = 0;
@@ -1182,6 +1186,7 @@ PyMODINIT_FUNC PyInit__kernel(void)
         find_levels();
         fill_fp8();
         thread_count = default_threads();
+        pthread_atfork(NULL, NULL, forget_pool);
     }
     PyObject *module = PyModule_Create(&definition), *names = module ? level_names() : NULL;
     if (!names || PyModule_AddObjectRef(module, "LEVELS", names) < 0)

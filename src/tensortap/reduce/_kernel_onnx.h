@@ -4,16 +4,16 @@
  * dimensions, the dimensions in two words each, and the counts of the run.
  *
  * ONNX Runtime finds the function RegisterCustomOps when it is told of this library. Its own functions are in a table
- * that only ever grows at the end; these are their places in it, all from its first version.
+ * that only ever grows at the end; these are their places in it. The last of them came with version 1.17.
  */
 
 enum {
     ORT_CREATE_DOMAIN = 26, ORT_ADD_OPERATOR = 27, ORT_ADD_DOMAIN = 28, ORT_TENSOR_DATA = 51, ORT_ELEMENT_TYPE = 60,
     ORT_DIMENSIONS_COUNT = 61, ORT_DIMENSIONS = 62, ORT_TYPE_AND_SHAPE = 65, ORT_INPUT = 90, ORT_OUTPUT = 91,
-    ORT_RELEASE_TYPE_AND_SHAPE = 99
+    ORT_RELEASE_TYPE_AND_SHAPE = 99, ORT_PARALLEL_FOR = 274
 };
 enum { ORT_ANY_TYPE = 0, ORT_UINT32 = 12, ORT_TYPES = 21 };
-#define ORT_INTERFACE 14 /* the version of OrtOperator below */
+#define ORT_INTERFACE 17
 
 typedef void OrtFunction(void);
 typedef struct {
@@ -91,13 +91,31 @@ static void ort_write(void *context, const OrtTensor *t, const Result *result)
         memcpy(words + 2 * rank, result->counts, (size_t)counts * sizeof *words);
 }
 
+static void ort_work(void *data, size_t number)
+{
+    Job *job = data;
+    const unsigned mode = standard_mode();
+    run_chunks(job, job->workspaces[number]);
+    restore_mode(mode);
+}
+
+/* By the threads of the session, as many as the user gave it; by this one alone if that fails. */
+static void ort_run(Job *job, int workers, void *context)
+{
+    if (ORT_CALL(ORT_PARALLEL_FOR, (void *, void (*)(void *, size_t), size_t, size_t, void *), context, ort_work,
+                 (size_t)workers, 0, job))
+        run_chunks(job, job->workspaces[0]);
+}
+
 static void ort_compute(void *kernel, void *context)
 {
-    OrtTensor tensor = {.dtype = -1};
+    OrtTensor t = {.dtype = -1};
     Result result = NO_RESULT;
-    if (ort_read(context, &tensor))
-        reduce_here(tensor.data, tensor.dtype, tensor.dims, (int64_t)tensor.rank, *(const int *)kernel, &result);
-    ort_write(context, &tensor, &result);
+    if (ort_read(context, &t))
+        reduce_here(t.data, t.dtype, t.dims, (int64_t)t.rank, *(const int *)kernel, ort_run, context, &result);
+    ort_write(context, &t, &result);
+    if (result.w)
+        give_workspace(result.w);
 }
 
 static const int with_histogram[2] = {0, 1};

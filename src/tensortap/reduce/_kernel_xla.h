@@ -100,11 +100,13 @@ static void *xla_row(XlaCall *call)
     const XlaBuffer *given = call->given.buffers[0], *gives = call->gives.buffers[0];
     const int dtype = *(int32_t *)call->attributes.scalars[0]->value, histogram = gives->dims[0] > ROW_WORDS + 2;
     uint32_t *words = gives->data;
-    reduce_here(given->data, dtype, given->dims, given->rank, histogram, &result);
+    reduce_here(given->data, dtype, given->dims, given->rank, histogram, NULL, NULL, &result);
     memcpy(words, &result.row, sizeof result.row);
     words[ROW_WORDS] = result.length > 0 ? result.offset : 0;
     words[ROW_WORDS + 1] = (uint32_t)result.length;
     if (result.length > 0)
         memcpy(words + ROW_WORDS + 2, result.counts, (size_t)result.length * sizeof *words);
+    if (result.w)
+        give_workspace(result.w);
     return NULL;
 }
