@@ -85,7 +85,7 @@ def numpy_cnn() -> Subject:
     import numpy_cnn as example
 
     rng = np.random.default_rng(0)
-    model, x = example.Network(rng), np.concatenate([example.pictures(rng) for _ in range(8)])
+    model, x = example.Network(rng), np.concatenate([example.pictures(rng) for _ in range(16)])
     return watching(model, lambda: model(x))
 
 
