@@ -14,7 +14,7 @@ from jax.interpreters import ad
 
 from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.jax import calls
+from tensortap.adapters.jax import calls, carried
 from tensortap.adapters.jax.context import LIVE
 from tensortap.adapters.jax.intercept import INTERCEPTORS
 from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
@@ -184,9 +184,11 @@ class JaxAdapter:
         return found | dict(self._unanswered(watcher))
 
     def find(self, arguments: Any) -> list[tuple[str, Any]]:
-        """The parameters of the model among a step's arguments."""
+        """The parameters of the model among the arguments of a step that is traced; its layers get their names there."""
         for value in jax.tree.leaves(arguments, is_leaf=self._is_model):
             if self._is_model(value):
+                if self.kind == "nnx":
+                    carried.give(value)  # `signature` takes them again when the step is over
                 return arrays_of(value)
         return []
 
