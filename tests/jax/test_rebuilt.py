@@ -89,7 +89,7 @@ def test_nnx_layers_in_a_stack(memory, seen):
 
 
 def test_nnx_taken_apart_by_the_user(memory, seen):
-    """A model that the user splits and merges in a step of `jax.jit` is seen in its calls and in those of its methods."""
+    """A model that the user splits and merges in a step of `jax.jit` is seen, in its methods too."""
 
     class Coder(Net):
         def encode(self, x):
@@ -157,7 +157,7 @@ def test_methods_of_equinox(memory, seen):
 
 
 def test_layers_that_are_stacked_in_the_call(memory):
-    """Where layers must be of one class, a first step is lost and said to be, and the rest is seen in those after it."""
+    """Where layers must be of one class, the first step is lost, which is said; the others are seen."""
 
     class Stacking(eqx.Module):
         layers: list

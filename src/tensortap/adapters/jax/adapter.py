@@ -184,7 +184,7 @@ class JaxAdapter:
         return found | dict(self._unanswered(watcher))
 
     def find(self, arguments: Any) -> list[tuple[str, Any]]:
-        """The parameters of the model among the arguments of a step that is traced; its layers get their names there."""
+        """The parameters of the model among the arguments of a traced step; its layers get their names there."""
         for value in jax.tree.leaves(arguments, is_leaf=self._is_model):
             if self._is_model(value):
                 if self.kind == "nnx":

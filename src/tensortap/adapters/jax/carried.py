@@ -1,7 +1,7 @@
 """Names that layers carry with them: a transformation inside a call builds layers anew, and they must be known again.
 
-A module of NNX has its names in one more attribute, which splitting and merging keep; a module of Equinox has a class of
-its own, a subclass that flattening keeps. Both are there only while a call or a step is traced.
+A module of NNX has its names in one more attribute, which splitting and merging keep; a module of Equinox has a class
+of its own, a subclass that flattening keeps. Both are there only while a call or a step is traced.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _TOGETHER: Final[set[type]] = set()  # models that need their layers to be of on
 
 def names(module: Any, root: type | None) -> tuple[str, ...]:
     """The paths that a module carries in a model of this class."""
-    carried = vars(module).get(_NAMES) or getattr(type(module), _NAMES, ())
-    return dict(carried).get(root, ())
+    carried: Names = vars(module).get(_NAMES) or getattr(type(module), _NAMES, ())
+    return next((paths for model, paths in carried if model is root), ())
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def _module(value: Any, done: dict[int, Any], paths: Mapping[int, Names] | None)
     cls = _own_class(type(value)) if paths is None else _class(value, paths)
     if cls is type(value) and all(parts[name] is part for name, part in held.items()):
         return value
-    made = object.__new__(cls)
+    made: Any = object.__new__(cls)
     for name, part in parts.items():
         object.__setattr__(made, name, part)
     return made
