@@ -85,7 +85,7 @@ def test_training_is_the_same(kind, memory):
 
 @pytest.mark.parametrize("kind", ["subclassed", "functional"])
 def test_each_call_in_a_graph(kind):
-    """Calls of a layer that is used more than once are told apart in a graph as they are eagerly, under all its names."""
+    """Calls of a layer that is used more than once are told apart in a graph as they are eagerly, under every name."""
     runs = []
     for eager in (True, False):
         memory, model = tt.Memory(), made(kind, run_eagerly=eager)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -240,6 +240,22 @@ def _on_host(parameter: Any) -> Any:
 
 def _size(module: Any) -> int:
     return sum(int(np.prod(value_of(p).shape)) for _, p in arrays_of(module))
+
+
+def refuse_model(model: Any, probes: Iterable[Any]) -> None:
+    """What holds no parameters is no model, and a model is no pattern, though it can be called like one."""
+    holds = isinstance(model, (Mapping, list, tuple)) or any(isinstance(x, jax.Array) for x in jax.tree.leaves(model))
+    if model is not None and kind_of(model) is None and not holds:
+        raise UnsupportedError(
+            f"watch_step() takes a model or its parameters second, not an object of type {type(model).__name__}: "
+            "tensortap.watch_step(step, model, 'pattern'), or None for the model"
+        )
+    for probe in probes:
+        if kind_of(probe) is not None:
+            raise UnsupportedError(
+                f"an object of type {type(probe).__name__} is no pattern; the model comes second: "
+                "tensortap.watch_step(step, model, 'pattern')"
+            )
 
 
 def refuse(step: Any) -> None:
