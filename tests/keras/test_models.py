@@ -100,6 +100,30 @@ def test_each_call_in_a_graph(kind):
         assert runs[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+@pytest.mark.filterwarnings("ignore:.*only its last run.*:tensortap.TensortapWarning")
+def test_gradients_around_a_loop(kind, memory):
+    """Training with gradients tapped goes on where there are loops; those inside are counted as unseen, with why."""
+
+    def train(*probes):
+        keras.utils.set_random_seed(0)
+        recurrent = [layers.Reshape((3, 2), name="in"), getattr(layers, kind)(4, name="loop")]
+        model = keras.Sequential([keras.Input((6,)), *recurrent, layers.Dense(1, name="head")])
+        model.compile("sgd", "mse")
+        tap = tt.watch(model, *probes, to=memory) if probes else None
+        weights = fit(model)
+        unseen = tap._adapter.unseen() if tap else {}
+        if tap:
+            tap.close()
+        return weights, unseen
+
+    bare, _ = train()
+    found, unseen = train("**:{output,grad_output,grad_input}")
+    assert all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(bare, found, strict=True))
+    assert {"loop:grad_output", "head:grad_output"} <= {str(record.place) for record in memory.records}
+    assert "in a loop" in unseen["loop.cell:grad_output"]
+
+
 def test_half_precision(memory):
     """Mixed precision: activations and their gradients are bfloat16 and float16, as they are computed."""
     parts = [layers.Dense(3, name="b", dtype="mixed_bfloat16"), layers.Dense(1, name="h", dtype="mixed_float16")]
