@@ -124,6 +124,29 @@ def test_gradients_around_a_loop(kind, memory):
     assert "in a loop" in unseen["loop.cell:grad_output"]
 
 
+def test_gradients_around_a_branch(memory):
+    """So it does where layers are called in the branches of a graph, whose outputs are seen."""
+
+    class Branches(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.head = layers.Dense(6), layers.Dense(6), layers.Dense(1)
+
+        def call(self, x):
+            return self.head(tf.cond(tf.reduce_sum(x) < 1e9, lambda: self.a(x), lambda: self.b(x)))
+
+    model = Branches()
+    model.a.build((None, 6))
+    model.b.build((None, 6))
+    model(X)
+    model.compile("sgd", "mse")
+    with tt.watch(model, "**:{output,grad_output}", to=memory) as tap:
+        fit(model)
+    found = {str(record.place) for record in memory.records}
+    assert found == {"a:output", "head:output", ":output", "head:grad_output", ":grad_output"}
+    assert "branch" in tap._adapter.unseen()["a:grad_output"]
+
+
 def test_half_precision(memory):
     """Mixed precision: activations and their gradients are bfloat16 and float16, as they are computed."""
     parts = [layers.Dense(3, name="b", dtype="mixed_bfloat16"), layers.Dense(1, name="h", dtype="mixed_float16")]

@@ -79,7 +79,7 @@ class GraphSight(Sight):
         """By an identity whose backward is seen."""
         if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return None
-        if _in_a_loop():
+        if _in_control_flow():
             return None
         passed = _identity(tensor, see)
         mask = getattr(tensor, "_keras_mask", None)
@@ -135,10 +135,10 @@ class OnTensorflow(Backend):
         return {} if self._ops is None else self._ops.unseen()
 
 
-def _in_a_loop() -> bool:
-    """Whether the body of a loop is being traced: TensorFlow cannot differentiate one whose backward writes."""
+def _in_control_flow() -> bool:
+    """Whether a loop's body or a branch is being traced: TensorFlow cannot differentiate one whose backward writes."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None and not type(graph).__name__.startswith("While"):
+    while graph is not None and not type(graph).__name__.startswith(("While", "Cond")):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
 
