@@ -40,6 +40,7 @@ def watch_step(
     function = importlib.import_module("tensortap.adapters.jax.step")
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
+    importlib.import_module("tensortap.adapters.jax.adapter").refuse_model(model, probes)
     arguments = {
         "static_argnums": static_argnums, "static_argnames": static_argnames, "donate_argnums": donate_argnums
     }  # fmt: skip

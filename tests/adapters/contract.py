@@ -370,6 +370,14 @@ class Contract:
             watched.step()
         assert same(watched.of(subject.weight, "param")[0], reference.weights()["head"][0])
 
+    def test_parameters_of_the_last_step(self, subject):
+        """They are read when a step closes, and closing the tap closes the step that is open, without `tap.step()`."""
+        require(subject, "param", "steps")
+        with Watched(subject, f"{subject.weight}:param") as watched:
+            for seed in range(2):
+                subject.call(reference.batch(seed))
+        assert watched.steps == [0, 1]
+
     @pytest.mark.parametrize("port", PORTS)
     def test_refusals(self, subject, port):
         """A port that the framework does not have is refused: the port, the framework, and what to do instead."""

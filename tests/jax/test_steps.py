@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax._src import callback, debugging
 
 import tensortap as tt
 from tensortap.adapters.jax import watcher
@@ -193,6 +194,72 @@ def test_results_that_are_no_arrays(memory):
     with tt.watch_step(lambda x: (tt.tap(x, "x/x"), None, {"name": "net"}), to=memory) as watched:
         found = watched(jnp.ones(1))
     assert found[1:] == (None, {"name": "net"})
+
+
+@pytest.mark.parametrize("model", [3, object(), nnx.Linear, lambda site: True])
+def test_no_model(model):
+    """What is neither a model nor parameters is refused with the right call."""
+    with pytest.raises(tt.TensortapError, match=r"watch_step\(step, model, 'pattern'\)"):
+        tt.watch_step(lambda x: x, model, to=tt.Memory())
+
+
+def test_a_model_in_the_wrong_place():
+    """A module can be called, and is no pattern for that; what `watch` cannot take has the other call named."""
+    with pytest.raises(tt.TensortapError, match="Linear is no pattern; the model comes second"):
+        tt.watch_step(lambda x: x, "a/b", nnx.Linear(2, 2, rngs=nnx.Rngs(0)), to=tt.Memory())
+    with pytest.raises(tt.TensortapError, match=r"tensortap.watch_step\(step, params\)"):
+        tt.watch({"w": jnp.ones(2)}, to=tt.Memory())
+
+
+def test_a_name_that_is_a_group():
+    """`op:matmul` is no operation of JAX, but `op:@matmul` is what was meant."""
+    with pytest.raises(tt.TensortapError, match="Did you mean 'op:@matmul'"):
+        tt.watch_step(lambda x: x, "op:matmul", to=tt.Memory())
+
+
+def test_state_and_gradient_accumulation(memory):
+    """Batch statistics, dropout's keys and an optimizer that waits for two steps end as they do without taps."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.norm, self.drop = nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+            self.head = nnx.Linear(3, 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.head(self.drop(self.norm(x)))
+
+    @nnx.jit
+    def step(model, optimizer, x):
+        gradient = nnx.grad(lambda m: jnp.square(m(x)).mean())(model)
+        optimizer.update(model, gradient)
+
+    def trained(run, model):
+        optimizer = nnx.Optimizer(model, optax.MultiSteps(optax.adam(0.1), 2), wrt=nnx.Param)
+        for i in range(3):
+            run(model, optimizer, jax.random.normal(jax.random.key(i), (4, 3)))
+        return jax.tree.leaves(nnx.to_pure_dict(nnx.state((model, optimizer), nnx.Not(nnx.RngKey))))
+
+    bare, model = trained(step, Net()), Net()
+    with tt.watch_step(step, model, "**:{output,grad_output,param,grad}", to=memory) as watched:
+        tapped = trained(watched, model)
+    for a, b in zip(bare, tapped, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    assert {r.step for r in memory.records} == {0, 1, 2} and watched.tap.counts == {}
+
+
+def test_no_callbacks(memory, monkeypatch):
+    """What is tapped leaves the compiled step as further results: none of JAX's callbacks is in it."""
+    bound = []
+    for primitive in (callback.pure_callback_p, callback.io_callback_p, debugging.debug_callback_p):
+        monkeypatch.setattr(primitive, "bind", lambda *args, **options: bound.append(args))
+    step = jax.jit(jax.grad(lambda x: jnp.square(tt.tap(x * 2, "a/b")).sum()))
+    jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(1)
+    assert bound  # so it would be noticed
+    bound.clear()
+    with tt.watch_step(step, tt.probe("a/b:{output,grad_output}", keep=[tt.stats(), tt.full()]), to=memory) as watched:
+        watched(jnp.ones(2))
+    assert not bound and len(memory.records) == 2
 
 
 def test_no_function():

@@ -57,6 +57,9 @@ def main():
                 "left": [n for n, v in vars(tapped).items() if type(v).__module__.startswith("tensortap")],
                 "refused": refused(tapped),
                 "verified": bool(tt.verify(tapped, keras.ops.convert_to_tensor(x), repeats=1)),
+                "high": high_losses(x, y, train),
+                "phases": phases(x, y),
+                "half": half(x, y),
             }
         )
     )
@@ -69,6 +72,45 @@ def refused(model):
     except tt.TensortapError as error:
         return "TensorFlow backend only" in str(error)
     return False
+
+
+def high_losses(x, y, train):
+    """The steps whose loss is above the median, by all losses and by the trigger."""
+    every, some, losses = make(), make(), []
+
+    class Sink:
+        def write(self, step):
+            losses.append(step.metrics["loss"])
+
+        def close(self):
+            pass
+
+    with tt.watch(every, "head", to=Sink()):
+        every.fit(x, y, **train)
+    limit, memory = sorted(losses)[1], tt.Memory()
+    with tt.watch(some, tt.probe("head", when=tt.metric("loss") > limit), to=memory):
+        some.fit(x, y, **train)
+    return [[i for i, loss in enumerate(losses) if loss > limit], sorted(r.step for r in memory.records)]
+
+
+def phases(x, y):
+    """What `evaluate`, `predict` and single batches are called."""
+    model, memory = make(), tt.Memory()
+    with tt.watch(model, "head", to=memory):
+        model.evaluate(x, y, batch_size=20, verbose=0)
+        model.predict(x, batch_size=20, verbose=0)
+        model.train_on_batch(x, y)
+    return [record["phase"] for record in memory.records]
+
+
+def half(x, y):
+    """A model that computes in bfloat16, with a layer that is used twice; watched before `fit` has built anything."""
+    given, twice = keras.Input((6,)), keras.layers.Dense(6, name="twice", dtype="mixed_bfloat16")
+    model, memory = keras.Model(given, keras.layers.Dense(1)(twice(twice(given)))), tt.Memory()
+    model.compile("adam", "mse", metrics=["mae"])
+    with tt.watch(model, "twice:{output,grad_output}", to=memory) as tap:
+        model.fit(x, y, batch_size=40, verbose=0)
+    return [sorted([str(r.place), r.call, r["dtype"]] for r in memory.records), dict(tap.counts)]
 
 
 def make_again(x, y, train):

@@ -30,4 +30,8 @@ def test_a_backend(backend):
     assert found["records"] == sorted(expected)
     assert found["unwanted"] == 0 and found["left"] == [] and found["refused"]
     assert found["captured"] == {"body.1": [40, 8], "head": [40, 1]}
+    assert found["high"][0] == found["high"][1] != []
+    assert found["phases"] == ["eval", "eval", "predict", "predict", "train"]
+    calls = [[f"twice:{port}", call, "bfloat16"] for port in ("grad_output", "output") for call in (0, 1)]
+    assert found["half"] == [calls, {}]
     assert "Warning" not in done.stderr, done.stderr

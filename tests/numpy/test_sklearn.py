@@ -10,10 +10,12 @@ import tensortap as tt
 pytest.importorskip("sklearn")
 
 from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
 from sklearn.decomposition import PCA
 from sklearn.ensemble import BaggingRegressor
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -118,6 +120,34 @@ def test_an_ensemble(watch):
     model.predict(X)
     seen.tap.step()
     assert seen.places == [f"estimators_.{i}:output" for i in range(3)]
+
+
+def test_a_column_transformer(watch):
+    """Fitted, its parts are sites once, by their names; what they were copied from runs no more and is no site."""
+    columns = ColumnTransformer([("scale", StandardScaler(), [0, 1]), ("tanh", FunctionTransformer(np.tanh), [2])])
+    model = Pipeline([("columns", columns), ("fit", LogisticRegression())])
+    assert {"columns.scale", "columns.tanh"} < {site.path for site in tt.sites(model)}
+    bare = model.fit(X, Y).predict_proba(X)
+    paths = [site.path for site in tt.sites(model) if "output" in site.ports]
+    assert len(paths) == len(set(paths))
+    seen = watch(model)
+    assert model.predict_proba(X).tobytes() == bare.tobytes()
+    seen.tap.close()
+    places = ["columns.scale:output", "columns.tanh.func:output", "fit:output"]
+    assert seen.places == places and seen.tap.counts == {}
+
+
+def test_a_search(watch):
+    """Copies that a search fits are not seen, which is counted; the best one is, when it is watched afterwards."""
+    search = GridSearchCV(Pipeline([("scale", StandardScaler()), ("fit", LogisticRegression())]), {"fit__C": [0.1, 1]})
+    seen = watch(search)
+    search.fit(X, Y)
+    seen.tap.close()
+    assert seen.records == [] and seen.tap.counts["unseen"] == 2
+    after = watch(search)
+    search.predict(X)
+    after.tap.close()
+    assert after.places == ["best_estimator_.scale:output", "best_estimator_.fit:output"] and after.tap.counts == {}
 
 
 def test_sparse_features(watch):

@@ -137,6 +137,53 @@ def test_external_data(tmp_path):
     assert records(memory)["head.weight:param"]["l2"] == expected.l2
 
 
+def test_external_data_beside_bytes(tmp_path):
+    """A model given as bytes, with the folder of its weights among the options, is watched too."""
+    onnx.save(model(), tmp_path / "net.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    entry = ("session.model_external_initializers_file_folder_path", str(tmp_path))
+    options.add_session_config_entry(*entry)
+    net = onnxruntime.InferenceSession((tmp_path / "net.onnx").read_bytes(), options, providers=CPU)
+    bare = net.run(None, {"x": X})[0]
+    memory, tap = watched(net, "head:output", "head.weight:param")
+    with tap:
+        assert net.run(None, {"x": X})[0].tobytes() == bare.tobytes()
+    assert records(memory)["head:output"]["l2"] == tt.summarize(bare).l2
+    assert records(memory)["head.weight:param"]["l2"] == tt.summarize(reference.weights()["head"][0]).l2
+    assert options.get_session_config_entry(entry[0]) == entry[1]
+
+
+def test_a_file_of_the_users_own_stays(tmp_path):
+    """Where the session has written its optimised model, watching writes nothing."""
+    path = tmp_path / "optimised.onnx"
+    nodes = [helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Exp", ["n"], ["y"])]
+    quiet = {"optimized_model_filepath": str(path), "log_severity_level": 3}
+    net = session(nodes, [value("x", [2])], [value("y", [2])], **quiet)
+    before = path.read_bytes()
+    _, tap = watched(net)
+    with tap:
+        net.run(None, {"x": np.ones(2, np.float32)})
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_model_that_is_gone(tmp_path):
+    """A session whose file was deleted cannot be built again, which is said, and not blamed on its provider."""
+    path = tmp_path / "net.onnx"
+    onnx.save(model(), path)
+    net = onnxruntime.InferenceSession(path, providers=CPU)
+    path.unlink()
+    with pytest.raises(tt.TensortapError, match="which is not there any more") as refused:
+        tt.watch(net, to=tt.Memory())
+    assert "CUDA" not in str(refused.value)
+
+
+def test_what_the_session_is_given_is_no_site():
+    """Its name is refused with the pattern that shows it."""
+    with pytest.raises(tt.TensortapError, match="'x' cannot be tapped: it is given to the session: ':input' shows it"):
+        tt.watch(Subject().model, "x", to=tt.Memory())
+
+
 def test_a_random_graph_gives_the_numbers_of_the_session():
     """Where the twin draws other numbers both run, the user gets the session's, and is told."""
     nodes = [helper.make_node("RandomNormal", [], ["r"], shape=[4]), helper.make_node("Neg", ["r"], ["y"])]

@@ -255,7 +255,8 @@ def check_operations(probes: Sequence[Probe], adapter: Any) -> None:
             )
         known = adapter.operations()
         if not any(operation.means(name, groups) for name in known):
-            near = _or([f"op:{name}" for name in nearest(operation.text, sorted(known))])
+            group = [f"op:@{operation.text}"] if operation.text in groups else []
+            near = _or([*group, *(f"op:{name}" for name in nearest(operation.text, sorted(known)))])
             raise PatternError(f"{pattern.text!r}: {operation.text!r} is none of {len(known)} operations.{near}")
 
 
@@ -321,9 +322,12 @@ def compiled_values(see: Callable[[Any, str], None]) -> Callable[[Any, str], boo
     return importlib.import_module("tensortap.adapters.torch.compiled_values").CompiledValues(see)  # type: ignore[no-any-return]
 
 
+_A_STEP: Final = "; or watch a step of JAX: step = tensortap.watch_step(step, params)"
+
+
 def _unknown(model: Any) -> str:
     return (
         f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there are some for "
         f"models of {', '.join(FRAMEWORKS)}, and for objects whose layers are callables). Name values instead: "
-        "with tensortap.watch(): tensortap.tap(x, 'name')"
+        f"with tensortap.watch(): tensortap.tap(x, 'name'){_A_STEP if 'jax' in sys.modules else ''}"
     )

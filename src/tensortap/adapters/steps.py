@@ -72,8 +72,9 @@ class LaneSteps(Generic[L]):
         return before
 
     def left_open(self) -> list[OpenStep]:
-        """Steps of other threads that nothing has closed yet."""
-        return [lane.step for lane in list(self._others.values()) if lane.step is not None and not lane.span]
+        """Steps that had a call and that nothing has closed yet: other threads', and the tap's own, if it has such."""
+        lanes = [lane.step for lane in list(self._others.values()) if lane.step is not None and not lane.span]
+        return [*lanes, self.recorder.current] if self._home_lane.used else lanes
 
     def closed(self, step: OpenStep) -> None:
         """A step was closed, by whomever."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from jax.interpreters import ad
 
 from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.jax import calls
+from tensortap.adapters.jax import calls, carried
 from tensortap.adapters.jax.context import LIVE
 from tensortap.adapters.jax.intercept import INTERCEPTORS
 from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
@@ -184,9 +184,11 @@ class JaxAdapter:
         return found | dict(self._unanswered(watcher))
 
     def find(self, arguments: Any) -> list[tuple[str, Any]]:
-        """The parameters of the model among a step's arguments."""
+        """The parameters of the model among the arguments of a traced step; its layers get their names there."""
         for value in jax.tree.leaves(arguments, is_leaf=self._is_model):
             if self._is_model(value):
+                if self.kind == "nnx":
+                    carried.give(value)  # `signature` takes them again when the step is over
                 return arrays_of(value)
         return []
 
@@ -238,6 +240,22 @@ def _on_host(parameter: Any) -> Any:
 
 def _size(module: Any) -> int:
     return sum(int(np.prod(value_of(p).shape)) for _, p in arrays_of(module))
+
+
+def refuse_model(model: Any, probes: Iterable[Any]) -> None:
+    """What holds no parameters is no model, and a model is no pattern, though it can be called like one."""
+    holds = isinstance(model, (Mapping, list, tuple)) or any(isinstance(x, jax.Array) for x in jax.tree.leaves(model))
+    if model is not None and kind_of(model) is None and not holds:
+        raise UnsupportedError(
+            f"watch_step() takes a model or its parameters second, not an object of type {type(model).__name__}: "
+            "tensortap.watch_step(step, model, 'pattern'), or None for the model"
+        )
+    for probe in probes:
+        if kind_of(probe) is not None:
+            raise UnsupportedError(
+                f"an object of type {type(probe).__name__} is no pattern; the model comes second: "
+                "tensortap.watch_step(step, model, 'pattern')"
+            )
 
 
 def refuse(step: Any) -> None:

@@ -15,7 +15,8 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
+from tensortap.adapters.jax import carried
+from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, paths_of, value_of
 from tensortap.adapters.jax.operations import layer_scope
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher
@@ -23,6 +24,7 @@ from tensortap.adapters.walk import arguments_in, values_in
 
 _LOCK: Final = threading.RLock()
 _MISSING: Final = object()
+_LIBRARIES: Final = ("flax", "equinox", "jax", "builtins", "abc", "typing")
 
 
 class Named(NamedTuple):
@@ -43,48 +45,63 @@ _LOCAL: Final = _Local()
 
 
 class _Patch:
-    """Stands in for the `__call__` of one class."""
+    """Stands in for a method of one class: `__call__`, or another by which the layers of a model may be reached."""
 
-    def __init__(self, cls: type) -> None:
+    def __init__(self, cls: type, name: str) -> None:
         self.cls = cls
-        self.own = vars(cls).get("__call__", _MISSING)
+        self.name = name
+        self.own = vars(cls).get(name, _MISSING)
         self.watchers: tuple[Watcher, ...] = ()
-        original = next(vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base))
+        original = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+        around = _called if name == "__call__" else _entered
 
         @functools.wraps(getattr(original, "__wrapped__", original))
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if _LOCAL.inside and _LOCAL.inside[-1] is module:  # a subclass that calls its base
                 return original.__get__(module, type(module))(*args, **kwargs)
-            return _called(self.watchers, module, original, args, kwargs)
+            return around(self.watchers, module, original, args, kwargs)
 
-        type.__setattr__(cls, "__call__", call)
+        type.__setattr__(cls, name, call)
 
     def undo(self) -> None:
         """The class as it was."""
         if self.own is _MISSING:
-            type.__delattr__(self.cls, "__call__")
+            type.__delattr__(self.cls, self.name)
         else:
-            type.__setattr__(self.cls, "__call__", self.own)
+            type.__setattr__(self.cls, self.name, self.own)
 
 
-_PATCHES: Final[dict[type, _Patch]] = {}
+_PATCHES: Final[dict[tuple[type, str], _Patch]] = {}
+_ROOTS: Final[dict[int, type]] = {}  # the class of the model that a watcher watches, by its number
 
 
 def join(watcher: Watcher, model: Any) -> None:
     """Let a watcher see the calls of a model's layers."""
     with _LOCK:
-        for cls in {type(layer.module) for layer in layers_of(model)}:
-            patch = _PATCHES.get(cls) or _PATCHES.setdefault(cls, _Patch(cls))
+        _ROOTS[watcher.number] = type(model)
+        places = [(cls, "__call__") for cls in {type(layer.module) for layer in layers_of(model)}]
+        if not watcher.live:  # there, each outermost call would be a step
+            places += [(type(model), name) for name in _methods(type(model))]
+        for place in places:
+            patch = _PATCHES.get(place) or _PATCHES.setdefault(place, _Patch(*place))
             patch.watchers = (*patch.watchers, watcher)
+
+
+def _methods(cls: type) -> set[str]:
+    """The methods that the user's own classes give a model, special ones apart."""
+    own = itertools.takewhile(lambda base: base.__module__.partition(".")[0] not in _LIBRARIES, cls.__mro__)
+    held = {name: value for base in reversed([*own]) for name, value in vars(base).items()}
+    return {n for n, v in held.items() if not n.startswith("__") and type(v).__name__ in ("function", "_wrap_method")}
 
 
 def leave(watcher: Watcher) -> None:
     """Take it away; a class that nobody watches is as it was."""
     with _LOCK:
-        for cls, patch in list(_PATCHES.items()):
+        _ROOTS.pop(watcher.number, None)
+        for place, patch in list(_PATCHES.items()):
             patch.watchers = tuple(other for other in patch.watchers if other is not watcher)
             if not patch.watchers:
-                del _PATCHES[cls]
+                del _PATCHES[place]
                 patch.undo()
 
 
@@ -92,25 +109,53 @@ def _called(
     watchers: Sequence[Watcher], module: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """One call of a layer of NNX or Equinox."""
+    active = [w for w in watchers if w.listening()]
+    with _outermost(active, module) as known:
+        named = [Named(w, paths) for w in active if (paths := w.names(known) or _carried(w, known))]
+        _LOCAL.inside.append(known)
+        try:
+            output = seen(named, type(known), original.__get__(known, type(known)), args, kwargs)
+        finally:
+            _LOCAL.inside.pop()
+        return output if known is module else carried.restored(output)
+
+
+def _entered(
+    watchers: Sequence[Watcher], module: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """One call of another method of a model: its layers are known in it, and it is no layer itself."""
+    with _outermost([w for w in watchers if w.listening()], module) as known:
+        output = original.__get__(known, type(known))(*args, **kwargs)
+        return output if known is module else carried.restored(output)
+
+
+@contextlib.contextmanager
+def _outermost(active: Sequence[Watcher], module: Any) -> Iterator[Any]:
+    """For those to whom this is the model, and no call of it is running: its layers by name, and its parameters."""
     with contextlib.ExitStack() as stack:
-        active = [w for w in watchers if w.listening()]
-        for watcher in active:
-            if watcher.is_root(module) and watcher.enter():
-                stack.callback(watcher.leave)
-                module = stack.enter_context(_parameters_seen(watcher, module))
-                watcher.know({id(m): p for m, p in _paths(module).values()}, module)
-        named = [Named(w, paths) for w in active if (paths := w.names(module))]
-        _LOCAL.inside.append(module)
-        stack.callback(_LOCAL.inside.pop)
-        function = original.__get__(module, type(module))
-        return seen(named, type(module), function, args, kwargs)
+        entered = [w for w in active if w.is_root(module) and w.enter()]
+        for watcher in entered:
+            stack.callback(watcher.leave)
+            module = stack.enter_context(_parameters_seen(watcher, module))
+        yield stack.enter_context(_known(entered, module)) if entered else module
 
 
-def _paths(model: Any) -> dict[int, tuple[Any, tuple[str, ...]]]:
-    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
-    for layer in layers_of(model):
-        found[id(layer.module)] = (layer.module, (*found.get(id(layer.module), (None, ()))[1], layer.path))
-    return found
+@contextlib.contextmanager
+def _known(entered: Sequence[Watcher], model: Any) -> Iterator[Any]:
+    """The layers by name, as they are, and as transformations inside the call build them anew."""
+    try:
+        with carried.carrying(model) as model:
+            names = {identity: paths for identity, (_, paths) in paths_of(model).items()}
+            for watcher in entered:
+                watcher.know(names, model)
+            yield model
+    except Exception:
+        carried.failed(model)
+        raise
+
+
+def _carried(watcher: Watcher, module: Any) -> tuple[str, ...]:
+    return carried.names(module, _ROOTS.get(watcher.number))
 
 
 @contextlib.contextmanager

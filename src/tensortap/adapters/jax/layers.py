@@ -54,6 +54,14 @@ def _layers(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Layer]:
     yield from inside
 
 
+def paths_of(model: Any) -> dict[int, tuple[Any, tuple[str, ...]]]:
+    """The modules below a model that can be called, by their identity: the module, and every name it has."""
+    found: dict[int, tuple[Any, tuple[str, ...]]] = {}
+    for layer in layers_of(model):
+        found[id(layer.module)] = (layer.module, (*found.get(id(layer.module), (None, ()))[1], layer.path))
+    return found
+
+
 def is_layer(value: Any) -> bool:
     """Whether a value is a module of NNX or Equinox that can be called."""
     return kind_of(value) in ("nnx", "equinox") and callable(value)

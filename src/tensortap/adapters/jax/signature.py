@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
+from tensortap.adapters.jax import carried
 from tensortap.errors import TensortapError
 
 _DYNAMIC: Final = (jax.Array, np.ndarray, np.generic, int, float, complex)
@@ -138,6 +139,7 @@ class Restorer:
         leaves, self._structure = jax.tree.flatten(results)
         self._static = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, _DYNAMIC)}
         objects = tuple(leaf for leaf in jax.tree.leaves(arguments, is_leaf=_whole) if _is_object(leaf))
+        carried.take(objects)
         definition, state = _split(objects)
         if definition != self._definition:
             raise TensortapError("the step adds variables to an object of NNX, or takes some away")

@@ -26,6 +26,11 @@ from tensortap.triggers.measured import comparison
 PORTS: Final = ("output", "input", "grad_output", "grad_input")
 _BACKENDS: Final = {"tensorflow": "OnTensorflow", "torch": "OnTorch", "jax": "OnJax"}
 _NO_OPERATIONS: Final = "{!r}: Keras shows single operations on the TensorFlow backend only"
+_NOT_BUILT: Final = (
+    "{!r}: the weights of layers that are not built are not known yet: call the model once, or "
+    "model.build(input_shape), and watch it then"
+)
+_LATE: Final = "was not there when the watch began: call the model once, or model.build(input_shape), before it"
 _METHODS: Final = ("call", "quantized_call")
 
 
@@ -60,9 +65,17 @@ class KerasAdapter:
         ]
 
     def refuse(self, pattern: Pattern) -> None:
-        """Operations are TensorFlow's."""
+        """Operations are TensorFlow's, and weights are known of layers that are built."""
         if pattern.kind == "op" and keras.backend.backend() != "tensorflow":
             raise UnsupportedError(_NO_OPERATIONS.format(pattern.text))
+        if pattern.ports and pattern.ports <= {"param", "grad"} and not self._built(pattern):
+            raise UnsupportedError(_NOT_BUILT.format(pattern.text))
+
+    def _built(self, pattern: Pattern) -> bool:
+        """Whether a pattern finds weights, or no layer could still make any."""
+        candidates = self.candidates()
+        found = any(pattern.matches(candidate, port) for candidate in candidates for port in candidate.ports)
+        return found or all(getattr(layer.value, "built", True) for layer in layers_of(self._model()))
 
     def operations(self) -> frozenset[str]:
         """The names of all operations there may be."""
@@ -98,6 +111,7 @@ class KerasAdapter:
         """Go around every call that the probes want, and around the model's own to find steps."""
         model = self._model()
         self._recorder, self._wanted, self._clock = recorder, wanted, clock
+        self._there = {candidate.path for candidate in self.candidates()}
         self._taker = taker or Taker(recorder)
         self._names = NamedArrays(self._taker, wanted)
         self._limits = _limits(recorder)
@@ -152,8 +166,16 @@ class KerasAdapter:
 
     def unseen(self) -> dict[str, str]:
         """Layers, variables and names that were wanted but never seen."""
-        found = unseen(self._ports, self._names) | self._backend.unseen()
+        found = unseen(self._ports, self._names) | self._backend.unseen() | self._late()
         return {site: why for site, why in found.items() if why}
+
+    def _late(self) -> dict[str, str]:
+        """Layers and variables that the model made after the watch began, and that were wanted."""
+        if self._root() is None:
+            return {}
+        made = [candidate for candidate in self.candidates() if candidate.path not in self._there]
+        wanted = [(c, port) for c in made for port in c.ports if self._wanted.of_late(self._recorder, c, port)]
+        return {f"{candidate.path}:{port}": _LATE for candidate, port in wanted}
 
     def _value(self, variable: Variable) -> Any:
         return self._backend.sight.variable(variable.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
@@ -13,6 +13,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensortap.adapters.base import Port
 from tensortap.adapters.keras.sight import Sight
 
+NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a loop or branch"
 Inside = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -46,7 +47,7 @@ class LayerHook:
 
     def __call__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One call of the layer."""
-        if in_symbolic_scope():  # Keras only asks for shapes
+        if self.sight.away or in_symbolic_scope():  # Keras only asks for shapes
             return call(*args, **kwargs)
         with self.around():
             args, kwargs = self._before(args, kwargs)
@@ -83,6 +84,8 @@ class LayerHook:
         """The value, with tensors whose gradients are seen."""
         pairs = ((t, self.sight.followed(t, partial(self._see_gradient, ports, slot))) for slot, t in found)
         others = {id(tensor): other for tensor, other in pairs if other is not None}
+        for port in ports if found and not others else ():
+            port.note = port.note or NO_GRADIENT
         return tree.map_structure(lambda item: others.get(id(item), item), value) if others else value
 
     def _see_gradient(self, ports: Sequence[Port], slot: str, gradient: Any) -> None:

@@ -50,7 +50,7 @@ class JaxSight(Sight):
 
     def followed(self, tensor: Any, see: Callable[[Any], None]) -> Any:
         """By an identity whose backward is seen."""
-        if not isinstance(tensor, jax.Array) or not np.issubdtype(tensor.dtype, np.inexact):
+        if not isinstance(tensor, jax.Array) or not jax.numpy.issubdtype(tensor.dtype, jax.numpy.inexact):
             return None
 
         @jax.custom_vjp

@@ -79,6 +79,8 @@ class GraphSight(Sight):
         """By an identity whose backward is seen."""
         if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return None
+        if _in_control_flow():
+            return None
         passed = _identity(tensor, see)
         mask = getattr(tensor, "_keras_mask", None)
         if mask is not None:
@@ -131,6 +133,14 @@ class OnTensorflow(Backend):
     def unseen(self) -> dict[str, str]:
         """Patterns for operations that met none."""
         return {} if self._ops is None else self._ops.unseen()
+
+
+def _in_control_flow() -> bool:
+    """Whether a loop's body or a branch is being traced: TensorFlow cannot differentiate one whose backward writes."""
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    while graph is not None and not type(graph).__name__.startswith(("While", "Cond")):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def _identity(tensor: Any, see: Callable[[Any], None]) -> Any:

@@ -35,6 +35,7 @@ class Sight:
     kind: type[Any] = Tensors
 
     def __init__(self, taker: Taker, steps: KerasSteps) -> None:
+        self.away = False  # what is called now is not for us
         self.taker = taker
         self.steps = steps
 
@@ -75,6 +76,15 @@ class Sight:
         yield
 
     # What is the same for all
+
+    @contextlib.contextmanager
+    def averted(self) -> Iterator[None]:
+        """See no call for a while."""
+        self.away = True
+        try:
+            yield
+        finally:
+            self.away = False
 
     def found(self, value: Any) -> list[tuple[str, Any]]:
         """Every tensor in a nested value, with its slot."""

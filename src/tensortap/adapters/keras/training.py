@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+
 from tensortap.adapters.keras import functions
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around, join
@@ -24,6 +26,8 @@ class Training:
         undo = [join(model, name, self._trace) for name in _STEPS if hasattr(model, name)]
         if hasattr(model, "compute_loss"):
             undo.append(join(model, "compute_loss", self._loss))
+        if hasattr(model, "export"):
+            undo.append(join(model, "export", self._export))
         return [*undo, *functions.watch(model, self._phase)]
 
     def _phase(self, phase: str) -> Around:
@@ -51,9 +55,14 @@ class Training:
 
     def _loss(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loss = call(*args, **kwargs)
-        if loss is not None:
+        if loss is not None and not in_symbolic_scope():  # there Keras only asks for shapes
             self._guarded(partial(self._sight.lost, loss), "reading the loss")
         return loss
+
+    def _export(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What is exported is the model without taps."""
+        with self._sight.averted():
+            return call(*args, **kwargs)
 
     def _collect(self) -> None:
         step = self._sight.steps.current()

@@ -28,6 +28,12 @@ _PLAIN: Final = (
 )  # fmt: skip
 # Whose objects are data, though some have methods that are called like a layer's (`DataFrame.transform`).
 _DATA: Final = frozenset(("pandas", "polars", "pyarrow", "scipy", "xarray", "h5py", "PIL", "matplotlib", "tensortap"))
+_LEARN: Final = frozenset(("sklearn",))
+# What scikit-learn makes of copies of an estimator when it fits. The estimator itself never runs then, nor again.
+_MADE_FROM: Final = {
+    "estimator": ("estimators_", "best_estimator_", "calibrated_classifiers_"), "estimator_": ("estimators_",),
+    "scorer_": ("best_estimator_",),
+}  # fmt: skip
 # Whose objects are models of their own, with or without an adapter.
 FOREIGN: Final = frozenset(
     ("torch", "keras", "tensorflow", "jax", "jaxlib", "flax", "equinox", "haiku", "onnxruntime", "mlx", "paddle")
@@ -181,7 +187,10 @@ def _has_own_attributes(cls: type) -> bool:
 
 def _attributes(value: Any) -> list[str]:
     names = [name for cls in reversed(type(value).__mro__) for name in _slots(cls) if hasattr(value, name)]
-    return [*names, *getattr(value, "__dict__", {})]
+    names += getattr(value, "__dict__", {})
+    if not _comes_from(type(value), _LEARN):
+        return names
+    return [name for name in names if not any(made in names for made in (f"{name}_", *_MADE_FROM.get(name, ())))]
 
 
 def _slots(cls: type) -> list[str]:

@@ -19,6 +19,7 @@ from tensortap.recorder import OpenStep, Recorder
 from tensortap.sites import Candidate
 
 PORTS: Final = ("output", "input")
+GIVEN: Final = "is given to the session: ':input{}' shows it"
 
 
 def adapt(model: Any, **options: Any) -> OnnxAdapter | None:
@@ -43,8 +44,9 @@ class OnnxAdapter:
         return [root, *tensors, *(Candidate(name, ("Initializer",), ("param",)) for name in self.graph.constants)]
 
     def untappable(self) -> dict[str, str]:
-        """Tensors that were fused away, and those inside branches and loops."""
-        return self.graph.missing
+        """Tensors that were fused away, those inside branches and loops, and what the session is given."""
+        given = [value.name for value in self._model().get_inputs()]
+        return self.graph.missing | {name: GIVEN.format(f".{name}" if given[1:] else "") for name in given}
 
     def describe(self) -> dict[str, Any]:
         """The nodes, and what a twin costs."""

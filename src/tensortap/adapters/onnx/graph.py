@@ -37,6 +37,15 @@ _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, whic
 _RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _WEIGHTS: Final = "weights.bin"
 _DOMAIN: Final = "tensortap"  # of the operators in _kernel_onnx.h
+_DUMPED: Final = "session.optimized_model_external_initializers_file_name"
+_FOLDER: Final = "session.model_external_initializers_file_folder_path"
+_GONE: Final = (
+    "It was loaded from {!r}, which is not there any more (seen from the working directory): watch it while it is, "
+    "or load it from bytes"
+)
+_PROVIDERS: Final = (
+    "Sessions with providers that compile the graph themselves show no tensors; use the CPU or CUDA provider"
+)
 
 
 def row_of(name: str) -> str:
@@ -144,7 +153,8 @@ class Graph:
         path = self.folder / f"twin-{len(list(self.folder.iterdir()))}.onnx"
         path.write_bytes(model.SerializeToString())
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        return self._session(str(path), graph_optimization_level=level)
+        # Without a path for it, or the user's own optimised model would be written over.
+        return self._session(str(path), graph_optimization_level=level, optimized_model_filepath="")
 
     @property
     def can_reduce(self) -> bool:
@@ -166,35 +176,53 @@ class Graph:
         self._session(self._source, optimized_model_filepath=path)
 
     def _session(self, source: str | bytes, **options: Any) -> Any:
-        """A session like the user's; with the options they gave where the copy lacks something (custom operators)."""
+        """A session like the user's; with the options they gave where a copy lacks something (custom operators)."""
+        own = source is not self._source  # a twin's weights lie beside it, wherever the user's model has them
+        entries = {_FOLDER: str(self.folder)} if own else {_DUMPED: _WEIGHTS}
         for given in (self._options, self._initial):
             try:
-                with _changed(given, **options):
+                with _changed(given, entries, given is self._initial, **options):
                     return onnxruntime.InferenceSession(source, given, providers=self._providers)
             except Exception as error:
                 if given is self._initial or self._initial is None:
+                    why = _GONE.format(source) if _is_gone(source) else _PROVIDERS
                     raise UnsupportedError(
-                        f"this session cannot be watched: it cannot be built again ({error}). Sessions with providers "
-                        "that compile the graph themselves show no tensors; use the CPU or CUDA provider"
+                        f"this session cannot be watched: it cannot be built again ({error}). {why}"
                     ) from error
         raise AssertionError  # pragma: no cover
 
 
 @contextmanager
-def _changed(options: Any, **values: Any) -> Iterator[None]:
-    """Session options with other values for a while."""
+def _changed(options: Any, entries: Mapping[str, str], users: bool, **values: Any) -> Iterator[None]:
+    """Session options with other values for a while; of the user's own, the entries too are put back."""
     values |= {"log_severity_level": _SILENT, "enable_profiling": False}
     before = {name: getattr(options, name) for name in values}
-    entries = ("session.optimized_model_external_initializers_file_name", _WEIGHTS)
-    if "optimized_model_filepath" in values:
-        options.add_session_config_entry(*entries)
+    held = {name: _entry(options, name) for name in entries}
+    for name, entry in entries.items():
+        if held[name] != entry and (held[name] or name != _FOLDER):  # where no folder is said, it is the model's
+            options.add_session_config_entry(name, entry)
     try:
         for name, value in values.items():
             setattr(options, name, value)
         yield
     finally:
+        for name, entry in held.items() if users else ():
+            if _entry(options, name) != entry:
+                options.add_session_config_entry(name, entry)
         for name, value in before.items():
             setattr(options, name, value)
+
+
+def _entry(options: Any, name: str) -> str:
+    """An entry of the session's configuration; empty where there is none, which to ONNX Runtime is the same."""
+    try:
+        return str(options.get_session_config_entry(name))
+    except Exception:
+        return ""
+
+
+def _is_gone(source: str | bytes | Path) -> bool:
+    return not isinstance(source, bytes) and not Path(source).exists()
 
 
 def _load(source: str | bytes) -> Any:
