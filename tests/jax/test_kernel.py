@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.jax.test_rows import ARRAYS
+from sample_arrays import ARRAYS
 
 import tensortap as tt
 from tensortap.adapters.jax import kernel, rows

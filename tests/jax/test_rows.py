@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
+from sample_arrays import ARRAYS
 
 import tensortap as tt
 from tensortap.adapters.jax import rows
 
-RNG = np.random.default_rng(0)
-ARRAYS = {
-    "normal": RNG.normal(size=(300, 37)).astype(np.float32),
-    "far from zero": (RNG.normal(size=5000) + 1e4).astype(np.float32),
-    "large": (RNG.normal(size=30) * 1e37).astype(np.float32),
-    "small": (RNG.normal(size=30) * 1e-35).astype(np.float32),
-    "not finite": np.array([np.nan, np.inf, -np.inf, 0, -0.0, 1, np.nan], np.float32),
-    "only nan": np.full(3, np.nan, np.float32),
-    "empty": np.zeros((0, 3), np.float32),
-    "scalar": np.float32(2.5).reshape(()),
-    "bfloat16": RNG.normal(size=(8, 9)).astype(ml_dtypes.bfloat16),
-    "float16": RNG.normal(size=(8, 9)).astype(np.float16),
-    "integers": RNG.integers(-50, 50, (4, 5)).astype(np.int32),
-    "flags": np.array([True, False, True]),
-    "complex": (RNG.normal(size=9) + 1j * RNG.normal(size=9)).astype(np.complex64),
-}
 EXACT = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
 ROUNDED = ("mean", "std", "l1", "l2")
 
@@ -94,7 +78,7 @@ def test_the_nonfinite_trigger(memory):
 @pytest.mark.parametrize("scale", [1.0, 1e300, 1e-300])
 def test_doubles(scale, memory):
     """Where x64 is on, doubles keep their range and their digits, and buckets are those of the kernel."""
-    array = np.append(RNG.normal(size=50) * scale, [0.0, np.nan])
+    array = np.append(np.random.default_rng(0).normal(size=50) * scale, [0.0, np.nan])
     with jax.enable_x64(True), tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
         watched(array)
     (record,), expected = memory.records, tt.summarize(array)
