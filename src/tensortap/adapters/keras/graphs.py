@@ -100,6 +100,11 @@ class Graphs:
         self._losses = 0.0
         self._set = (True, False)
 
+    @property
+    def cells(self) -> list[Any]:
+        """The variables that every function with taps reads."""
+        return [self._gate]
+
     def open(self, always: bool, limited: bool) -> None:
         """Say what the next run is wanted for: at any rate, or if its loss passes a limit."""
         if self._set != (always, limited):

@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.keras.backend import Backend
+from tensortap.adapters.keras import retracing
+from tensortap.adapters.keras.backend import Backend, Undo
 from tensortap.adapters.keras.graphs import Graphs
 from tensortap.adapters.keras.hooks import LayerHook
+from tensortap.adapters.keras.layers import Variable
 from tensortap.adapters.keras.ops import GraphOps, operations
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
@@ -107,10 +109,29 @@ class OnTensorflow(Backend):
     def __init__(self, taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
         super().__init__(GraphSight(taker, KerasSteps(taker.recorder, clock), Graphs(taker, limits)))
         self._ops: GraphOps | None = None
+        self._watched: retracing.Watched | None = None
 
     def open(self, always: bool, limited: bool) -> None:
         """Set the gate that graphs ask."""
         self.sight.graphs.open(always, limited)
+
+    def enclose(self, model: Any) -> list[Undo]:
+        """Keep traces apart that are made from now on."""
+        ledger = self.sight.taker.recorder.ledger
+        if not retracing.RETRACING.possible():
+            ledger.add("unseen_functions")
+            ledger.warn("retracing", retracing.NOT_RETRACED)
+            return []
+        self._watched = retracing.Watched(model, self.sight.graphs.cells, ledger)
+        return [retracing.RETRACING.join(self._watched)]
+
+    def watch(self, model: Any, gradients: Sequence[tuple[Variable, Port]]) -> list[Undo]:
+        """The last taps: functions are traced anew when all are on, and again where one is called while they go."""
+        undo = super().watch(model, gradients)
+        if self._watched is None:
+            return undo
+        retracing.RETRACING.renew(self._watched)
+        return [*undo, partial(retracing.RETRACING.renew, self._watched)]
 
     def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
         """See single operations, if the probes ask for any."""
