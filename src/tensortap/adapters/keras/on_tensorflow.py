@@ -122,7 +122,7 @@ class OnTensorflow(Backend):
             ledger.add("unseen_functions")
             ledger.warn("retracing", retracing.NOT_RETRACED)
             return []
-        self._watched = retracing.Watched(model, self.sight.graphs.cells, ledger)
+        self._watched = retracing.Watched(model, self.sight.graphs.mark, ledger)
         return [retracing.RETRACING.join(self._watched)]
 
     def watch(self, model: Any, gradients: Sequence[tuple[Variable, Port]]) -> list[Undo]:

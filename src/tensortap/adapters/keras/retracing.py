@@ -16,7 +16,7 @@ import importlib
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -38,11 +38,11 @@ class Tapped(NamedTuple):
 
 
 class Watched:
-    """One model that a tap watches, and the variables that only traces with its taps capture."""
+    """One model that a tap watches, and what only traces with its taps capture."""
 
-    def __init__(self, model: Any, cells: Iterable[Any], ledger: Ledger) -> None:
+    def __init__(self, model: Any, mark: Any, ledger: Ledger) -> None:
         self._model = weakref.ref(model)
-        self._cells = frozenset(id(cell.handle) for cell in cells)
+        self._mark = mark
         self._ledger = ledger
 
     def used_by(self, trace: Any) -> bool:
@@ -51,7 +51,7 @@ class Watched:
             model = self._model()
             own = frozenset() if model is None else _handles(model)
             captured = frozenset(map(id, trace.graph.external_captures))
-            return (not own and getattr(model, "built", False)) or not captured.isdisjoint(own | self._cells)
+            return (not own and getattr(model, "built", False)) or not captured.isdisjoint(own | {id(self._mark)})
         except Exception as error:
             self._ledger.note("unseen_functions", "looking for a function's variables", error)
             return False
