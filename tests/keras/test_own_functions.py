@@ -74,7 +74,8 @@ def test_traced_before(memory, options):
     own.train()
     before = own.traced
     for i in (1, 2):
-        with tt.watch(own.model, "**:{output,grad_output,grad}", to=memory) as tap:
+        probe = tt.probe("**:{output,grad_output,grad}", keep=tt.stats())
+        with tt.watch(own.model, probe, to=memory) as tap:
             own.train(tap)
         assert own.traced == before + i
         assert steps(memory) == [0, 1]

@@ -9,12 +9,10 @@ is written is asked inside the graph: a trigger never retraces. There is no call
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
@@ -23,6 +21,7 @@ from tensortap.adapters.arrays import Taker
 from tensortap.adapters.keras.cells import LoopCell, cell
 from tensortap.adapters.keras.loops import Elements, Loop
 from tensortap.adapters.keras.rows import Row, Rows
+from tensortap.adapters.keras.traces import Raw, Trace, record
 from tensortap.recorder import OpenStep, Point
 
 NO_ELEMENTS: Final = (
@@ -34,71 +33,6 @@ OVERWRITTEN: Final = (
     "tap.step(), and set steps_per_execution=1"
 )
 _COMPARE: Final = {">": tf.greater, "<": tf.less, ">=": tf.greater_equal, "<=": tf.less_equal}
-
-
-class Raw:
-    """One tensor, held as it is."""
-
-    def __init__(self, point: Point, tensor: Any) -> None:
-        self.point = point
-        self._variable = cell([], tensor.dtype, tf.TensorShape(None))
-
-    def write(self, tensor: Any) -> None:
-        """In the graph: keep it."""
-        self._variable.assign(tensor)
-
-    def free(self) -> None:
-        """Let go of the memory."""
-        self._variable.assign(tf.zeros([0], self._variable.dtype))
-
-    def read(self, taker: Taker, step: OpenStep) -> None:
-        """On the host: record it."""
-        taker.take(self.point, np.asarray(self._variable.read_value()), step)
-
-
-class Trace:
-    """What one traced function, or one place in it, leaves: tensors in order, a count of runs, the loss."""
-
-    def __init__(self, xla: bool) -> None:
-        self.xla = xla
-        self.pending: list[tuple[Raw | Row, Any]] = []
-        self.loss: Any = None
-        self.held: list[Raw | Row | Loop] = []
-        self._read = 0
-        self._runs = cell(0, tf.int64)
-
-    def add(self, held: Raw | Row, tensor: Any) -> None:
-        """A tensor, to be written at the end."""
-        self.held.append(held)
-        self.pending.append((held, tensor))
-
-    def finish(self, wanted: Callable[[Any], Any]) -> None:
-        """End of the function: write everything, if it is wanted."""
-        pending, self.pending = self.pending, []
-
-        def write() -> Any:
-            for held, tensor in pending:
-                held.write(tensor)
-            return self._runs.assign_add(1, read_value=True)
-
-        tf.cond(wanted(self.loss), write, self._runs.read_value)
-
-    def read(self, taker: Taker, step: OpenStep) -> int:
-        """Record what it has written; how often it has run."""
-        runs = self._new_runs()
-        for graph, group in itertools.groupby(self.held, _loop_of):
-            if graph is not None:
-                _read_loops(cast("list[Loop]", list(group)), taker, step, bool(runs))
-            elif runs:
-                for held in cast("list[Raw | Row]", list(group)):
-                    held.read(taker, step)
-        return runs
-
-    def _new_runs(self) -> int:
-        """How often it has written since it was asked last."""
-        total = int(self._runs.numpy())
-        new, self._read = total - self._read, total
-        return new
 
 
 class Graphs:
@@ -201,8 +135,7 @@ class Graphs:
             if runs > 1:
                 self.taker.recorder.ledger.add("overwritten_runs", runs - 1)
                 self.taker.recorder.ledger.warn("overwritten", OVERWRITTEN)
-        for _, group in itertools.groupby(self._loops, _loop_of):
-            _read_loops(list(group), self.taker, step, True)
+        record(self._loops, self.taker, step, ran=True)
 
     def loss(self) -> float | None:
         """The loss of the last run, where there was one since this was asked last."""
@@ -226,21 +159,6 @@ class Graphs:
             return always | limited
         passed = [_COMPARE[sign](_number(loss), tf.constant(value, tf.float64)) for sign, value in self._limits]
         return always | (limited & tf.reduce_any(passed))
-
-
-def _loop_of(held: Raw | Row | Loop) -> Any:
-    return held.graph if isinstance(held, Loop) else None
-
-
-def _read_loops(loops: Sequence[Loop], taker: Taker, step: OpenStep, wanted: bool) -> None:
-    """All tensors of one body, pass by pass."""
-    if not wanted:  # the loss, which was known only afterwards, was below the limit
-        for loop in loops:
-            loop.free()
-        return
-    for passes in itertools.zip_longest(*(loop.take(taker, step) for loop in loops)):
-        for record in filter(None, passes):
-            record()
 
 
 def _in_loop(graph: Any) -> bool:
