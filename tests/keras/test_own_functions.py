@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import threading
 import weakref
@@ -335,6 +336,29 @@ def test_threads(memory):
     with tt.watch(own.model, "a", to=memory):
         run(X)
     assert not tapped(run) and len(memory.records) == 1
+
+
+def test_somebody_elses_stand_in(memory):
+    """Who goes around TensorFlow's function after us keeps what he has put there, and is called as before."""
+    own, called = Own(), []
+    own.train()
+    with tt.watch(own.model, "a", to=memory) as tap:
+        ours = tracing_compilation._maybe_define_function
+
+        @functools.wraps(ours)
+        def theirs(args, kwargs, tracing_options):
+            called.append(tracing_options.name)
+            return ours(args, kwargs, tracing_options)
+
+        tracing_compilation._maybe_define_function = theirs
+        own.train(tap)
+    assert tracing_compilation._maybe_define_function is theirs
+    own.train()
+    assert own.traced == 2 and not tapped(own.step)
+    with tt.watch(own.model, "b", to=memory) as tap:
+        own.train(tap)
+    assert own.traced == 3 and steps(memory) == [0, 1] and "_step" in called
+    tracing_compilation._maybe_define_function = ours.__wrapped__
 
 
 def test_another_tensorflow(monkeypatch, memory):

@@ -118,12 +118,14 @@ class OnTensorflow(Backend):
     def enclose(self, model: Any) -> list[Undo]:
         """Keep traces apart that are made from now on."""
         ledger = self.sight.taker.recorder.ledger
-        if not retracing.RETRACING.possible():
+        watched = retracing.Watched(model, self.sight.graphs.mark, ledger)
+        leave = retracing.RETRACING.join(watched)
+        if leave is None:
             ledger.add("unseen_functions")
             ledger.warn("retracing", retracing.NOT_RETRACED)
             return []
-        self._watched = retracing.Watched(model, self.sight.graphs.mark, ledger)
-        return [retracing.RETRACING.join(self._watched)]
+        self._watched = watched
+        return [leave]
 
     def watch(self, model: Any, gradients: Sequence[tuple[Variable, Port]]) -> list[Undo]:
         """The last taps: functions are traced anew when all are on, and again where one is called while they go."""

@@ -12,6 +12,7 @@ code, but everything else, such as metrics and other models, would be traced and
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import itertools
 import threading
@@ -120,44 +121,51 @@ class Retracing:
     """Stands in for TensorFlow's function that finds or makes traces, while anybody watches."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a tap may be closed by the collector of garbage, at any time
         self._epoch = Epoch({})
-        self._original: Any = None
+        self._stand_in: Any = None
         self._kept: dict[int, weakref.ref[Any]] = {}  # owners of caches that hold traces with taps
 
-    def possible(self) -> bool:
-        """Whether it can be done here."""
-        return bool(self._epoch.active) or _as_known()
-
-    def join(self, watched: Watched) -> Callable[[], None]:
-        """Keep traces apart from now on; what ends it."""
+    def join(self, watched: Watched) -> Callable[[], None] | None:
+        """Keep traces apart from now on; what ends it, or None where it cannot be done."""
         with self._lock:
             if not self._epoch.active:
-                module = _compilation()
-                self._original = module._maybe_define_function
-                module._maybe_define_function = self._define
-        self.renew(watched)
+                if not _as_known():
+                    return None
+                self._put()
+            self._begin({**self._epoch.active, watched: next(_NUMBERS)})
         return partial(self._leave, watched)
 
     def renew(self, watched: Watched) -> None:
         """Taps were put on or taken off: what was traced before will not do."""
         with self._lock:
-            self._epoch = Epoch({**self._epoch.active, watched: next(_NUMBERS)})
-        self._sweep()
+            self._begin({**self._epoch.active, watched: next(_NUMBERS)})
 
     def _leave(self, watched: Watched) -> None:
         with self._lock:
-            self._epoch = Epoch({other: n for other, n in self._epoch.active.items() if other is not watched})
-            module = _compilation()
-            if not self._epoch.active and getattr(module._maybe_define_function, "__self__", None) is self:
-                module._maybe_define_function = self._original
-        self._sweep()
+            self._begin({other: number for other, number in self._epoch.active.items() if other is not watched})
+            if not self._epoch.active:
+                stand_in, self._stand_in, module = self._stand_in, None, _compilation()
+                if module._maybe_define_function is stand_in:
+                    module._maybe_define_function = stand_in.__wrapped__
 
-    def _define(self, args: Any, kwargs: Any, tracing_options: Any) -> Any:
-        if tracing_options.function_cache is None:
-            return self._original(args, kwargs, tracing_options)
-        cache = Cache(tracing_options, self._epoch, partial(self._keep, tracing_options))
-        return self._original(args, kwargs, cache.options)
+    def _put(self) -> None:
+        module = _compilation()
+        original = module._maybe_define_function
+
+        @functools.wraps(original)
+        def define(args: Any, kwargs: Any, tracing_options: Any) -> Any:
+            options = tracing_options
+            # Somebody who came after us may keep this one when we are gone, or have put another.
+            if self._stand_in is define and options.function_cache is not None:
+                options = Cache(options, self._epoch, partial(self._keep, options)).options
+            return original(args, kwargs, options)
+
+        module._maybe_define_function = self._stand_in = define
+
+    def _begin(self, active: Mapping[Watched, int]) -> None:
+        self._epoch = Epoch(active)
+        self._sweep()
 
     def _keep(self, options: Any) -> None:
         self._kept[id(options)] = weakref.ref(options)
