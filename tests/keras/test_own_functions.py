@@ -372,3 +372,17 @@ def test_another_tensorflow(monkeypatch, memory):
         run(X)
     assert tap.counts["unseen_functions"] == 1 and own.traced == 1
     assert steps(memory) == [2]
+
+
+def test_a_concrete_function_that_is_kept(memory):
+    """One from before runs as it was traced; one made while watched is seen, and records nothing after closing."""
+    own = Own()
+    run = tf.function(own.model)
+    before = run.get_concrete_function(tf.constant(X))
+    with tt.watch(own.model, "a", to=memory) as tap:
+        expected = before(tf.constant(X)).numpy()
+        tap.step()
+        meanwhile = run.get_concrete_function(tf.constant(X))
+        assert np.array_equal(meanwhile(tf.constant(X)).numpy(), expected)
+    assert np.array_equal(meanwhile(tf.constant(X)).numpy(), expected)
+    assert steps(memory) == [1] and not tapped(run)
