@@ -63,20 +63,6 @@ def test_layers_within_layers(memory):
     assert seen == {(step, place) for step in (0, 1) for place in ("each.layer:output", "lstm:output")}
 
 
-def test_the_cell_of_a_recurrent_layer(memory):
-    """Eagerly each pass is a call; in a graph the last pass of the loop is seen, and the others are counted."""
-    model = keras.Sequential([keras.Input((5, 4)), keras.layers.RNN(keras.layers.SimpleRNNCell(2), name="rnn")])
-    with tt.watch(model, tt.probe("rnn.cell:output[0]", keep=tt.full()), to=memory):
-        output = model(X).numpy()
-    assert [record.call for record in memory.records] == [0, 1, 2, 3, 4, 5]  # Keras itself calls it once more, before
-    graph = tt.Memory()
-    probe = tt.probe("rnn.cell:output[0]", keep=tt.full())
-    with pytest.warns(tt.TensortapWarning, match="only its last run"), tt.watch(model, probe, to=graph) as tap:
-        model.predict(X, verbose=0)
-    assert tap.counts["overwritten_runs"] == 4
-    assert np.allclose(graph.tensors[-1].array, output) and np.allclose(memory.tensors[-1].array, output)
-
-
 def test_masks_go_on(memory):
     """A mask that a layer hangs on its output is there also when gradients are seen."""
     model = keras.Sequential(

@@ -25,6 +25,8 @@ FRAMEWORKS: Final = {
     "torch": "torch", "sklearn": "numpy", "onnxruntime": "onnx", "keras": "keras", "flax": "jax", "equinox": "jax",
     "haiku": "jax",
 }  # fmt: skip
+# How long a compiled loop goes on is not known before: so many passes are kept, the others are counted.
+MOST_LOOPS: Final = 64
 
 
 class Clock(Protocol):

@@ -12,11 +12,9 @@ from jax.extend import core, linear_util
 from jax.interpreters import partial_eval
 from jax.sharding import PartitionSpec
 
+from tensortap.adapters.base import MOST_LOOPS
 from tensortap.adapters.jax.harvest import Harvester, Item, Rule, Yield
 from tensortap.adapters.jax.jaxprs import debug_info, parts_closed, unspecified, without_consts
-
-# The length of a while loop is not known before: so many of its iterations are kept, and the rest counted.
-MOST_LOOPS: Final = 64
 
 
 def _call(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:

@@ -11,11 +11,10 @@ import jax
 import numpy as np
 
 from tensortap.adapters.arrays import Catcher, Taker
-from tensortap.adapters.base import Port, Wanted
+from tensortap.adapters.base import MOST_LOOPS, Port, Wanted
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.harvest import Export, Item
 from tensortap.adapters.jax.operations import GROUPS
-from tensortap.adapters.jax.rules import MOST_LOOPS
 from tensortap.adapters.jax.tag import LISTENERS, Mark
 from tensortap.adapters.steps import CallSteps
 from tensortap.recorder import OpenStep

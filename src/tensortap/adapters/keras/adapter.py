@@ -187,6 +187,7 @@ class KerasAdapter:
         return model
 
     def _attach_all(self, model: Any, layers: list[Layer]) -> None:
+        self._undo += self._backend.enclose(model)
         everywhere = self._backend.look_inside(self._wanted, [layer.path for layer in layers])
         for names in _by_object(layers):
             self._attach_layer(names, root=names[0].value is model, anyway=everywhere)

@@ -27,6 +27,10 @@ class Backend:
     def open(self, always: bool, limited: bool) -> None:
         """Say what the next run of a compiled function is wanted for: at any rate, or if its loss passes a limit."""
 
+    def enclose(self, model: Any) -> list[Undo]:
+        """Before the first tap is put on, and what follows when the last one is off."""
+        return []
+
     def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
         """See single operations, if the probes ask for any: then every layer needs a hook. There are none here."""
         return False

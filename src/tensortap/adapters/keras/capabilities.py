@@ -18,5 +18,6 @@ CAPABILITIES: Final = Capabilities(
         "functions": "given NumPy arrays; what XLA compiles gives statistics and histograms only",
         "op": "on the TensorFlow backend, those that layers run forward",
         "compare": "outputs and weights; gradients by `tt.diff` of two runs",
+        "reused": "the first 64 passes of a loop inside a graph are calls",
     },
 )

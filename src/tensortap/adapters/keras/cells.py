@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
@@ -15,3 +16,41 @@ def cell(value: Any, dtype: Any = None, shape: Any = None) -> Any:
     """
     with tf.init_scope():
         return ResourceVariable(tf.constant(value, dtype), shape=shape, trainable=False)
+
+
+class LoopCell:
+    """A variable that the body of a loop uses, forward or backward, by a handle of its own.
+
+    The backward of a loop takes a variable that it knows for something to differentiate, and makes zeros like it: this
+    handle has no notes of what is behind it. And it accepts only what the function around the loop has captured. XLA
+    refuses a variable that comes by two handles, so one that is used in loops is used by this one everywhere.
+    """
+
+    def __init__(self, variable: Any) -> None:
+        self.variable = variable
+        with tf.init_scope():
+            self.handle = tf.raw_ops.Identity(input=variable.handle)
+
+    def read(self) -> Any:
+        """What it holds."""
+        value = tf.raw_ops.ReadVariableOp(resource=self._captured(), dtype=self.variable.dtype)
+        value.set_shape(self.variable.shape)
+        return value
+
+    def assign(self, value: Any) -> None:
+        """Hold something else."""
+        tf.raw_ops.AssignVariableOp(resource=self._captured(), value=value)
+
+    def add(self, value: Any) -> None:
+        """Add to it."""
+        tf.raw_ops.AssignAddVariableOp(resource=self._captured(), value=value)
+
+    def put(self, number: Any, row: Any) -> None:
+        """Change one row. XLA knows no assignment to a slice."""
+        self.assign(tf.tensor_scatter_nd_update(self.read(), [[number]], row[None]))
+
+    def _captured(self) -> Any:
+        graph = tf.compat.v1.get_default_graph()
+        while isinstance(graph, ControlFlowFuncGraph):
+            graph = graph.outer_graph
+        return graph.capture(self.handle)

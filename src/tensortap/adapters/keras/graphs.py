@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.keras.cells import cell
-from tensortap.adapters.keras.rows import Row
+from tensortap.adapters.keras.cells import LoopCell, cell
+from tensortap.adapters.keras.loops import Elements, Loop
+from tensortap.adapters.keras.rows import Row, Rows
+from tensortap.adapters.keras.traces import Raw, Trace, record
 from tensortap.recorder import OpenStep, Point
 
 NO_ELEMENTS: Final = (
@@ -33,60 +35,6 @@ OVERWRITTEN: Final = (
 _COMPARE: Final = {">": tf.greater, "<": tf.less, ">=": tf.greater_equal, "<=": tf.less_equal}
 
 
-class Raw:
-    """One tensor, held as it is."""
-
-    def __init__(self, point: Point, tensor: Any) -> None:
-        self.point = point
-        self._variable = cell([], tensor.dtype, tf.TensorShape(None))
-
-    def write(self, tensor: Any) -> None:
-        """In the graph: keep it."""
-        self._variable.assign(tensor)
-
-    def free(self) -> None:
-        """Let go of the memory."""
-        self._variable.assign(tf.zeros([0], self._variable.dtype))
-
-    def read(self, taker: Taker, step: OpenStep) -> None:
-        """On the host: record it."""
-        taker.take(self.point, np.asarray(self._variable.read_value()), step)
-
-
-class Trace:
-    """What one traced function, or one place in it, leaves: tensors in order, a count of runs, the loss."""
-
-    def __init__(self, xla: bool) -> None:
-        self.xla = xla
-        self.pending: list[tuple[Point, Any]] = []
-        self.loss: Any = None
-        self.held: list[Raw | Row] = []
-        self._read = 0
-        self._runs = cell(0, tf.int64)
-
-    def finish(self, wanted: Callable[[Any], Any], histograms: int) -> None:
-        """End of the function: write everything, if it is wanted."""
-        self.held = [self._holder(point, tensor, histograms) for point, tensor in self.pending]
-        tensors = [tensor for _, tensor in self.pending]
-        self.pending = []
-
-        def write() -> Any:
-            for held, tensor in zip(self.held, tensors, strict=True):
-                held.write(tensor)
-            return self._runs.assign_add(1, read_value=True)
-
-        tf.cond(wanted(self.loss), write, self._runs.read_value)
-
-    def _holder(self, point: Point, tensor: Any, histograms: int) -> Raw | Row:
-        return Row(point, tensor, bool(point.probes & histograms)) if self.xla else Raw(point, tensor)
-
-    def runs(self) -> int:
-        """How often it has written since it was asked last."""
-        total = int(self._runs.numpy())
-        new, self._read = total - self._read, total
-        return new
-
-
 class Graphs:
     """All that one tap has in graphs."""
 
@@ -94,25 +42,31 @@ class Graphs:
         self.taker = taker
         self._limits = limits  # comparisons of the loss that the graph itself decides
         self._traces: list[Trace] = []
+        self._loops: list[Loop] = []  # in functions whose end is not seen
         self._local = threading.local()
-        self._gate = cell([True, False])
+        self._gate = LoopCell(cell([True, False]))
         self._loss = cell([0.0, 0.0], tf.float64)  # the last one, and how many
         self._losses = 0.0
         self._set = (True, False)
+
+    @property
+    def mark(self) -> Any:
+        """What every function with taps captures, and no other."""
+        return self._gate.handle
 
     def open(self, always: bool, limited: bool) -> None:
         """Say what the next run is wanted for: at any rate, or if its loss passes a limit."""
         if self._set != (always, limited):
             self._set = (always, limited)
-            self._gate.assign([always, limited])
+            self._gate.variable.assign([always, limited])
 
     def close(self) -> None:
         """Write no more, and keep nothing: a function that was traced with taps may outlive them."""
         self.open(False, False)
-        for trace in self._traces:
-            for held in trace.held:
-                held.free()
+        for held in (*self._loops, *(held for trace in self._traces for held in trace.held)):
+            held.free()
         self._traces.clear()
+        self._loops.clear()
 
     @property
     def tracing(self) -> bool:
@@ -137,13 +91,36 @@ class Graphs:
     def hold(self, point: Point, tensor: Any) -> None:
         """A tensor in a graph: keep it when the graph runs."""
         trace = getattr(self._local, "trace", None)
-        if trace is None or tensor.graph is not self._local.graph:  # a loop's body, a function of its own
-            trace = self._begin(tensor.graph)
-            trace.pending.append((point, tensor))
-            with tensor.graph.as_default():
-                self._finish(trace)
+        if trace is not None and tensor.graph is self._local.graph:
+            trace.add(self._holder(point, tensor, trace.xla), tensor)
             return
-        trace.pending.append((point, tensor))
+        with tensor.graph.as_default():
+            if trace is not None or _in_loop(tensor.graph):  # or a branch, or a function of its own
+                self._hold_passes(point, tensor, trace)
+            else:
+                trace = self._begin(tensor.graph)
+                trace.add(self._holder(point, tensor, trace.xla), tensor)
+                self._finish(trace)
+
+    def _hold_passes(self, point: Point, tensor: Any, trace: Trace | None) -> None:
+        xla = _compiled(tensor.graph)
+        self._say_what_is_skipped(xla, point)
+        store = Rows(point, tensor, self._histogram(point)) if xla else Elements(point, tensor)
+        loop = Loop(store, tensor.graph)
+        loop.write(tensor, self._wanted(None))
+        self._loops.append(loop) if trace is None else trace.held.append(loop)
+
+    def _holder(self, point: Point, tensor: Any, xla: bool) -> Raw | Row:
+        self._say_what_is_skipped(xla, point)
+        return Row(point, tensor, self._histogram(point)) if xla else Raw(point, tensor)
+
+    def _histogram(self, point: Point) -> bool:
+        return bool(point.probes & self.taker.recorder.histogram_probes)
+
+    def _say_what_is_skipped(self, xla: bool, point: Point) -> None:
+        if xla and point.keeping:
+            self.taker.recorder.ledger.add("skipped_elements")
+            self.taker.recorder.ledger.warn("xla", NO_ELEMENTS)
 
     def lost(self, loss: Any) -> None:
         """The loss of the function that is being traced."""
@@ -154,12 +131,11 @@ class Graphs:
     def collect(self, step: OpenStep) -> None:
         """Record what the functions that ran have written."""
         for trace in self._traces:
-            if runs := trace.runs():
-                for held in trace.held:
-                    held.read(self.taker, step)
-                if runs > 1:
-                    self.taker.recorder.ledger.add("overwritten_runs", runs - 1)
-                    self.taker.recorder.ledger.warn("overwritten", OVERWRITTEN)
+            runs = trace.read(self.taker, step)
+            if runs > 1:
+                self.taker.recorder.ledger.add("overwritten_runs", runs - 1)
+                self.taker.recorder.ledger.warn("overwritten", OVERWRITTEN)
+        record(self._loops, self.taker, step, ran=True)
 
     def loss(self) -> float | None:
         """The loss of the last run, where there was one since this was asked last."""
@@ -173,19 +149,22 @@ class Graphs:
         return trace
 
     def _finish(self, trace: Trace) -> None:
-        if trace.xla and any(point.keeping for point, _ in trace.pending):
-            self.taker.recorder.ledger.add("skipped_elements")
-            self.taker.recorder.ledger.warn("xla", NO_ELEMENTS)
         if trace.loss is not None:
             self._loss.assign(tf.stack([_number(trace.loss), self._loss.read_value()[1] + 1.0]))
-        trace.finish(self._wanted, self.taker.recorder.histogram_probes)
+        trace.finish(self._wanted)
 
     def _wanted(self, loss: Any) -> Any:
-        always, limited = tf.unstack(self._gate.read_value())
+        always, limited = tf.unstack(self._gate.read())
         if loss is None or not self._limits:
             return always | limited
         passed = [_COMPARE[sign](_number(loss), tf.constant(value, tf.float64)) for sign, value in self._limits]
         return always | (limited & tf.reduce_any(passed))
+
+
+def _in_loop(graph: Any) -> bool:
+    while graph is not None and not isinstance(graph, WhileBodyFuncGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 def _number(loss: Any) -> Any:

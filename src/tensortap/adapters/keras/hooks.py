@@ -13,7 +13,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from tensortap.adapters.base import Port
 from tensortap.adapters.keras.sight import Sight
 
-NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a loop or branch"
+NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
 Inside = Callable[[], contextlib.AbstractContextManager[None]]
 
 

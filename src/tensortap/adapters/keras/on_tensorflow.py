@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
 from tensortap.adapters.base import Clock, Port, Wanted
-from tensortap.adapters.keras.backend import Backend
+from tensortap.adapters.keras import retracing
+from tensortap.adapters.keras.backend import Backend, Undo
 from tensortap.adapters.keras.graphs import Graphs
 from tensortap.adapters.keras.hooks import LayerHook
+from tensortap.adapters.keras.layers import Variable
 from tensortap.adapters.keras.ops import GraphOps, operations
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
@@ -79,7 +81,7 @@ class GraphSight(Sight):
         """By an identity whose backward is seen."""
         if not isinstance(tensor, tf.Tensor) or not (tensor.dtype.is_floating or tensor.dtype.is_complex):
             return None
-        if _in_control_flow():
+        if _in_branch():
             return None
         passed = _identity(tensor, see)
         mask = getattr(tensor, "_keras_mask", None)
@@ -109,10 +111,31 @@ class OnTensorflow(Backend):
     def __init__(self, taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
         super().__init__(GraphSight(taker, KerasSteps(taker.recorder, clock), Graphs(taker, limits)))
         self._ops: GraphOps | None = None
+        self._watched: retracing.Watched | None = None
 
     def open(self, always: bool, limited: bool) -> None:
         """Set the gate that graphs ask."""
         self.sight.graphs.open(always, limited)
+
+    def enclose(self, model: Any) -> list[Undo]:
+        """Keep traces apart that are made from now on."""
+        ledger = self.sight.taker.recorder.ledger
+        watched = retracing.Watched(model, self.sight.graphs.mark, ledger)
+        leave = retracing.RETRACING.join(watched)
+        if leave is None:
+            ledger.add("unseen_functions")
+            ledger.warn("retracing", retracing.NOT_RETRACED)
+            return []
+        self._watched = watched
+        return [leave]
+
+    def watch(self, model: Any, gradients: Sequence[tuple[Variable, Port]]) -> list[Undo]:
+        """The last taps: functions are traced anew when all are on, and again where one is called while they go."""
+        undo = super().watch(model, gradients)
+        if self._watched is None:
+            return undo
+        retracing.RETRACING.renew(self._watched)
+        return [*undo, partial(retracing.RETRACING.renew, self._watched)]
 
     def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
         """See single operations, if the probes ask for any."""
@@ -135,10 +158,10 @@ class OnTensorflow(Backend):
         return {} if self._ops is None else self._ops.unseen()
 
 
-def _in_control_flow() -> bool:
-    """Whether a loop's body or a branch is being traced: TensorFlow cannot differentiate one whose backward writes."""
+def _in_branch() -> bool:
+    """Whether a branch is being traced: TensorFlow cannot differentiate one whose backward writes."""
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    while graph is not None and not type(graph).__name__.startswith(("While", "Cond")):
+    while graph is not None and not type(graph).__name__.startswith("Cond"):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
 

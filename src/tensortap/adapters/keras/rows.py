@@ -5,13 +5,16 @@ Counts, minimum, maximum and histogram are those of the CPU kernel; moments are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.keras.cells import cell
+from tensortap.adapters.base import MOST_LOOPS
+from tensortap.adapters.keras.cells import LoopCell, cell
 from tensortap.recorder import OpenStep, Point
 from tensortap.reduce import fallback
 from tensortap.reduce.buckets import BUCKETS
@@ -27,20 +30,21 @@ _INFINITY: Final = float("inf")
 class Row:
     """One tensor's statistics, and its histogram where that is wanted."""
 
+    room: tuple[int, ...] = ()
+
     def __init__(self, point: Point, tensor: Any, histogram: bool) -> None:
         self.point = point
         self.dtype = DTYPE_CODE[tensor.dtype.name]
         self.axes = tensor.shape.rank
         if self.axes is None or self.axes > _MOST_AXES:
             raise ValueError(f"a tensor with {self.axes} axes has no row in a graph")
-        self._numbers = cell(np.zeros(_NUMBERS + self.axes), tf.float64)
-        self._counts = cell(np.zeros(BUCKETS + 1), tf.int32) if histogram else None
+        self._numbers = cell(np.zeros((*self.room, _NUMBERS + self.axes)), tf.float64)
+        self._counts = cell(np.zeros((*self.room, BUCKETS + 1)), tf.int32) if histogram else None
 
     def write(self, tensor: Any) -> None:
         """In the graph: reduce it."""
-        shape = tf.cast(tf.shape(tensor), tf.float64)
-        flat = tf.reshape(tf.abs(tensor) if tensor.dtype.is_complex else tensor, [-1])
-        self._numbers.assign(tf.concat([_moments(flat), shape], 0))
+        flat = _flat(tensor)
+        self._numbers.assign(_numbers(tensor, flat))
         if self._counts is not None:
             self._counts.assign(_buckets(flat))
 
@@ -49,15 +53,45 @@ class Row:
 
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: put the row into the step's table."""
-        numbers = self._numbers.numpy()
+        if step.armed & self.point.probes:
+            self._take(taker, step, self._numbers.numpy(), None if self._counts is None else self._counts.numpy())
+
+    def _take(self, taker: Taker, step: OpenStep, numbers: Any, counts: Any) -> None:
         nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
         moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(n) for n in numbers[5:_NUMBERS]))
         row = (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, 0))
         shape = tuple(int(size) for size in numbers[_NUMBERS:])
-        taker.take(self.point, Reduced(row, *self._histogram(), self.dtype, shape), step)
+        offset, kept = (0, None) if counts is None else fallback.trimmed(counts[:BUCKETS].astype(np.uint32))
+        taker.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
 
-    def _histogram(self) -> tuple[int, Any]:
-        return (0, None) if self._counts is None else fallback.trimmed(self._counts.numpy()[:BUCKETS].astype(np.uint32))
+
+class Rows(Row):
+    """The rows of a loop's passes."""
+
+    room = (MOST_LOOPS,)
+
+    def put(self, tensor: Any, number: Any) -> None:
+        """In the loop: reduce what one pass has."""
+        flat = _flat(tensor)
+        LoopCell(self._numbers).put(number, _numbers(tensor, flat))
+        if self._counts is not None:
+            LoopCell(self._counts).put(number, _buckets(flat))
+
+    def passes(self, taker: Taker, step: OpenStep, number: int) -> list[Callable[[], None]]:
+        """On the host: what records each of the first passes."""
+        if not step.armed & self.point.probes:
+            return []
+        numbers = self._numbers.numpy()
+        counts = [None] * number if self._counts is None else self._counts.numpy()
+        return [partial(self._take, taker, step, numbers[i], counts[i]) for i in range(number)]
+
+
+def _flat(tensor: Any) -> Any:
+    return tf.reshape(tf.abs(tensor) if tensor.dtype.is_complex else tensor, [-1])
+
+
+def _numbers(tensor: Any, flat: Any) -> Any:
+    return tf.concat([_moments(flat), tf.cast(tf.shape(tensor), tf.float64)], 0)
 
 
 def _moments(flat: Any) -> Any:
