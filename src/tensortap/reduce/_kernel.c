@@ -394,23 +394,38 @@ static int64_t nanoseconds(clockid_t clock)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-/* A lent thread that is kept from its core by other work keeps us waiting too. So both ways are paced, in nanoseconds
- * an element, the better one is taken, and the other tried now and then. */
-enum { ALONE, LENT };
-#define TRY_OTHER 32
-static double pace[2];
-static unsigned turns;
+/* A helper that is kept from its core by other work, or that first has to wake, keeps us waiting too. So both ways are
+ * paced, in nanoseconds an element, for each size of tensor; the better one is taken, and the other tried now and then,
+ * a few times running: a thread that sleeps long does not find to its core at once. */
+enum { ALONE, TOGETHER };
+#define TRIES 4
+#define TRY_OTHER 256
+#define SIZES 8
+static struct {
+    double of[2];
+    unsigned turns;
+} pace[SIZES];
 
-static int choose_pace(void)
+static int size_class(int64_t numel)
 {
-    const int better = pace[LENT] <= pace[ALONE] ? LENT : ALONE;
-    return turns++ % TRY_OTHER ? better : !better;
+    int size = 0;
+    for (numel /= 2 * CHUNK; numel > 1 && size < SIZES - 1; numel /= 2)
+        size++;
+    return size;
+}
+
+static int choose_pace(int64_t numel)
+{
+    const int size = size_class(numel), better = pace[size].of[TOGETHER] <= pace[size].of[ALONE] ? TOGETHER : ALONE;
+    const unsigned turn = pace[size].turns++;
+    return turn < 2 * TRIES ? turn < TRIES ? ALONE : TOGETHER : turn % TRY_OTHER < TRIES ? !better : better;
 }
 
 static void note_pace(int way, int64_t nanoseconds, int64_t numel)
 {
     const double seen = (double)nanoseconds / (double)numel;
-    pace[way] += pace[way] > 0 ? (seen - pace[way]) / 8 : seen;
+    double *known = &pace[size_class(numel)].of[way];
+    *known = *known > seen || *known == 0 ? seen : *known + (seen - *known) / 8; /* hopeful: one good time counts */
 }
 
 static void run_chunks(Job *job, Workspace *w)
@@ -519,14 +534,21 @@ static void run_job(Job *job, int workers, void *context)
 
 /* ---- one reduction ---- */
 
+static int may_help(int64_t numel)
+{
+    return lent_team ? lent_threads > 1 && numel >= USE_LENT : thread_count > 1 && numel >= USE_THREADS;
+}
+
 /* How many threads are worth while; with more than one of our own the pool is taken, and to be given back. */
 static int workers_for(int64_t numel)
 {
     const int64_t chunks = (numel + CHUNK - 1) / CHUNK;
     int most = 1, idle = 0;
+    if (!may_help(numel) || choose_pace(numel) == ALONE)
+        return 1;
     if (lent_team)
-        most = lent_threads > 1 && numel >= USE_LENT && choose_pace() == LENT ? lent_threads : 1;
-    else if (numel >= USE_THREADS && thread_count > 1 && atomic_compare_exchange_strong(&pool.busy, &idle, 1))
+        most = lent_threads;
+    else if (atomic_compare_exchange_strong(&pool.busy, &idle, 1))
         most = thread_count;
     return most > 1 && chunks < most ? (int)chunks : most; /* of nothing there are no chunks */
 }
@@ -676,8 +698,8 @@ static int reduce_plan(Plan *p, Result *result)
         const int64_t end = nanoseconds(CLOCK_MONOTONIC);
         if (released)
             PyEval_RestoreThread(released);
-        if (lent_team && p->numel >= USE_LENT)
-            note_pace(wanted > 1 ? LENT : ALONE, end - begin, p->numel);
+        if (may_help(p->numel))
+            note_pace(wanted > 1 ? TOGETHER : ALONE, end - begin, p->numel);
     }
     if (wanted > 1 && !lent_team)
         atomic_store(&pool.busy, 0);
@@ -1094,7 +1116,7 @@ static PyObject *py_borrow(PyObject *module, PyObject *const *args, Py_ssize_t c
     }
     lent_threads = (int)n;
     *(void **)&lent_team = team;
-    pace[ALONE] = pace[LENT] = 0;
+    memset(pace, 0, sizeof pace);
     Py_RETURN_NONE;
 }
 
