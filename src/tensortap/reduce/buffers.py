@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import UnsupportedError
+from tensortap.reduce import kernels
 from tensortap.reduce.plain import dtype_name, plain_of
 from tensortap.types import DTYPE_CODE, DTYPES, Buffer
 
@@ -89,7 +90,8 @@ def _of_numpy(array: npt.NDArray[Any]) -> Buffer:
         array = _convert(array)
         code = _CODE_OF[array.dtype]
     strides = None if array.flags.c_contiguous else array.strides
-    return Buffer(array.__array_interface__["data"][0], code, array.shape, strides, array)
+    address = kernels.address(array) or array.__array_interface__["data"][0]
+    return Buffer(address, code, array.shape, strides, array)
 
 
 def _convert(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -101,6 +101,9 @@ The address is that of a function like libgomp's `GOMP_parallel`; 0 means thread
 """
 MOST_THREADS: Final = 64
 
+address = fallback.address if ACTIVE == "numpy" else _kernel.address
+"""`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
+
 xla = None if ACTIVE == "numpy" else _kernel.xla
 """`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""
 
