@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from tensortap.table import Names, StepTable
 # What a record costs around the kernel, in a real step where the caches hold the model and not our code: hooks and all
 # (benchmarks/overhead.py, MLP: 2.6 ms for 200 records). In a loop of nothing else it is 2.5 µs.
 _AROUND: Final = 9e-6
+_TOGETHER: Final = 32  # steps whose costs are added up at a time
 
 
 class Cost(NamedTuple):
@@ -39,32 +40,41 @@ class Account:
         self.steps = 0
         self._own = 0.0
         self._whole = 0.0
-        self._pending = 0.0
+        self._taken: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
         self._by_key: npt.NDArray[np.float64] = np.zeros(64)
 
     def take(self, table: StepTable) -> None:
         """Note what the rows of a closing step cost."""
-        if not table.rows:
-            return
-        seconds = table.column("cost") * 1e-9 + _AROUND
-        by_key = np.bincount(table.column("key"), seconds)
-        if len(self._by_key) < len(by_key):
-            self._by_key = np.concatenate([self._by_key, np.zeros(len(by_key))])
-        self._by_key[: len(by_key)] += by_key
-        self._pending += float(seconds.sum())
+        if table.rows:
+            self._taken.append((table.column("key").copy(), table.column("cost").copy()))
 
     def closed(self, closing: float, whole: float, observed: bool) -> None:
         """A step took `whole` seconds, of which `closing` went into closing it, besides its rows."""
-        own = self._pending + closing
-        self._pending = 0.0
-        self._own += own
+        self._own += closing
         self._whole += whole
         self.steps += 1
         if self.budget is not None:
-            self.budget.closed(own, whole, observed)
+            self.budget.closed(self._add_up() + closing, whole, observed)
+        elif len(self._taken) >= _TOGETHER:
+            self._add_up()
+
+    def _add_up(self) -> float:
+        """Add what was taken, by place, and give its sum. Several steps at a time, for adding costs something too."""
+        taken, self._taken = self._taken, []
+        if not taken:
+            return 0.0
+        seconds = np.concatenate([cost for _, cost in taken]) * 1e-9 + _AROUND
+        by_key = np.bincount(np.concatenate([key for key, _ in taken]), seconds)
+        if len(self._by_key) < len(by_key):
+            self._by_key = np.concatenate([self._by_key, np.zeros(len(by_key))])
+        self._by_key[: len(by_key)] += by_key
+        own = float(seconds.sum())
+        self._own += own
+        return own
 
     def report(self, names: Names) -> Cost:
         """The cost so far."""
+        self._add_up()
         by_site = {str(place): float(s) for place, s in zip(names.places, self._by_key, strict=False) if s}
         bare = self._whole - self._own
         return Cost(self._own / bare if bare > 0 else 0.0, self._own, self.steps, by_site)

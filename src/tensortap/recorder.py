@@ -21,7 +21,7 @@ from tensortap.cost import Account
 from tensortap.errors import TensortapError
 from tensortap.late import Landing
 from tensortap.ledger import Ledger
-from tensortap.lookback import LookBack, split
+from tensortap.lookback import LookBack, Split, split
 from tensortap.probes import Probe
 from tensortap.reduce.buffers import array_of, buffer_of
 from tensortap.reduce.reducers import Keeper
@@ -105,6 +105,7 @@ class Recorder:
         self._clock = clock
         self._numbers = itertools.count(start)
         self._points: dict[tuple[Place, int], Point] = {}
+        self._all_probes = (1 << len(self.probes)) - 1
         self.histogram_probes = _bits(p.histogram for p in self.probes)
         plans = [(1 << i, p.keepers, p.customs) for i, p in enumerate(self.probes)]
         self._keeping_plans = [plan for plan in plans if plan[1] or plan[2]]
@@ -315,7 +316,10 @@ class Recorder:
             closing.number, phase, self.rank, self._now(), seen.metrics, closing.table, self.names,
             labels=closing.labels,
         )  # fmt: skip
-        part = split(closing.table, fired, waiting)
+        if fired == self._all_probes and closing.table.rows:
+            part = Split(closing.table, None, None)
+        else:
+            part = split(closing.table, fired, waiting)
         for rest, written in ((part.held, False), (part.pending, True)):
             if rest is not None:
                 # Its metrics are written now, whatever becomes of its rows.
@@ -333,11 +337,15 @@ class Recorder:
         table = step.table
         if not table.rows:
             return
-        columns, rows = table.columns, slice(table.rows)
-        columns["step"][rows] = step.number
-        columns["phase"][rows] = self.names.phase(step.phase)
-        self.names.fill(table)
-        columns["reason"][rows] = self._reasons(table.column("probes") & np.uint64(fired), reasons, prefix)
+        table.columns["step"][: table.rows] = step.number
+        probes = table.column("probes")
+        words = (table.column("key").tobytes(), probes.tobytes(), fired, step.phase, prefix, tuple(reasons.items()))
+        if table.filled != words:  # mostly these are the words of the step that used this table before
+            table.filled = words
+            rows = slice(table.rows)
+            table.columns["phase"][rows] = self.names.phase(step.phase)
+            self.names.fill(table)
+            table.columns["reason"][rows] = self._reasons(probes & np.uint64(fired), reasons, prefix)
         table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so the numbers go with it that only a later trigger may want.
         table.values = [value for value in table.values if value.probe & (fired | waiting)]

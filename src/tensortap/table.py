@@ -82,6 +82,7 @@ class StepTable:
         self.upon_arrival: list[Callable[[], None]] = []
         self.generation = 0
         self.epoch = 0
+        self.filled: tuple[Any, ...] = ()  # what the columns of words were filled in by
         self._closed = False
         self._lock = threading.Lock()
         self._allocated = 0
