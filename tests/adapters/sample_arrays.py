@@ -1,4 +1,4 @@
-"""Arrays of every kind, for tests of rows."""
+"""Arrays of every kind, and what their rows must be."""
 
 from __future__ import annotations
 
@@ -21,3 +21,14 @@ ARRAYS = {
     "flags": np.array([True, False, True]),
     "complex": (RNG.normal(size=9) + 1j * RNG.normal(size=9)).astype(np.complex64),
 }
+
+STATISTICS = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max", "mean", "std", "l1", "l2")
+
+
+def assert_same_row(record, expected) -> None:
+    """Bit for bit, with type, shape and histogram."""
+    for name in STATISTICS:
+        assert np.array_equal(record[name], expected[name], equal_nan=True), name
+    assert (record["dtype"], record["shape"]) == (expected["dtype"], expected["shape"])
+    assert record["hist_offset"] == expected["hist_offset"]
+    assert np.array_equal(record["hist_counts"], expected["hist_counts"])
