@@ -18,7 +18,7 @@ from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.keras.cells import LoopCell, cell
+from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.keras.loops import Elements, Loop
 from tensortap.adapters.keras.rows import Row, Rows
 from tensortap.adapters.keras.traces import Raw, Trace, record
@@ -139,7 +139,7 @@ class Graphs:
 
     def loss(self) -> float | None:
         """The loss of the last run, where there was one since this was asked last."""
-        loss, number = self._loss.numpy()
+        loss, number = content(self._loss)
         new, self._losses = number != self._losses, number
         return float(loss) if new else None
 

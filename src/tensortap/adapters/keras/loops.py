@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
 from tensortap.adapters.base import MOST_LOOPS
-from tensortap.adapters.keras.cells import LoopCell, cell
+from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.keras.rows import Rows
 from tensortap.recorder import OpenStep, Point
 
@@ -80,7 +80,7 @@ class Loop:
 
     def take(self, taker: Taker, step: OpenStep) -> list[Callable[[], None]]:
         """On the host: what records each pass since this was asked last."""
-        number = int(self._number.variable.numpy())
+        number = int(content(self._number.variable))
         if number > MOST_LOOPS:
             taker.recorder.ledger.add("unseen_iterations", number - MOST_LOOPS)
         found = self._store.passes(taker, step, min(number, MOST_LOOPS))
@@ -89,6 +89,6 @@ class Loop:
 
     def free(self) -> None:
         """Let go of the memory, and begin again."""
-        if int(self._number.variable.numpy()):
+        if int(content(self._number.variable)):
             self._number.variable.assign(0)
             self._store.free()

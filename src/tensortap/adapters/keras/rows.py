@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
 from tensortap.adapters.base import MOST_LOOPS
-from tensortap.adapters.keras.cells import LoopCell, cell
+from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.recorder import OpenStep, Point
 from tensortap.reduce import fallback
 from tensortap.reduce.buckets import BUCKETS
@@ -54,7 +54,7 @@ class Row:
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: put the row into the step's table."""
         if step.armed & self.point.probes:
-            self._take(taker, step, self._numbers.numpy(), None if self._counts is None else self._counts.numpy())
+            self._take(taker, step, content(self._numbers), None if self._counts is None else content(self._counts))
 
     def _take(self, taker: Taker, step: OpenStep, numbers: Any, counts: Any) -> None:
         nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
@@ -81,8 +81,8 @@ class Rows(Row):
         """On the host: what records each of the first passes."""
         if not step.armed & self.point.probes:
             return []
-        numbers = self._numbers.numpy()
-        counts = [None] * number if self._counts is None else self._counts.numpy()
+        numbers = content(self._numbers)
+        counts = [None] * number if self._counts is None else content(self._counts)
         return [partial(self._take, taker, step, numbers[i], counts[i]) for i in range(number)]
 
 

@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
-import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.keras.cells import cell
+from tensortap.adapters.keras.cells import cell, content
 from tensortap.adapters.keras.loops import Loop
 from tensortap.adapters.keras.rows import Row
 from tensortap.recorder import OpenStep, Point
@@ -33,7 +32,7 @@ class Raw:
 
     def read(self, taker: Taker, step: OpenStep) -> None:
         """On the host: record it."""
-        taker.take(self.point, np.asarray(self._variable.read_value()), step)
+        taker.take(self.point, content(self._variable), step)
 
 
 class Trace:
@@ -47,18 +46,18 @@ class Trace:
         self._read = 0
         self._runs = cell(0, tf.int64)
 
-    def add(self, held: Raw | Row, tensor: Any) -> None:
+    def add(self, holder: Raw | Row, tensor: Any) -> None:
         """A tensor, to be written at the end."""
-        self.held.append(held)
-        self.pending.append((held, tensor))
+        self.held.append(holder)
+        self.pending.append((holder, tensor))
 
     def finish(self, wanted: Callable[[Any], Any]) -> None:
         """End of the function: write everything, if it is wanted."""
         pending, self.pending = self.pending, []
 
         def write() -> Any:
-            for held, tensor in pending:
-                held.write(tensor)
+            for holder, tensor in pending:
+                holder.write(tensor)
             return self._runs.assign_add(1, read_value=True)
 
         tf.cond(wanted(self.loss), write, self._runs.read_value)
@@ -71,17 +70,17 @@ class Trace:
 
     def _new_runs(self) -> int:
         """How often it has written since it was asked last."""
-        total = int(self._runs.numpy())
+        total = int(content(self._runs))
         new, self._read = total - self._read, total
         return new
 
 
-def record(held: Sequence[Raw | Row | Loop], taker: Taker, step: OpenStep, ran: bool) -> None:
+def record(holders: Sequence[Raw | Row | Loop], taker: Taker, step: OpenStep, ran: bool) -> None:
     """Record what was written, all tensors in the body of a loop pass by pass.
 
     What has not run may have loops that have: the loss, which is known only afterwards, was below the limit.
     """
-    for graph, group in itertools.groupby(held, _loop_of):
+    for graph, group in itertools.groupby(holders, _loop_of):
         if not ran:
             for loop in group if graph is not None else ():
                 loop.free()
@@ -98,5 +97,5 @@ def _record_passes(loops: Iterable[Loop], taker: Taker, step: OpenStep) -> None:
             take()
 
 
-def _loop_of(held: Raw | Row | Loop) -> Any:
-    return held.graph if isinstance(held, Loop) else None
+def _loop_of(holder: Raw | Row | Loop) -> Any:
+    return holder.graph if isinstance(holder, Loop) else None
