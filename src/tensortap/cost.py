@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -40,7 +42,7 @@ class Account:
         self.steps = 0
         self._own = 0.0
         self._whole = 0.0
-        self._taken: list[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = []
+        self._taken: deque[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = deque()
         self._by_key: npt.NDArray[np.float64] = np.zeros(64)
 
     def take(self, table: StepTable) -> None:
@@ -60,7 +62,10 @@ class Account:
 
     def _add_up(self) -> float:
         """Add what was taken, by place, and give its sum. Several steps at a time, for adding costs something too."""
-        taken, self._taken = self._taken, []
+        taken = []
+        with contextlib.suppress(IndexError):  # one by one, for other threads take and add up too
+            while True:
+                taken.append(self._taken.popleft())
         if not taken:
             return 0.0
         seconds = np.concatenate([cost for _, cost in taken]) * 1e-9 + _AROUND

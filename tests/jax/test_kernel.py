@@ -11,6 +11,8 @@ from sample_arrays import ARRAYS, assert_same_row
 import tensortap as tt
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.harvest import Harvester
+from tensortap.adapters.jax.watcher import Watcher
+from tensortap.ledger import TensortapWarning
 from tensortap.reduce import words
 from tensortap.types import DTYPES
 
@@ -136,3 +138,20 @@ def test_no_memory_is_counted():
     none[:2] = 0xFFFFFFFF
     with pytest.raises(MemoryError, match="reduce"):
         words.read(none, 1, ())
+
+
+def test_a_row_that_could_not_be_made_takes_no_other_with_it(monkeypatch, memory):
+    """A tensor for which there was no memory is counted, and all others are recorded."""
+    pend = Watcher.pend
+
+    def short_of_memory(self, step, items, arrays):
+        rows = np.array(arrays[0])
+        rows[:2].view(np.int64)[0] = -1  # as the kernel leaves the first of them
+        pend(self, step, items, [rows, *arrays[1:]])
+
+    monkeypatch.setattr(Watcher, "pend", short_of_memory)
+    watched = tt.watch_step(lambda x: tt.tap(tt.tap(x, "x/a") + 1, "x/b"), to=memory)
+    with pytest.warns(TensortapWarning, match="no memory"), watched:
+        watched(jnp.arange(3.0))
+    assert [record["site"] for record in memory.records] == ["x/b"]
+    assert watched.tap.counts == {"skipped_tensors": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
@@ -17,6 +18,8 @@ from sample_arrays import assert_same_row
 
 import tensortap as tt
 from tensortap.adapters.onnx.graph import Graph
+from tensortap.adapters.onnx.twin import Twin
+from tensortap.ledger import TensortapWarning
 from tensortap.reduce import kernels
 
 RNG = np.random.default_rng(0)
@@ -208,3 +211,31 @@ def test_the_users_options_are_theirs():
     ours = helper.make_model(graph, opset_imports=[helper.make_opsetid("tensortap", 1)], ir_version=9)
     with pytest.raises(Exception, match="tensortap"):
         onnxruntime.InferenceSession(ours.SerializeToString(), options, providers=CPU)
+
+
+def test_a_row_that_could_not_be_made_takes_no_other_with_it(monkeypatch):
+    """A tensor for which there was no memory is counted, and all others are recorded."""
+    observe = Twin.observe
+
+    def short_of_memory(self, *given):
+        found = observe(self, *given)
+        found.rows["inside"][:2].view(np.int64)[0] = -1  # as the kernel leaves it
+        return found
+
+    monkeypatch.setattr(Twin, "observe", short_of_memory)
+    net, memory = twice([4]), tt.Memory()
+    with pytest.warns(TensortapWarning, match="no memory"), tt.watch(net, "inside", "y", to=memory) as tap:
+        net.run(None, {"x": np.arange(4, dtype=np.float32)})
+    assert [*records(memory)] == ["y:output"] and tap.counts["skipped_tensors"] == 1
+
+
+def test_a_library_from_before_the_interface_is_refused():
+    """An ONNX Runtime that lacks the functions we call is told so, and not called."""
+    said = []
+    status = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(lambda code, text: said.append(text) or 7)
+    first = (ctypes.c_void_p * 1)(ctypes.cast(status, ctypes.c_void_p))
+    table = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)(lambda n: ctypes.addressof(first) if n == 1 else None)
+    base = (ctypes.c_void_p * 2)(ctypes.cast(table, ctypes.c_void_p), None)
+    register = ctypes.CDLL(kernels.library).RegisterCustomOps
+    register.restype = ctypes.c_void_p
+    assert register(None, base) == 7 and b"1.17" in said[0]

@@ -653,3 +653,26 @@ def test_dtype_table_matches_the_kernel():
             row.ctypes.data, 0, ctypes.addressof(zero), dtype.code, (2, 2), (2 * dtype.itemsize, dtype.itemsize)
         )
         assert row[0]["zeros"] == 4
+
+
+def test_threads_are_taken_back_during_a_reduction() -> None:
+    """A reduction that has begun with lent threads ends with them; what comes after has none."""
+    calls = []
+    work = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+    def team(task: int, data: int, threads: int, flags: int) -> None:
+        calls.append(threads)
+        _kernel.borrow(0, 1)
+        for _ in range(threads):
+            work(task)(data)
+
+    lent = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(team)
+    large = np.full(1 << 19, 1e200)  # is reduced twice: as it is, and scaled
+    row = np.zeros((), kernels.ROW)
+    _kernel.borrow(ctypes.cast(lent, ctypes.c_void_p).value, 2)
+    try:
+        for _ in range(8):  # alone a few times, to see how fast that is
+            _kernel.reduce(row.ctypes.data, 0, large.ctypes.data, DTYPE_CODE["float64"], large.shape, None)
+    finally:
+        _kernel.borrow(0, 1)
+    assert calls == [2, 2] and row["mean"] == 1e200

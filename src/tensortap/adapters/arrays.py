@@ -78,7 +78,9 @@ class Taker:
             if isinstance(array, Reduced):
                 counts = array.hist_counts if armed & step.hist else None
                 place = (point.key, armed, recomputed, array.dtype, array.shape)
-                step.table.insert(*place, array.row, array.hist_offset if counts is not None else 0, counts)
+                row = step.table.insert(*place, array.row, array.hist_offset if counts is not None else 0, counts)
+                if row < 0:  # another thread closed the step meanwhile
+                    self.recorder.ledger.add("late_records")
             else:
                 self.recorder.observe(point, buffer_of(array), array, step=step, recomputed=recomputed)
         except Exception as error:
@@ -112,8 +114,10 @@ class Catcher(Taker):
         self.found = found
 
     def take(self, point: Point, array: Array | Reduced, step: OpenStep, recomputed: bool = False) -> None:
-        """Copy an array under its site's name."""
-        if point.probes and not recomputed:
+        """Copy an array under its site's name. One too large to leave its graph has only a row."""
+        if isinstance(array, Reduced):
+            self.recorder.ledger.add("large_tensors")
+        elif point.probes and not recomputed:
             self.found.put(point.text, np.array(array, copy=True))
 
 

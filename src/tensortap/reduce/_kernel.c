@@ -461,6 +461,10 @@ static void *helper(void *unused)
     return NULL;
 }
 
+/* Around a fork: no other thread shall leave the list half changed to the child. */
+static void hold_workspaces(void) { pthread_mutex_lock(&workspaces_lock); }
+static void let_workspaces(void) { pthread_mutex_unlock(&workspaces_lock); }
+
 /* A forked child has none of its parent's threads. */
 static void forget_pool(void)
 {
@@ -520,13 +524,14 @@ static void work_shift(void *data)
     restore_mode(mode);
 }
 
-/* For work that Python asks for. */
+/* For work that Python asks for. The team is the one that was there when the workers were counted: while the GIL is
+ * released, another thread may lend or take back. */
 static void run_job(Job *job, int workers, void *context)
 {
-    (void)context;
-    if (lent_team) {
+    Team *const *team = context;
+    if (*team) {
         Shift shift = {job, 0};
-        lent_team(work_shift, &shift, (unsigned)workers, 0);
+        (*team)(work_shift, &shift, (unsigned)workers, 0);
     } else {
         run_with_helpers(job, workers - 1);
     }
@@ -683,11 +688,13 @@ static int take_workspaces(Plan *p, Workspace **ws, int wanted)
 static int reduce_plan(Plan *p, Result *result)
 {
     Workspace *ws[MAX_THREADS];
+    Team *team = lent_team;
     const int wanted = workers_for(p->numel), workspaces = take_workspaces(p, ws, wanted);
     ReduceChunk *const reduce_chunk = current.reduce_chunk;
     PyThreadState *released = NULL;
 
     p->run = run_job;
+    p->context = &team;
     if (workspaces < wanted) {
         PyErr_NoMemory();
     } else {
@@ -701,7 +708,7 @@ static int reduce_plan(Plan *p, Result *result)
         if (may_help(p->numel))
             note_pace(wanted > 1 ? TOGETHER : ALONE, end - begin, p->numel);
     }
-    if (wanted > 1 && !lent_team)
+    if (wanted > 1 && !team)
         atomic_store(&pool.busy, 0);
     for (int i = workspaces == wanted; i < workspaces; i++)
         give_workspace(ws[i]);
@@ -861,11 +868,12 @@ typedef void Run(Job *job, int workers, void *context);
 static void reduce_here(
     const void *data, int dtype, const int64_t *dims, int64_t rank, int histogram, Run *run, void *context, Result *result)
 {
-    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .numel = 1, .run = run, .context = context};
+    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .run = run, .context = context};
     Workspace *ws[MAX_THREADS];
+    uint64_t numel = 1; /* unsigned: before a dimension of nothing the others may be of any size */
     for (int64_t i = 0; i < rank; i++)
-        p.numel *= dims[i];
-    p.dims[0] = p.numel;
+        numel *= (uint64_t)dims[i];
+    p.dims[0] = p.numel = (int64_t)numel;
     p.strides[0] = item_size[dtype];
     check_alignment(&p);
     p.histogram = histogram ? TRACKED : NONE;
@@ -1223,7 +1231,7 @@ PyMODINIT_FUNC PyInit__kernel(void)
         find_levels();
         fill_fp8();
         thread_count = default_threads();
-        pthread_atfork(NULL, NULL, forget_pool);
+        pthread_atfork(hold_workspaces, let_workspaces, forget_pool);
     }
     PyObject *module = PyModule_Create(&definition), *names = module ? level_names() : NULL;
     if (!names || PyModule_AddObjectRef(module, "LEVELS", names) < 0)

@@ -8,11 +8,11 @@
  */
 
 enum {
-    ORT_CREATE_DOMAIN = 26, ORT_ADD_OPERATOR = 27, ORT_ADD_DOMAIN = 28, ORT_TENSOR_DATA = 51, ORT_ELEMENT_TYPE = 60,
+    ORT_CREATE_STATUS = 0, ORT_CREATE_DOMAIN = 26, ORT_ADD_OPERATOR = 27, ORT_ADD_DOMAIN = 28, ORT_TENSOR_DATA = 51, ORT_ELEMENT_TYPE = 60,
     ORT_DIMENSIONS_COUNT = 61, ORT_DIMENSIONS = 62, ORT_TYPE_AND_SHAPE = 65, ORT_INPUT = 90, ORT_OUTPUT = 91,
-    ORT_RELEASE_TYPE_AND_SHAPE = 99, ORT_PARALLEL_FOR = 274
+    ORT_RELEASE_STATUS = 93, ORT_RELEASE_TYPE_AND_SHAPE = 99, ORT_PARALLEL_FOR = 274
 };
-enum { ORT_ANY_TYPE = 0, ORT_UINT32 = 12, ORT_TYPES = 21 };
+enum { ORT_FAIL = 1, ORT_ANY_TYPE = 0, ORT_UINT32 = 12, ORT_TYPES = 21 };
 #define ORT_INTERFACE 17
 
 typedef void OrtFunction(void);
@@ -42,8 +42,16 @@ typedef struct OrtOperator {
 
 static OrtFunction *const *ort; /* the table; one library of ONNX Runtime is all a process has */
 
-/* Each returns an error, or NULL. */
+/* Each returns an error, or NULL. An error is the caller's to release. */
 #define ORT_CALL(place, types, ...) (((void *(*)types)ort[place])(__VA_ARGS__))
+#define ORT_FAILS(place, types, ...) ort_failed(ORT_CALL(place, types, __VA_ARGS__))
+
+static int ort_failed(void *error)
+{
+    if (error)
+        ((void (*)(void *))ort[ORT_RELEASE_STATUS])(error);
+    return error != NULL;
+}
 
 static const int8_t ort_dtypes[ORT_TYPES] = {
     -1, F32, U8, I8, U16, I16, I32, I64, -1, BOOL, F16, F64, U32, U64, C64, C128, BF16, F8E4M3, F8E4M3Z, F8E5M2, F8E5M2Z,
@@ -58,17 +66,18 @@ typedef struct {
 
 static int ort_read(void *context, OrtTensor *t)
 {
-    void *value, *about;
+    void *value = NULL, *about;
     int type = 0;
-    if (ORT_CALL(ORT_INPUT, (void *, size_t, void **), context, 0, &value) ||
-        ORT_CALL(ORT_TYPE_AND_SHAPE, (void *, void **), value, &about))
+    if (ORT_FAILS(ORT_INPUT, (void *, size_t, void **), context, 0, &value) || !value ||
+        ORT_FAILS(ORT_TYPE_AND_SHAPE, (void *, void **), value, &about))
         return 0;
-    int known = !ORT_CALL(ORT_ELEMENT_TYPE, (void *, int *), about, &type) && type > 0 && type < ORT_TYPES &&
-                !ORT_CALL(ORT_DIMENSIONS_COUNT, (void *, size_t *), about, &t->rank) && t->rank <= MAX_DIMS &&
-                !ORT_CALL(ORT_DIMENSIONS, (void *, int64_t *, size_t), about, t->dims, t->rank);
+    int known = !ORT_FAILS(ORT_ELEMENT_TYPE, (void *, int *), about, &type) && type > 0 && type < ORT_TYPES &&
+                !ORT_FAILS(ORT_DIMENSIONS_COUNT, (void *, size_t *), about, &t->rank) && t->rank <= MAX_DIMS &&
+                !ORT_FAILS(ORT_DIMENSIONS, (void *, int64_t *, size_t), about, t->dims, t->rank);
     ((void (*)(void *))ort[ORT_RELEASE_TYPE_AND_SHAPE])(about);
-    t->dtype = known ? ort_dtypes[type] : -1;
-    return t->dtype >= 0 && !ORT_CALL(ORT_TENSOR_DATA, (void *, void **), value, &t->data);
+    if (known && ort_dtypes[type] >= 0 && !ORT_FAILS(ORT_TENSOR_DATA, (void *, void **), value, &t->data))
+        t->dtype = ort_dtypes[type];
+    return t->dtype >= 0;
 }
 
 static void ort_write(void *context, const OrtTensor *t, const Result *result)
@@ -77,8 +86,8 @@ static void ort_write(void *context, const OrtTensor *t, const Result *result)
     const int64_t rank = t->dtype < 0 ? 0 : (int64_t)t->rank, length = ROW_WORDS + 4 + 2 * rank + counts;
     void *value;
     uint32_t *words;
-    if (ORT_CALL(ORT_OUTPUT, (void *, size_t, const int64_t *, size_t, void **), context, 0, &length, 1, &value) ||
-        ORT_CALL(ORT_TENSOR_DATA, (void *, void **), value, (void **)&words))
+    if (ORT_FAILS(ORT_OUTPUT, (void *, size_t, const int64_t *, size_t, void **), context, 0, &length, 1, &value) ||
+        ORT_FAILS(ORT_TENSOR_DATA, (void *, void **), value, (void **)&words))
         return;
     memcpy(words, &result->row, sizeof result->row);
     words += ROW_WORDS;
@@ -102,8 +111,8 @@ static void ort_work(void *data, size_t number)
 /* By the threads of the session, as many as the user gave it; by this one alone if that fails. */
 static void ort_run(Job *job, int workers, void *context)
 {
-    if (ORT_CALL(ORT_PARALLEL_FOR, (void *, void (*)(void *, size_t), size_t, size_t, void *), context, ort_work,
-                 (size_t)workers, 0, job))
+    if (ORT_FAILS(ORT_PARALLEL_FOR, (void *, void (*)(void *, size_t), size_t, size_t, void *), context, ort_work,
+                  (size_t)workers, 0, job))
         run_chunks(job, job->workspaces[0]);
 }
 
@@ -149,14 +158,31 @@ static void *ort_create(const OrtOperator *op, OrtFunction *const *functions, co
     return (void *)&with_histogram[op - ort_operators];
 }
 
-/* What ONNX Runtime calls. The domain is made once, for no session may outlive it. */
+static void *ort_make_domain(void **domain)
+{
+    void *made, *error = ORT_CALL(ORT_CREATE_DOMAIN, (const char *, void **), "tensortap", &made);
+    for (int i = 0; i < 2 && !error; i++)
+        error = ORT_CALL(ORT_ADD_OPERATOR, (void *, const OrtOperator *), made, &ort_operators[i]);
+    if (!error)
+        *domain = made;
+    return error;
+}
+
+/* What ONNX Runtime calls, from any thread. The domain is made once, for no session may outlive it. A library of
+ * before our interface is told so by the one function that every version has at the same place. */
 __attribute__((visibility("default"))) void *RegisterCustomOps(void *options, const OrtBase *base)
 {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static void *domain;
     void *error = NULL;
-    ort = base->functions(ORT_INTERFACE);
-    if (!domain && !(error = ORT_CALL(ORT_CREATE_DOMAIN, (const char *, void **), "tensortap", &domain)))
-        for (int i = 0; i < 2 && !error; i++)
-            error = ORT_CALL(ORT_ADD_OPERATOR, (void *, const OrtOperator *), domain, &ort_operators[i]);
+    OrtFunction *const *table = base->functions(ORT_INTERFACE);
+    if (!table)
+        return ((void *(*)(int, const char *))base->functions(1)[ORT_CREATE_STATUS])(
+            ORT_FAIL, "tensortap's operators need ONNX Runtime 1.17 or later");
+    pthread_mutex_lock(&lock);
+    ort = table;
+    if (!domain)
+        error = ort_make_domain(&domain);
+    pthread_mutex_unlock(&lock);
     return error ? error : ORT_CALL(ORT_ADD_DOMAIN, (void *, void *), options, domain);
 }

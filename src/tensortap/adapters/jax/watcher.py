@@ -171,8 +171,12 @@ class Watcher:
     def _settle(self, step: OpenStep, items: Sequence[Item], arrays: Sequence[Any]) -> None:
         for item, own in kernel.unpacked(items, arrays):
             mine = [mark for mark in item.marks if mark.listener == self.number]
-            if mine:
+            if not mine:
+                continue
+            try:
                 self._take(step, item, mine, own)
+            except Exception as error:  # it takes no other with it
+                self.failed(f"reading the statistics of {mine[0].path}", error)
 
     def _take(self, step: OpenStep, item: Item, marks: Sequence[Mark], arrays: list[Any]) -> None:
         if item.kind == "iterations":

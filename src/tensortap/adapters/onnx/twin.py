@@ -103,13 +103,21 @@ class Twin:
 
     def _record(self, found: Found, outputs: Sequence[Any]) -> None:
         step, tensors = self._steps.current(), found.tensors
-        seen = tensors | {name: words.read_all(row) for name, row in found.rows.items()}
+        seen = tensors | {name: self._read(name, row) for name, row in found.rows.items()}
         self._taker.take_all(self._root.inputs, _named(self._root.given, tensors), step, NO_ARRAY_IN)
         for site in self._sites:
             self._taker.take_all(site.inputs, _named(site.given, seen), step, NO_ARRAY_IN)
             self._taker.take_all(site.outputs, _found(seen.get(site.gives)), step, NO_ARRAY_OUT)
         names = [name for name in self._root.gives.split("\n") if name in tensors]
         self._taker.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
+
+    def _read(self, name: str, row: Any) -> words.Reduced | None:
+        """A row that the twin has given. One that cannot be read takes no other with it."""
+        try:
+            return words.read_all(row)
+        except Exception as error:
+            self.ledger.failed("skipped_tensors", f"reading the row of {name}", error)
+            return None
 
     def _build(self) -> Any:
         """The twin; one that reduces tensors as they are made, where nobody wants their elements."""

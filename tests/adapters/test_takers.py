@@ -1,0 +1,28 @@
+"""Rows that a graph has computed, where they cannot be put."""
+
+from __future__ import annotations
+
+from tensortap.adapters.arrays import Catcher, Taker
+from tensortap.adapters.results import Captured
+from tensortap.probes import probe
+from tensortap.recorder import Recorder
+from tensortap.reduce.words import Reduced
+from tensortap.types import DTYPE_CODE, Place
+
+ROW = Reduced((2, 0, 0, 0, 0, 1.0, 1.0, 1.0, 0.0, 2.0, 2**0.5), 0, None, DTYPE_CODE["float32"], (2,))
+
+
+def test_a_row_that_comes_after_its_step_closed_is_counted() -> None:
+    """Another thread may close a step between two rows of it."""
+    recorder = Recorder([probe("**")])
+    step = recorder.current
+    step.table.close()
+    Taker(recorder).take(recorder.point(Place("a"), 1), ROW, step)
+    assert recorder.ledger.counts() == {"late_records": 1} and step.table.rows == 0
+
+
+def test_a_tensor_too_large_to_leave_its_graph_is_not_captured() -> None:
+    """There is only its row: it is counted, and hurts no other."""
+    recorder, found = Recorder([probe("**")]), Captured()
+    Catcher(recorder, found).take(recorder.point(Place("a"), 1), ROW, recorder.current)
+    assert recorder.ledger.counts() == {"large_tensors": 1} and not list(found)
