@@ -123,6 +123,19 @@ def test_a_while_loop(memory):
     assert [r["max"] for r in memory.records] == [4.0, 8.0, 16.0, 32.0, 64.0]
 
 
+def test_where_xla_does_not_take_it(memory, monkeypatch):
+    """Where the kernel cannot be registered XLA computes the rows."""
+
+    def refuse(*args, **kwargs):
+        raise ValueError("unsupported version")
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", refuse)
+    monkeypatch.setattr(kernel, "available", kernel.available.__wrapped__)
+    with tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
+        watched(ARRAYS["normal"])
+    assert KINDS == ["row"] and len(memory.records) == 1
+
+
 def test_without_the_extension(memory, monkeypatch):
     """Where there is no C kernel XLA computes the rows."""
     monkeypatch.setattr(kernel, "available", lambda: False)
