@@ -374,7 +374,8 @@ static struct {
     pthread_mutex_t lock;
     pthread_cond_t work, done;
     atomic_int busy;
-    int started, joined, active, places;
+    int started, joined, active, places, beside; /* the processor that helpers keep away from, or -1 */
+    pthread_t helpers[MAX_THREADS];
     unsigned long generation;
     Job *job;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .work = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
@@ -421,11 +422,12 @@ static int choose_pace(int64_t numel)
     return turn < 2 * TRIES ? turn < TRIES ? ALONE : TOGETHER : turn % TRY_OTHER < TRIES ? !better : better;
 }
 
+/* Hopeful: one good time counts at once, and one that is far off counts little. */
 static void note_pace(int way, int64_t nanoseconds, int64_t numel)
 {
     const double seen = (double)nanoseconds / (double)numel;
     double *known = &pace[size_class(numel)].of[way];
-    *known = *known > seen || *known == 0 ? seen : *known + (seen - *known) / 8; /* hopeful: one good time counts */
+    *known = *known == 0 || seen < *known ? seen : *known + ((seen < 2 * *known ? seen : 2 * *known) - *known) / 8;
 }
 
 static void run_chunks(Job *job, Workspace *w)
@@ -484,18 +486,35 @@ static void start_helpers(int wanted)
     sigfillset(&all); /* signals belong to the interpreter's threads */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (; pool.started < wanted; pool.started++) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, helper, NULL))
+        if (pthread_create(&pool.helpers[pool.started], NULL, helper, NULL))
             break;
-        pthread_detach(thread);
+        pthread_detach(pool.helpers[pool.started]);
+        pool.beside = -1;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+/* Where a framework's threads spin on all other processors, the system would wake a helper on the caller's own, to wait
+ * there until it is done. */
+static void keep_helpers_away(void)
+{
+#ifdef __linux__
+    const int here = sched_getcpu();
+    cpu_set_t others;
+    if (here < 0 || here == pool.beside || sched_getaffinity(0, sizeof others, &others))
+        return;
+    pool.beside = here;
+    CPU_CLR(here, &others);
+    for (int i = 0; CPU_COUNT(&others) && i < pool.started; i++)
+        pthread_setaffinity_np(pool.helpers[i], sizeof others, &others);
+#endif
 }
 
 /* Helpers that wake after the last chunk is taken do not join: the caller waits only for work in progress. */
 static void run_with_helpers(Job *job, int helpers)
 {
     start_helpers(helpers);
+    keep_helpers_away();
     pthread_mutex_lock(&pool.lock);
     pool.job = job;
     pool.joined = 0;
