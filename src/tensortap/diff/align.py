@@ -182,7 +182,7 @@ def _scores(a: Sequence[Look], b: Sequence[Look]) -> npt.NDArray[np.float64]:
         return np.array([kinds.setdefault((x.port, layout(x.shape)), len(kinds)) for x in side])
 
     def agree(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return first[:, None] == second[None, :]
+        return np.equal(first[:, None], second[None, :])
 
     as_is = codes(a, tuple), codes(b, tuple)
     moved = agree(codes(a, channels_last), as_is[1]) | agree(as_is[0], codes(b, channels_last))
