@@ -116,3 +116,34 @@ def test_closing_twice_and_without_a_run(tmp_path: Path) -> None:
     tap.close()
     with pytest.raises(TensortapError, match="to='runs/exp1'"):
         tap.run  # noqa: B018
+
+
+def test_a_tap_says_in_a_line_what_it_is(tmp_path: Path) -> None:
+    """Its repr tells what is watched, whether it is open, its probes, the steps so far and where they go."""
+    memory, path = tt.Memory(), tmp_path / "run"
+    with tt.watch("a", tt.probe("b", when=tt.every(3)), to=[memory, path]) as tap:
+        assert repr(tap) == f"<Tap on values: open, 2 probes, 0 steps, to {path} and Memory>"
+        tap.step()
+        tap.pause()
+        assert repr(tap) == f"<Tap on values: paused, 2 probes, 1 step, to {path} and Memory>"
+    assert repr(tap).startswith("<Tap on values: closed, 2 probes, 1 step,")
+
+
+def test_the_tap_of_a_model_names_its_class() -> None:
+    """A model is named by its class, also when it is gone; a rank that records nothing says so."""
+
+    class Net:
+        def __init__(self) -> None:
+            self.act = np.tanh
+
+        def __call__(self, x: object) -> object:
+            return self.act(x)
+
+    net = Net()
+    with tt.watch(net, to=tt.Memory()) as tap:
+        net(np.ones(2))
+        net(np.ones(2))
+    del net
+    assert repr(tap) == "<Tap on Net: closed, 1 probe, 2 steps, to Memory>"
+    with tt.watch("a", rank=1, ranks=0, to=tt.Memory()) as tap:
+        assert repr(tap) == "<Tap on nothing: open, 0 probes, 0 steps, to nowhere>"

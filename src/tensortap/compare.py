@@ -43,6 +43,15 @@ class _OfLarge(Sample):
         return f"Sample(n={self.n}, seed={self.seed}, place='')"
 
 
+_NO_NAMES: Final = (
+    "the function {} named none of the values that the probes ask for: name them where they are made, "
+    "tensortap.tap(x, 'name'), or record the model inside it with tensortap.watch and compare runs: tensortap.diff"
+)
+_TWO_KINDS: Final = (
+    "tensortap.compare calls both models with the same batch, and these are of {} and {}. Where they do not take the "
+    "same, record each with its own: with tensortap.watch(model, tensortap.probe('**', keep=[tensortap.stats(), "
+    "tensortap.full()]), to='runs/a'), and hold the runs against each other: tensortap.diff('runs/a', 'runs/b')"
+)
 KEEP: Final[tuple[Reducer, ...]] = (Stats(), Histogram(), _Small(), _OfLarge(SAMPLE))
 
 
@@ -65,7 +74,8 @@ def compare(
     with tempfile.TemporaryDirectory(prefix="tensortap-compare-") as folder:
         paths = [f"{folder}/{name}" for name in "ab"]
         for model, path in zip((model_a, model_b), paths, strict=True):
-            _record(model, batch, probes, path)
+            with _explained(model_a, model_b):
+                _record(model, batch, probes, path)
         names = (getattr(model, "__name__", type(model).__name__) for model in (model_a, model_b))
         return replace(diff(*paths, map=map, rtol=rtol, atol=atol), a=next(names), b=next(names))
 
@@ -74,6 +84,8 @@ def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None
     if not _is_model(model):
         with _same_random(), watch(*_chosen(probes, ["**"]), to=path, strict=True) as tap:
             _call(model, batch)
+            if not tap.recorder.current.table.rows:
+                raise UnsupportedError(_NO_NAMES.format(getattr(model, "__name__", type(model).__name__)))
             tap.step()
         return
     candidates = adapter_for(model).candidates()
@@ -84,6 +96,18 @@ def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None
     with untouched as run, watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
         run(batch)
         tap.step()
+
+
+@contextmanager
+def _explained(model_a: Any, model_b: Any) -> Iterator[None]:
+    """An error of a model that was called with the other's kind of batch stays what it is, with a word of ours."""
+    try:
+        yield
+    except Exception as error:
+        kinds = [adapter_for(m).describe().get("framework") if _is_model(m) else None for m in (model_a, model_b)]
+        if None not in kinds and kinds[0] != kinds[1]:
+            error.add_note(_TWO_KINDS.format(*kinds))
+        raise
 
 
 def _is_model(model: Any) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from tensortap.adapters.base import adapter_for, part_for
-from tensortap.adapters.results import Captured, Origin, Verification
-from tensortap.errors import ProbeError
+from tensortap.adapters.results import Captured, Origin, Seen, Verification
+from tensortap.adapters.walk import values_in
+from tensortap.errors import ProbeError, TensortapError
 from tensortap.probes import Probe
+from tensortap.reduce.summary import Summary, summarize
 from tensortap.sites import Candidate, Pattern
 from tensortap.watch import watch
 
@@ -101,7 +104,30 @@ def locate_nonfinite(model: Any, batch: Any) -> Origin | None:
     >>> print(origin.site, origin.operation, origin.why)
     1 log log of 0
 
-    `batch` is what the model is called with, or a function that runs a step. The model is left as it was.
+    `batch` is what the model is called with, or a function that runs a step. The model is left as it was. Where no
+    layer made it of finite numbers and the batch holds one, the batch is named.
     """
     found: Origin | None = part_for(model, "origin").locate(model, batch)
-    return found
+    made = found is not None and found.direction == "forward" and all(_usable(seen.summary) for seen in found.inputs)
+    return found if made else _in_batch(batch) or found
+
+
+@runtime_checkable
+class _Tensor(Protocol):
+    shape: Any
+    dtype: Any
+
+
+def _in_batch(batch: Any) -> Origin | None:
+    """The first tensor of a batch that was not finite when it came in."""
+    for slot, tensor in values_in(batch, _Tensor):  # type: ignore[type-abstract]
+        with contextlib.suppress(TensortapError):  # what cannot be read was not looked at by anybody
+            if not _usable(summary := summarize(tensor)):
+                why = "the batch was not finite when it came in"
+                return Origin("forward", "", "", inputs=(Seen(slot, summary),), why=why)
+    return None
+
+
+def _usable(summary: Summary) -> bool:
+    """Neither NaN nor infinite; −inf may be a mask."""
+    return not (summary.nan or summary.posinf)

@@ -42,6 +42,15 @@ def percent(part: float, whole: float) -> str:
     return f"{share:.3g}%"
 
 
+def counted(many: int, noun: str) -> str:
+    """How many there are of something.
+
+    >>> counted(1, "probe"), counted(20, "step")
+    ('1 probe', '20 steps')
+    """
+    return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
 def shape(dims: Iterable[int]) -> str:
     """A shape without spaces: `[8,128,256]`."""
     return "[" + ",".join(map(str, dims)) + "]"

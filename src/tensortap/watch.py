@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
-from tensortap import markup
+from tensortap import markup, text
 from tensortap.adapters.base import (
     Adapter,
     Wanted,
@@ -63,9 +63,10 @@ class Tap:
 
     def __init__(
         self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, wanted: Wanted,
-        watchman: Watchman, sharing: Sharing | None = None,
+        watchman: Watchman, sharing: Sharing | None = None, watched: str = "values",
     ) -> None:  # fmt: skip
         self.recorder = recorder
+        self.watched = watched
         self.writer = writer
         self.path = None if folder is None else str(folder)
         self.explicit = False
@@ -82,6 +83,16 @@ class Tap:
             adapter.attach(recorder, wanted, self)
         if recorder.probes:
             _ACTIVE.add(self)
+
+    def __repr__(self) -> str:
+        return f"<Tap on {self.watched}: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Whether it is open, its probes, the steps so far and where they go, in a line."""
+        state = "closed" if self._closed else "paused" if self.recorder.paused else "open"
+        counts = (len(self.recorder.probes), "probe"), (self.recorder.account.steps, "step")
+        where = [str(s) if isinstance(s, RunFolder) else type(s).__name__ for s in self.writer.sinks]
+        return ", ".join([state, *(text.counted(*count) for count in counts), f"to {' and '.join(where) or 'nowhere'}"])
 
     def _repr_html_(self) -> str:
         said = "closed" if self._closed else f"watching, step {self.recorder.current.number}"
@@ -344,7 +355,7 @@ def watch(
     writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
     try:
         sharing = _sharing(model, chosen, wanted, world, ledger) if global_stats else None
-        return Tap(recorder, writer, folder, adapter, wanted, watchman, sharing)
+        return Tap(recorder, writer, folder, adapter, wanted, watchman, sharing, kind)
     except BaseException:
         writer.close()
         raise
@@ -421,7 +432,8 @@ def _no_model(probes: tuple[Probe, ...]) -> Wanted:
 def _bystander(adapter: Bystander, to: Any, world: World, ledger: Ledger, watchman: Watchman) -> Tap:
     """The tap of a rank that does not record: it works, costs nothing and writes nothing."""
     recorder = Recorder((), rank=world.rank, ledger=ledger)
-    tap = Tap(recorder, Writer((), ledger=ledger, release=recorder.release), None, adapter, Wanted({}), watchman)
+    writer = Writer((), ledger=ledger, release=recorder.release)
+    tap = Tap(recorder, writer, None, adapter, Wanted({}), watchman, watched="nothing")
     for item in to if isinstance(to, (list, tuple)) else [to]:
         if isinstance(item, (str, os.PathLike)):
             tap.path = str(Files(item))

@@ -87,6 +87,11 @@ class Writer:
         _LIVE.add(self)
         _Exit.install()
 
+    @property
+    def sinks(self) -> list[Sink]:
+        """Where steps go, journals first."""
+        return [*self._journals, *self._others]
+
     def put(self, step: Step) -> None:
         """Take a finished step over. Returns once journals have it. With `strict`, a sink's earlier error is raised."""
         if not self._alive:

@@ -427,6 +427,16 @@ class Contract:
             found = tt.locate_nonfinite(subject.model, subject.arguments(np.full_like(x, 3.4e38)))
         assert (found.site, found.direction) == (name(subject, "fc1"), "forward")
 
+    def test_locating_a_batch_that_is_not_finite(self, subject):
+        """What was not finite when it came in is named, and no layer is blamed for it."""
+        require(subject, "origin")
+        x = reference.batch()
+        x.flat[0] = np.nan
+        with np.errstate(all="ignore"):
+            found = tt.locate_nonfinite(subject.model, subject.arguments(x))
+        assert found.why == "the batch was not finite when it came in"
+        assert [seen.summary.nan for seen in found.inputs] == [1]
+
     def test_the_run_folder(self, subject, tmp_path):
         """A run says which framework it is of, and holds every step."""
         with subject.watch(to=tmp_path / "run") as tap:

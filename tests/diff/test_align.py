@@ -101,6 +101,14 @@ def test_order_by_likeness():
     assert by_order(a, looks("p:4 q:4", [1.0, 5.0])) == {"a": "p", "drop": "q"}
 
 
+def test_order_of_channels():
+    """Channels first agree with channels last, and the same shape agrees better."""
+    first, last = ({Place(n): Look("output", shape, (1.0,))} for n, shape in (("a", (2, 3, 5, 5)), ("p", (2, 5, 5, 3))))
+    same = {Place("q"): Look("output", (2, 3, 5, 5), (1.0,))}
+    assert by_order(first, last) == {"a": "p"} and by_order(last, first) == {"p": "a"}
+    assert by_order(first, last | same) == {"a": "q"} and by_order(first, same | last) == {"a": "q"}
+
+
 def test_nothing_fits():
     """Shapes that never agree align nothing."""
     assert by_order(looks("a:4"), looks("p:5")) == {}

@@ -253,3 +253,29 @@ def test_no_model():
     """What cannot be called cannot be compared."""
     with pytest.raises(UnsupportedError, match="int"):
         tt.compare(3, 4, X)
+
+
+def test_a_function_that_names_nothing_is_refused():
+    """A function without named values has nothing to be compared by, and is told how to name them."""
+    with pytest.raises(UnsupportedError, match=r"the function <lambda> named none .*tensortap\.tap\(x, 'name'\)"):
+        tt.compare(nn.Linear(4, 4), lambda x: x, torch.ones(2, 4))
+
+
+def test_a_batch_that_one_framework_does_not_take():
+    """The model's own error is raised, with a note on how two frameworks are compared."""
+
+    class Net:
+        def __init__(self):
+            self.act = np.tanh
+
+        def __call__(self, x):
+            if not isinstance(x, np.ndarray):
+                raise TypeError("an array, please")
+            return self.act(x)
+
+    with pytest.raises(TypeError, match="an array, please") as caught:
+        tt.compare(nn.Linear(4, 4), Net(), torch.ones(2, 4))
+    assert "these are of torch and numpy" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError) as caught:
+        tt.compare(nn.Linear(4, 4), nn.Linear(4, 4), torch.ones(2, 5))
+    assert not hasattr(caught.value, "__notes__")

@@ -121,6 +121,23 @@ def test_shapes(record):
     assert any("another shape" in remark for remark in found.remarks())
 
 
+def test_channels_first_and_last(record):
+    """A port with its channels last is aligned by order, and compared element by element; one wrong place is found."""
+    first = X.reshape(2, 4, 4, 8)
+    last = np.moveaxis(first, 1, -1)
+    wrong = np.moveaxis(first[:, [1, 0, 2, 3]], 1, -1)  # the same numbers, two channels changed places
+    a = record({"conv": first, "act": first * 2}, keep=FULL)
+    b = record({"p": last, "q": last * 2}, keep=FULL)
+    for found in (tt.diff(a, b), tt.diff(b, a)):
+        assert found and found.aligned_by == "order" and found.shapes == 0
+        assert [row.worst.bit_equal for row in found] == [1, 1]
+        assert any("channels first" in remark for remark in found.remarks())
+    found = tt.diff(a, record({"p": last, "q": wrong * 2}, keep=FULL))
+    assert not found and (found.first.site, found.first.site_b) == ("act:output", "q:output")
+    by_statistics = tt.diff(record({"conv": first}), record({"p": last}))
+    assert by_statistics and by_statistics.shapes == 1
+
+
 def test_dtypes(record):
     """bf16 throughout is a change of precision; in one site of many it is a difference."""
     many = {f"l{i}": X for i in range(8)}

@@ -14,6 +14,7 @@ from jax._src import callback, debugging
 
 import tensortap as tt
 from tensortap.adapters.jax import watcher
+from tensortap.adapters.jax.step import StepFunction
 
 
 def test_unwanted_steps_run_the_function_itself(memory):
@@ -266,3 +267,45 @@ def test_no_function():
     """What cannot be called is refused with the right call."""
     with pytest.raises(tt.TensortapError, match="watch_step\\(step_fn, model\\)"):
         tt.watch_step({"w": jnp.ones(1)}, to=tt.Memory())
+
+
+def test_a_watched_step_says_in_a_line_what_it_is(memory):
+    """Its repr names the function, the model, and what the tap does."""
+
+    @jax.jit
+    def train(params, x):
+        return params["w"] * x
+
+    params = {"w": jnp.ones(2)}
+    with tt.watch_step(train, params, "**:param", to=memory) as step:
+        step(params, jnp.ones(2))
+        step.tap.step()
+        assert repr(step) == "<StepFunction train on dict: open, 1 probe, 1 step, to Memory>"
+    with tt.watch_step(functools.partial(train, params), to=memory) as step:
+        assert repr(step) == "<StepFunction partial: open, 1 probe, 0 steps, to Memory>"
+
+
+def test_a_watched_step_has_the_attributes_of_its_function(memory):
+    """`lower`, `trace`, `eval_shape` and `clear_cache` are those of the user's own jitted function, without taps."""
+
+    @jax.jit
+    def train(x):
+        return tt.tap(x + 1, "x/x")
+
+    x = jnp.ones(2)
+    with tt.watch_step(train, to=memory) as step:
+        assert step.eval_shape(x).shape == (2,)
+        assert step.lower(x).as_text() == train.lower(x).as_text()
+        assert str(step.trace(x).jaxpr) == str(train.trace(x).jaxpr)
+        step(x)
+        step.clear_cache()
+        assert not hasattr(step, "no_such_thing")
+        with pytest.raises(AttributeError, match=r"neither a watched step nor its function .* has 'lowre'"):
+            step.lowre(x)
+    assert [r.step for r in memory.records] == [0]
+
+
+def test_a_watched_step_without_its_function_has_no_attributes():
+    """One that is being made, as `copy` does, asks for attributes without end nowhere."""
+    empty = object.__new__(StepFunction)
+    assert not hasattr(empty, "lower") and not hasattr(empty, "__deepcopy__")

@@ -164,3 +164,19 @@ def test_sparse_features(watch):
 def test_verify_on_a_pipeline():
     """The proof holds here too."""
     assert tt.verify(pipeline().fit(X, Y), X, repeats=1)
+
+
+def test_a_nan_among_weights_is_located_though_the_labels_are_finite():
+    """A NaN that is made before a layer and lost behind it is named by the layer that was given it."""
+    model = MLPClassifier((4, 4), tol=10.0, random_state=0).fit(X, Y)
+    model.coefs_[1][0, 0] = np.nan
+    found = tt.locate_nonfinite(model, X)
+    assert (found.site, found.why) == ("hidden.1", "what it was given, which no layer before it gave")
+
+
+def test_parameters_of_a_perceptron_are_its_weights():
+    """What it keeps of its fitting, such as the optimizer's averages, is no parameter, and no rule judges it."""
+    model = MLPClassifier((4,), tol=10.0, random_state=0).fit(X, Y)
+    assert [s.path for s in tt.sites(model) if "param" in s.ports] == [
+        "coefs_.0", "coefs_.1", "intercepts_.0", "intercepts_.1"
+    ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from tensortap.adapters.base import OneStep, offered
 from tensortap.adapters.results import Captured, Origin, Seen
 from tensortap.probes import as_probes
 from tensortap.recorder import OpenStep, Point, Recorder
-from tensortap.reduce.summary import summarize
+from tensortap.reduce.summary import Summary, summarize
+
+_CAME_IN: Final = "what it was given, which no layer before it gave"
 
 
 class _Finder(Catcher):
@@ -23,6 +25,7 @@ class _Finder(Catcher):
         self.origin: Origin | None = None
         self._types = types
         self._given: dict[str, list[Seen]] = {}
+        self.came_in: Origin | None = None  # the first that was given what no layer gave
 
     def take(self, point: Point, array: Any, step: OpenStep, recomputed: bool = False) -> None:
         """Look at one array."""
@@ -32,14 +35,28 @@ class _Finder(Catcher):
         summary = summarize(array)
         if port == "input":
             self._given.setdefault(site, []).append(Seen(slot, summary))
+            if self.came_in is None and not _finite(summary):
+                self.came_in = self._made(site, self._given[site], why=_CAME_IN)
             return
         given = self._given.pop(site, [])
-        if not _finite(summary) and all(_finite(seen.summary) for seen in given):
-            self.origin = Origin("forward", site, self._types.get(site, ""), inputs=tuple(given), output=summary)
+        # Of a layer whose input was not seen, nobody knows who made it once something not finite has come in.
+        if (
+            not _finite(summary)
+            and all(_finite(seen.summary) for seen in given)
+            and (given or not _spoilt(self.came_in))
+        ):
+            why = "" if self.came_in is None else f"first seen in what {self.came_in.site or '(root)'} was given"
+            self.origin = self._made(site, given, output=summary, why=why)
+
+    def _made(self, site: str, given: list[Seen], why: str, output: Summary | None = None) -> Origin:
+        return Origin("forward", site, self._types.get(site, ""), inputs=tuple(given), output=output, why=why)
 
 
 def locate(adapter: ArrayAdapter, call: Callable[[], Any]) -> Origin | None:
-    """Call once and name the first layer whose output is not finite although its input was."""
+    """Call once and name the first layer whose output is not finite although its input was.
+
+    Where there is none, the first layer that was given something not finite: it was made between layers, or came in.
+    """
     recorder = Recorder(as_probes(["**:{input,output}"]))
     types = {candidate.path: candidate.types[0] for candidate in adapter.candidates() if candidate.types}
     finder = _Finder(recorder, types)
@@ -48,7 +65,12 @@ def locate(adapter: ArrayAdapter, call: Callable[[], Any]) -> Origin | None:
         call()
     finally:
         adapter.detach()
-    return finder.origin
+    return finder.origin or (finder.came_in if _spoilt(finder.came_in) else None)
+
+
+def _spoilt(came_in: Origin | None) -> bool:
+    """Whether it was more than a mask, −inf on purpose, that came in."""
+    return came_in is not None and any(seen.summary.nan or seen.summary.posinf for seen in came_in.inputs)
 
 
 def _finite(summary: Any) -> bool:

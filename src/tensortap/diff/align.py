@@ -172,11 +172,31 @@ def _by_order(
 
 
 def _scores(a: Sequence[Look], b: Sequence[Look]) -> npt.NDArray[np.float64]:
-    """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well."""
+    """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well.
+
+    Channels first in one and last in the other is a lesser agreement: half a point less.
+    """
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
-    codes = [np.array([kinds.setdefault((x.port, x.shape), len(kinds)) for x in side]) for side in (a, b)]
+
+    def codes(side: Sequence[Look], layout: Callable[[tuple[int, ...]], tuple[int, ...]]) -> npt.NDArray[np.int64]:
+        return np.array([kinds.setdefault((x.port, layout(x.shape)), len(kinds)) for x in side])
+
+    def agree(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return np.equal(first[:, None], second[None, :])
+
+    as_is = codes(a, tuple), codes(b, tuple)
+    moved = agree(codes(a, channels_last), as_is[1]) | agree(as_is[0], codes(b, channels_last))
     first, second = (np.array([x.statistics for x in side]) for side in (a, b))
     apart = np.abs(first[:, None, :] - second[None, :, :])
     size = np.abs(first[:, None, :]) + np.abs(second[None, :, :])
     likeness = 1 - np.where(size > 0, apart / np.where(size > 0, size, 1), 0).mean(axis=2)
-    return np.where(codes[0][:, None] == codes[1][None, :], 1 + likeness, 0.0)
+    return np.where(agree(*as_is), 1 + likeness, np.where(moved, 0.5 + likeness, 0.0))
+
+
+def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a batch whose channels were first.
+
+    >>> channels_last((2, 16, 8, 9)), channels_last((2, 16))
+    ((2, 8, 9, 16), (2, 16))
+    """
+    return (shape[0], *shape[2:], shape[1]) if len(shape) > 2 else tuple(shape)

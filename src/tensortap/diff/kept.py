@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.diff.align import channels_last
 from tensortap.reduce.reducers import sample_indices
 from tensortap.store.run import Run
 from tensortap.store.tensors import TensorKey
@@ -81,18 +82,35 @@ def _samples(said: str, key: TensorKey, shape: tuple[int, ...]) -> Iterator[Posi
         yield sample_indices(int(n), int(seed), "" if anywhere else str(key.place), shape)
 
 
-def common(a: Shelf, b: Shelf, where_a: Where, where_b: Where, shape: tuple[int, ...]) -> Part | None:
-    """The elements kept in both runs of a tensor of one shape, in the same order; None when there are none."""
+def common(
+    a: Shelf, b: Shelf, where_a: Where, where_b: Where, shape: tuple[int, ...], shape_b: tuple[int, ...]
+) -> Part | None:
+    """The elements kept in both runs of a tensor, in the same order; None when there are none.
+
+    Of tensors with channels first in one run and last in the other, those of `full()`.
+    """
     found_a, found_b = a.find(where_a), b.find(where_b)
     if not found_a or not found_b:
         return None
     first, second = found_a[0], found_b[0]
     x, y = (shelf.read(held).reshape(-1) for shelf, held in ((a, first), (b, second)))
     if first.key.kind == second.key.kind == "full":
-        return Part("full", x, y) if x.size == y.size else None
+        return _whole(x, y, shape, shape_b) if x.size == y.size else None
+    if shape != shape_b:
+        return None
     at_x, at_y = a.positions(first.key, x, shape), b.positions(second.key, y, shape)
     if at_x is None or at_y is None:
         return None
     _, in_x, in_y = np.intersect1d(at_x, at_y, return_indices=True)
     kind = max(first.key.kind, second.key.kind, key=KINDS.index)
     return Part(kind, x[in_x], y[in_y]) if in_x.size else None
+
+
+def _whole(x: Array, y: Array, shape: tuple[int, ...], shape_b: tuple[int, ...]) -> Part | None:
+    if shape == shape_b:
+        return Part("full", x, y)
+    if channels_last(shape) == shape_b:
+        return Part("full", np.moveaxis(x.reshape(shape), 1, -1).reshape(-1), y)
+    if channels_last(shape_b) == shape:
+        return Part("full", x, np.moveaxis(y.reshape(shape_b), 1, -1).reshape(-1))
+    return None

@@ -146,6 +146,8 @@ class Diff:
             yield "names differ: sites were aligned by order of execution and shape"
         for (a, b), sites in self.dtypes.items():
             yield f"{SHORT.get(a, a)} in a, {SHORT.get(b, b)} in b: {many(len(sites), 'site')}: {listed(sites)}"
+        if relaid := sum(row.worst.shape != row.worst.shape_b and bool(row.worst.kept) for row in self.rows):
+            yield f"channels first in one, last in the other, put in one order: {many(relaid, 'site')}"
         if self.shapes:
             yield f"another shape but as many elements, compared by statistics: {many(self.shapes, 'site')}"
         for run, sites in (("a", self.only_in_a), ("b", self.only_in_b)):

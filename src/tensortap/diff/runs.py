@@ -146,7 +146,7 @@ def _compare(a: Record, b: Record, tolerance: Tolerance, shelf_a: Shelf, shelf_b
     if distance := histograms(x, y):
         known |= distance._asdict()
     where_a, where_b = ((r.rank, r.place._replace(op=""), r.call) for r in (a, b))
-    part = common(shelf_a, shelf_b, where_a, where_b, x.shape) if x.shape == y.shape else None
+    part = common(shelf_a, shelf_b, where_a, where_b, x.shape, y.shape)
     if part is not None:
         found = elements(part.a, part.b, tolerance, rms_of(x))
         known |= {name: getattr(found, name) for name in ("max_abs", "max_rel", "nl2", "cosine", "sqnr", "bit_equal")}
@@ -232,6 +232,6 @@ class _Found:
             alone_in_a=self._alone[0],
             alone_in_b=self._alone[1],
             dtypes={types: tuple(sites) for types, sites in other.items()},
-            shapes=sum(r.worst.shape != r.worst.shape_b and r.worst.of != "shape" for r in rows),
+            shapes=sum(r.worst.shape != r.worst.shape_b and r.worst.of != "shape" and not r.worst.kept for r in rows),
             batches=tuple(self._batches),
         )

@@ -56,6 +56,21 @@ class StepFunction:
                 return self.function(*args, **kwargs)
             return self._observed(wanted, args, kwargs)
 
+    def __repr__(self) -> str:
+        name = getattr(self.function, "__name__", None) or type(self.function).__name__
+        on = "" if self.tap.watched == "function" else f" on {self.tap.watched}"
+        return f"<StepFunction {name}{on}: {self.tap.summary()}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the user's own function has: `lower`, `trace`, `eval_shape`, `clear_cache`; without taps."""
+        function = self.__dict__.get("function")  # not there yet while it is made, copied or unpickled
+        if function is None or (name.startswith("__") and name.endswith("__")):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        try:
+            return getattr(function, name)
+        except AttributeError:
+            raise AttributeError(f"neither a watched step nor its function {function!r} has {name!r}") from None
+
     def also(self, function: Callable[..., Any], **options: Any) -> StepFunction:
         """Another function under the same tap, such as the step of an evaluation."""
         return StepFunction(function, self.adapters, self.tap, **options)

@@ -29,6 +29,8 @@ _PLAIN: Final = (
 # Whose objects are data, though some have methods that are called like a layer's (`DataFrame.transform`).
 _DATA: Final = frozenset(("pandas", "polars", "pyarrow", "scipy", "xarray", "h5py", "PIL", "matplotlib", "tensortap"))
 _LEARN: Final = frozenset(("sklearn",))
+# What a perceptron keeps of its fitting: averages of gradients, and copies of its weights.
+_OF_FITTING: Final = frozenset(("_optimizer", "_best_coefs", "_best_intercepts"))
 # What scikit-learn makes of copies of an estimator when it fits. The estimator itself never runs then, nor again.
 _MADE_FROM: Final = {
     "estimator": ("estimators_", "best_estimator_", "calibrated_classifiers_"), "estimator_": ("estimators_",),
@@ -190,6 +192,7 @@ def _attributes(value: Any) -> list[str]:
     names += getattr(value, "__dict__", {})
     if not _comes_from(type(value), _LEARN):
         return names
+    names = [name for name in names if name not in _OF_FITTING]
     return [name for name in names if not any(made in names for made in (f"{name}_", *_MADE_FROM.get(name, ())))]
 
 
