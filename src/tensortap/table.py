@@ -161,11 +161,15 @@ class StepTable:
 
         `row` has the fields of `kernels.ROW`, in their order. −1 when the table is closed.
         """
-        with self._alone():
-            if self._closed:
-                return -1
-            self._grow(key, len(shape), 0 if hist_counts is None else len(hist_counts))
-            return kernels.commit(self._bound, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
+        given = (key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
+        at = self._commit(*given)
+        while at < 0:
+            with self._alone():
+                if self._closed:
+                    return -1
+                self._grow(key, len(shape), 0 if hist_counts is None else len(hist_counts))
+            at = self._commit(*given)
+        return at
 
     def send(self) -> None:
         """Start late rows on their way."""
@@ -303,21 +307,22 @@ class StepTable:
         for name, array in old.items():
             self.columns[name][: len(array)] = array
         self._bound = kernels.bind(self)
-        self._append = self._appender()
+        self._append, self._commit = self._one_by_one(kernels.record), self._one_by_one(kernels.commit)
         self._allocated = sum(array.nbytes for array in self.columns.values())
         self.generation += 1
         self.header[[_HIST_CAP, _DIMS_CAP, _KEY_CAP]] = hist, dims, keys
 
-    def _appender(self) -> Callable[..., int]:
-        append = functools.partial(kernels.record, self._bound)
+    def _one_by_one(self, write: Callable[..., int]) -> Callable[..., int]:
+        """What writes rows to this table."""
+        bound = functools.partial(write, self._bound)
         if kernels.ACTIVE != "numpy":
-            return append
+            return bound
 
-        def one_at_a_time(*args: Any) -> int:  # in Python, a row is not written in one go
+        def locked(*args: Any) -> int:  # in Python, a row is not written in one go
             with self._lock:
-                return append(*args)
+                return bound(*args)
 
-        return one_at_a_time
+        return locked
 
 
 def _bit(rows: Array) -> Array:

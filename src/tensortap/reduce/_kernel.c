@@ -1080,6 +1080,8 @@ static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t c
     const long length = PyErr_Occurred() ? -1 : PyLong_AsLong(args[9]);
     if (PyErr_Occurred())
         return NULL;
+    if (!has_room(header, key, ndim, length > 0 ? (int)length : 0))
+        return PyLong_FromLong(-1);
     const Result result = {*row, (uint32_t)offset, (int)length, counts, NULL};
     const int64_t at = append(header, key, probes, recomputed, (int)dtype, dims, ndim, &result);
     COLUMN(int64_t, COST)[at] = 0;

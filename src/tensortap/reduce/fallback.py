@@ -433,7 +433,9 @@ def append(
     hist_offset: int,
     hist_counts: Array | None,
 ) -> int:
-    """Write a row of known values (a `kernels.ROW` or eleven numbers) to a table with room for it; its index."""
+    """Write a row of known values (a `kernels.ROW` or eleven numbers) to a table; its index, or -1 when it is full."""
+    if not _has_room(table.header, key, len(shape), 0 if hist_counts is None else len(hist_counts)):
+        return -1
     values = row.item() if isinstance(row, np.void) else tuple(row)
     header = table.header
     i, call, nonfinite = int(header[_AT["rows"]]), 2 * key + bool(recomputed), sum(values[1:4])

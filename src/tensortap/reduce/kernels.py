@@ -135,16 +135,18 @@ def _c_commit(
     hist_offset: int,
     hist_counts: Any,
 ) -> int:
-    values = np.array(row if isinstance(row, np.void) else tuple(row), ROW)
-    counts = _NONE if hist_counts is None else np.ascontiguousarray(hist_counts, np.uint32)
-    length = -1 if hist_counts is None else len(counts)
-    histogram = (hist_offset, counts.ctypes.data, length)
-    return _kernel.commit(bound, key, probes, recomputed, dtype, shape, values.ctypes.data, *histogram)
+    values = row if type(row) is np.void and row.dtype == ROW else np.array(tuple(row), ROW)
+    if hist_counts is None:
+        histogram = hist_offset, 0, -1
+    else:
+        hist_counts = np.ascontiguousarray(hist_counts, np.uint32)
+        histogram = hist_offset, _kernel.address(hist_counts), len(hist_counts)
+    return _kernel.commit(bound, key, probes, recomputed, dtype, shape, _kernel.address(values), *histogram)
 
 
-_NONE: Final = np.zeros(0, np.uint32)
 commit = fallback.append if ACTIVE == "numpy" else _c_commit
 """`commit(bound, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts) -> row`.
 
-Appends a row that was computed elsewhere to a table with room for it; `hist_counts` None says it has no histogram.
+Appends a row that was computed elsewhere; `hist_counts` None says it has no histogram. -1, with nothing written, says
+that the table has to grow first, or is closed.
 """
