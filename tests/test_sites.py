@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import pickle
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import example, given, settings
@@ -353,18 +354,24 @@ def test_every_text_is_a_pattern_for_itself(path: str, port: str) -> None:
     ],
 )
 def test_no_pattern_hangs(pattern: str, path: str) -> None:
-    """Stars upon stars on a deep path are decided in well under a second."""
+    """Stars upon stars on a deep path are decided at once; a regex that tried all ways to part it would take years."""
     begun = time.process_time()
     assert not Pattern.parse(pattern).matches(module(path), "output")
-    assert time.process_time() - begun < 0.5
+    assert time.process_time() - begun < 20
 
 
-def test_large_models_are_quick() -> None:
-    """Twenty patterns over ten thousand sites take less than a second."""
+def test_large_models_are_asked_once() -> None:
+    """Each site of a large model is asked once by each pattern, however many there are."""
     sites = [
         module(f"model.layers.{i}.{part}.{j}", "Linear") for i in range(100) for part in "abcde" for j in range(20)
     ]
-    patterns = ["**", "type:Line*", "model.**.{a,b}.*", r"re:.*\.3:input", "model.layers.7?.**:*"] * 4
-    begun = time.process_time()
-    select(patterns, sites)
-    assert time.process_time() - begun < 1.0
+    asked: Counter[str] = Counter()
+
+    def odd(candidate: Candidate) -> bool:
+        asked[candidate.path] += 1
+        return candidate.path.endswith("1")
+
+    _, by_function, by_type = select(["model.**.{a,b}.*", odd, "type:Line*"], sites)
+    assert set(asked.values()) == {1} and len(asked) == len(sites)
+    assert {match.candidate.path for match in by_type} == {site.path for site in sites}
+    assert len({match.candidate.path for match in by_function}) == len(sites) // 10
