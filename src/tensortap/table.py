@@ -137,14 +137,8 @@ class StepTable:
 
         `_append` is the same without making room: −1 says that there is none, or that the table is closed.
         """
-        row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
-        while row < 0:
-            with self._alone():
-                if self._closed:
-                    return -1
-                self._grow(key, len(shape), BUCKETS if want else 0)
-            row = self._append(key, probes, want, recomputed, dtype, address, shape, strides)
-        return row
+        given = (key, probes, want, recomputed, dtype, address, shape, strides)
+        return self._with_room(lambda: self._append(*given), key, len(shape), BUCKETS if want else 0)
 
     def insert(
         self,
@@ -162,14 +156,8 @@ class StepTable:
         `row` has the fields of `kernels.ROW`, in their order. −1 when the table is closed.
         """
         given = (key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts)
-        at = self._commit(*given)
-        while at < 0:
-            with self._alone():
-                if self._closed:
-                    return -1
-                self._grow(key, len(shape), 0 if hist_counts is None else len(hist_counts))
-            at = self._commit(*given)
-        return at
+        counts = 0 if hist_counts is None else len(hist_counts)
+        return self._with_room(lambda: self._commit(*given), key, len(shape), counts)
 
     def send(self) -> None:
         """Start late rows on their way."""
@@ -280,6 +268,17 @@ class StepTable:
                 yield
             finally:
                 self.header[_ROW_CAP] = 0 if self._closed else len(self.columns["key"])
+
+    def _with_room(self, write: Callable[[], int], key: int, dims: int, hist: int) -> int:
+        """The number of a row that is written, once there is room for it; −1 when the table is closed."""
+        row = write()
+        while row < 0:
+            with self._alone():
+                if self._closed:
+                    return -1
+                self._grow(key, dims, hist)
+            row = write()
+        return row
 
     def _grow(self, key: int, dims: int, hist: int) -> None:
         """Make room for one more row with so many dimensions and buckets, where there is none."""

@@ -135,6 +135,14 @@ class Port:
         return known
 
 
+def bits_of(ports: Iterable[Port]) -> int:
+    """The probes that want any of these ports."""
+    bits = 0
+    for port in ports:
+        bits |= port.bits
+    return bits
+
+
 class OpName(NamedTuple):
     """One operation of a module: the module's path, what it does, and its number in one call of the module."""
 

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tensortap.adapters.base import Port
+from tensortap.adapters.base import Port, bits_of
 from tensortap.adapters.keras.sight import Sight
 
 NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
@@ -42,7 +42,7 @@ class LayerHook:
         self.sight = sight
         self.inside: Inside = contextlib.nullcontext  # what sees the operations of this layer
         self.ports = ports
-        self.bits = Bits(*(_bits(each) for each in ports))
+        self.bits = Bits(*(bits_of(each) for each in ports))
         self._owner = owner  # the layer's own method, for the names of its arguments
 
     def __call__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -109,10 +109,3 @@ def _step(sight: Sight) -> Iterator[None]:
         yield
     finally:
         sight.end()
-
-
-def _bits(ports: Sequence[Port]) -> int:
-    bits = 0
-    for port in ports:
-        bits |= port.bits
-    return bits

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
-from tensortap.adapters.base import Port
+from tensortap.adapters.base import Port, bits_of
 from tensortap.adapters.steps import CallSteps
 from tensortap.adapters.walk import arguments_in
 from tensortap.errors import NonFiniteError
@@ -20,8 +20,8 @@ class LayerHook:
         self.steps = steps
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
-        self.input_bits = _bits(inputs)
-        self.output_bits = _bits(outputs)
+        self.input_bits = bits_of(inputs)
+        self.output_bits = bits_of(outputs)
 
     def begin(self) -> None:
         """Nothing: the step is the root's affair."""
@@ -86,10 +86,3 @@ class RootHook(LayerHook):
             raise
         except Exception as error:
             self.taker.recorder.ledger.failed("step_errors", "ending a step", error)
-
-
-def _bits(ports: Sequence[Port]) -> int:
-    bits = 0
-    for port in ports:
-        bits |= port.bits
-    return bits

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, Catcher, Taker, arrays_in, same
-from tensortap.adapters.base import Port
+from tensortap.adapters.base import Port, bits_of
 from tensortap.adapters.onnx.graph import Graph, row_of
 from tensortap.adapters.steps import CallSteps
 from tensortap.errors import NonFiniteError, UnsupportedError
@@ -53,10 +53,7 @@ class Twin:
         self._steps = steps
         self._sites = sites
         self._root = root
-        self._bits = 0
-        for site in (*sites, root):
-            for port in (*site.inputs, *site.outputs):
-                self._bits |= port.bits
+        self._bits = bits_of(port for site in (*sites, root) for port in (*site.inputs, *site.outputs))
         recorder = taker.recorder
         self._histograms = recorder.histogram_probes
         self._elements = -1 if isinstance(taker, Catcher) else recorder.keeping_probes

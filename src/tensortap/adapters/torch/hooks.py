@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from tensortap.adapters.base import Port
+from tensortap.adapters.base import Port, bits_of
 from tensortap.adapters.torch import compiled, compiled_backward, compiled_code
 from tensortap.adapters.torch.compiled import Regions, is_exporting
 from tensortap.adapters.torch.compiled_sites import GradientSite, Site
@@ -120,7 +120,7 @@ class BeforeHook(Hook):
         self.edges = edges
         self.inputs = ports.get("input", [])
         self.grad_inputs = ports.get("grad_input", [])
-        self.bits = _bits([*self.inputs, *self.grad_inputs])
+        self.bits = bits_of([*self.inputs, *self.grad_inputs])
         self.names: tuple[str, ...] = ()  # of what forward takes: the compiler could not ask for them
         self.targets = (Site(taker, steps, self.inputs, regions), GradientSite(taker, steps, self.grad_inputs, regions))
         self.site, self.grad_site = (target.site if target.ports else None for target in self.targets)
@@ -169,7 +169,7 @@ class AfterHook(Hook):
         self.before = before if before.grad_inputs else None
         self.outputs = ports.get("output", [])
         self.grad_outputs = ports.get("grad_output", [])
-        self.bits = _bits([port for group in ports.values() for port in group])
+        self.bits = bits_of([port for group in ports.values() for port in group])
         regions = before.targets[0].regions
         self.targets = (
             Site(taker, steps, self.outputs, regions), GradientSite(taker, steps, self.grad_outputs, regions)
@@ -238,10 +238,3 @@ def _failed(taker: Taker, what: str, error: Exception) -> None:
     if ledger.strict:  # it was counted where it happened, or nobody will read the count
         raise error
     ledger.failed("skipped_tensors", what, error)
-
-
-def _bits(ports: list[Port]) -> int:
-    bits = 0
-    for port in ports:
-        bits |= port.bits
-    return bits
