@@ -54,6 +54,19 @@ class Seen:
 
 
 @pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing is compiled before a test, nor do other tests think so afterwards."""
+    _forget_compiled()
+    yield
+    _forget_compiled()
+
+
+def _forget_compiled() -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
 def watch() -> Iterator[Callable[..., Seen]]:
     """`watch(model, *probes)` as tt.watch, into memory; closed at the end whatever happens."""
     taps: list[tt.Tap] = []

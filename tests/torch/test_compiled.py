@@ -6,13 +6,13 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 import torch
 import torch._dynamo
 from compiling import (
+    COMPILING,
     EVERYTHING,
     WAYS,
     Block,
@@ -33,18 +33,7 @@ import tensortap as tt
 from tensortap.adapters.torch import gradients, unseen
 from tensortap.ledger import TensortapWarning
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()  # other tests are not to think that anything is compiled
+pytestmark = COMPILING
 
 
 @pytest.fixture(scope="module")

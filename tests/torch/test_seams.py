@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
-from compiling import Residual, by_regions, fresh, graphs, in_place, train
+from compiling import COMPILING, Residual, by_regions, fresh, graphs, in_place, train
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -18,18 +18,7 @@ from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 import tensortap as tt
 from tensortap.adapters.torch.ops_visible import COMPILED
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
-)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    yield
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+pytestmark = COMPILING
 
 
 def wrapped(model: nn.Module, backend: str) -> Callable[..., Any]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 
 import tensortap as tt
 
+COMPILING = [
+    pytest.mark.usefixtures("fresh_dynamo"),
+    pytest.mark.filterwarnings(
+        "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:The .grad attribute:UserWarning"
+    ),
+]
 EVERYTHING = "**:{output,input,grad_output,grad_input}"
 
 
