@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-KERNEL := $(wildcard src/tensortap/reduce/*.c src/tensortap/reduce/*.h)
+KERNEL := $(wildcard src/tensortap/reduce/csrc/*.c src/tensortap/reduce/csrc/*.h)
 PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2

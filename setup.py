@@ -15,7 +15,7 @@ from setuptools import Command, Extension, setup
 from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
-HERE = "src/tensortap/reduce"
+HERE = "src/tensortap/reduce/csrc"
 WEB = Path("web")
 PAGE = Path("src/tensortap/view/static/index.html")
 NOT_SOURCE = ("node_modules", "test")
@@ -67,8 +67,8 @@ setup(
     ext_modules=[
         Extension(
             "tensortap.reduce._kernel",
-            sources=[f"{HERE}/_kernel.c"],
-            depends=[f"{HERE}/_kernel_{part}.h" for part in ("body", "pass", "xla", "onnx")],
+            sources=[f"{HERE}/kernel.c"],
+            depends=[f"{HERE}/{part}.h" for part in ("body", "pass", "xla", "onnx")],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=[
                 "-O3",

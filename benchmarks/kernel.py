@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensortap.reduce import _kernel, buckets, kernels
+from tensortap.reduce import _kernel
+from tensortap.reduce import histogram as buckets
+from tensortap.reduce import kernel as kernels
 from tensortap.types import DTYPE_CODE, DTYPES
 
 Call = Callable[[], Any]

@@ -24,20 +24,20 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tensortap.ledger import Ledger
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import Reducer, histogram, stats
-from tensortap.store import seal
+from tensortap.select.probes import probe
+from tensortap.store import segments as seal
+from tensortap.store.catalog import PLAIN_RECORDS
 from tensortap.store.claim import describe_process
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
-from tensortap.store.layout import new_id, segment_name
+from tensortap.store.names import new_id, segment_name
 from tensortap.store.run import open_run
-from tensortap.store.sources import PLAIN_RECORDS
 from tensortap.types import STATISTICS, Buffer, Place
-from tensortap.writer import Writer
 
 SITES = 250
 SEGMENT, ROW_GROUP = 500_000, 16 * 1024  # as compact() has them

@@ -31,12 +31,12 @@ import numpy as np
 import pyarrow as pa
 
 import tensortap as tt
-from tensortap.store import seal
+from tensortap.store import segments as seal
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS
 from tensortap.store.folder import RunFolder
-from tensortap.store.layout import new_id, segment_name
-from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS
-from tensortap.view.launch import STATIC, built
-from tensortap.view.report import report
+from tensortap.store.names import new_id, segment_name
+from tensortap.view.report.report import report
+from tensortap.view.server.launch import STATIC, built
 
 PARTS = ("norm", "attn.qkv", "attn.proj", "mlp.up", "mlp.down")
 FOLDED_ROWS, SEALED_ROWS, GROUP = 500_000, 50_000, 16 * 1024  # as compact() and the writer have them

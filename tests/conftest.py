@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.ledger import Ledger
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import Recorder
+from tensortap.record.step import Step
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
-from tensortap.step import Step
+from tensortap.select.probes import probe
 from tensortap.store.folder import RunFolder
 from tensortap.types import Place
-from tensortap.writer import Writer
 
 Tensors = Mapping[str | Place, Any]
 

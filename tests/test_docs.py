@@ -14,7 +14,7 @@ import duckdb
 import pytest
 
 import tensortap as tt
-from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -113,6 +113,6 @@ def test_modules() -> None:
 def test_names() -> None:
     """Every trigger and reducer there is stands in the document about them."""
     text = (ROOT / "docs" / "triggers-and-sites.md").read_text(encoding="utf-8")
-    modules = ("tensortap.triggers", "tensortap.reduce.reducers", "tensortap.probes")
+    modules = ("tensortap.select.triggers", "tensortap.reduce.reducers", "tensortap.select.probes")
     makers = [name for name in tt.__all__ if name[0].islower() and getattr(tt, name).__module__.startswith(modules)]
     assert [name for name in makers if f"{name}(" not in text] == []

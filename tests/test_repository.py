@@ -121,8 +121,8 @@ def test_sdist(sources: Path, tmp_path: Path) -> None:
         # Debian's Python 3.11.2 has no filters yet; the archive is our own.
         archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
     root = names[0].partition("/")[0]
-    for name in ("_kernel.c", "_kernel_body.h", "_kernel_pass.h", "_kernel_xla.h", "_kernel_onnx.h"):
-        assert f"{root}/src/tensortap/reduce/{name}" in names
+    for name in ("kernel.c", "body.h", "pass.h", "xla.h", "onnx.h"):
+        assert f"{root}/src/tensortap/reduce/csrc/{name}" in names
     assert {f"{root}/web/package-lock.json", f"{root}/web/src/main.ts"} <= set(names)
     assert [name for name in names if "node_modules" in name] == []
     again = zipfile.ZipFile(build(tmp_path / root, "wheel")).namelist()
@@ -166,7 +166,7 @@ def test_without_the_page_it_installs_all_the_same(sources: Path, tmp_path: Path
     else:
         (folder / "web" / "src" / "main.ts").write_text("this is not TypeScript(")
     names = zipfile.ZipFile(build(folder, "wheel", env)).namelist()
-    assert "tensortap/view/server.py" in names
+    assert "tensortap/view/server/app.py" in names
     assert [name for name in names if name.startswith(PAGE)] == []
 
 
@@ -206,7 +206,9 @@ def test_no_framework() -> None:
 
 def test_no_framework_for_the_command() -> None:
     """Neither does the command that looks at a run."""
-    code = "import sys, tensortap.cli, tensortap.view.show, tensortap.export; print(*sys.modules)"
+    code = (
+        "import sys, tensortap.cli.commands, tensortap.view.terminal.show, tensortap.sinks.export; print(*sys.modules)"
+    )
     loaded = run(sys.executable, "-c", code).split()
     assert [name for name in FRAMEWORKS if name in loaded] == []
 

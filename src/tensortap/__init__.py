@@ -5,29 +5,14 @@ from tensortap.diagnose import Rule, findings, rule
 from tensortap.diff import Diff, diff
 from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
-from tensortap.ledger import TensortapWarning
-from tensortap.look import capture, locate_nonfinite, sites, verify
+from tensortap.inspect import capture, locate_nonfinite, sites, verify
 from tensortap.ops import ops
-from tensortap.probes import Probe, escalation, probe
+from tensortap.record.counters import TensortapWarning
+from tensortap.record.step import Record
 from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats, units
 from tensortap.reduce.summary import Summary, summarize
-from tensortap.sinks.console import Console
-from tensortap.sinks.csv import Csv
-from tensortap.sinks.jsonl import JsonLines
-from tensortap.sinks.memory import Memory
-from tensortap.sinks.mlflow import MLflow
-from tensortap.sinks.npy import Npy
-from tensortap.sinks.otel import OpenTelemetry
-from tensortap.sinks.prometheus import Prometheus
-from tensortap.sinks.tensorboard import TensorBoard
-from tensortap.sinks.trackio import Trackio
-from tensortap.sinks.wandb import WandB
-from tensortap.step import Record
-from tensortap.stepping import watch_step
-from tensortap.store.compact import compact
-from tensortap.store.run import Run
-from tensortap.store.run import open_run as open
-from tensortap.triggers import (
+from tensortap.select.probes import Probe, escalation, probe
+from tensortap.select.triggers import (
     Trigger,
     at,
     between,
@@ -40,9 +25,24 @@ from tensortap.triggers import (
     powers_of,
     spike,
 )
+from tensortap.sinks.console import Console
+from tensortap.sinks.csv import Csv
+from tensortap.sinks.jsonl import JsonLines
+from tensortap.sinks.memory import Memory
+from tensortap.sinks.mlflow import MLflow
+from tensortap.sinks.npy import Npy
+from tensortap.sinks.otel import OpenTelemetry
+from tensortap.sinks.prometheus import Prometheus
+from tensortap.sinks.tensorboard import TensorBoard
+from tensortap.sinks.trackio import Trackio
+from tensortap.sinks.wandb import WandB
+from tensortap.store.compact import compact
+from tensortap.store.run import Run
+from tensortap.store.run import open_run as open
 from tensortap.types import Call
-from tensortap.view.tensor import print_tensor as print
+from tensortap.view.terminal.tensor import print_tensor as print
 from tensortap.watch import Tap, tap, watch
+from tensortap.watch_step import watch_step
 
 __all__ = [
     "Call",

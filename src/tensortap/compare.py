@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tensortap.adapters.base import adapter_for, part_for
-from tensortap.adapters.seeds import kept_seeds
+from tensortap.adapters.protocol import adapter_for, part_for
+from tensortap.adapters.rng import kept_seeds
 from tensortap.diff import Diff, diff
 from tensortap.diff.align import Renames
 from tensortap.errors import UnsupportedError
-from tensortap.probes import Probe, probe
 from tensortap.reduce.reducers import Array, Full, Histogram, Reducer, Sample, Stats
-from tensortap.sites import Candidate, Pattern
+from tensortap.select.probes import Probe, probe
+from tensortap.select.sites import Candidate, Pattern
 from tensortap.watch import watch
 
 LARGE: Final = 1 << 18  # elements; of a larger tensor a sample is kept

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from tensortap.errors import UnsupportedError
-from tensortap.probes import Escalation, probe
-from tensortap.triggers import Trigger
+from tensortap.select.probes import Escalation, probe
+from tensortap.select.triggers import Trigger
 from tensortap.types import Call
 from tensortap.watch import Tap, watch
 
@@ -41,7 +41,7 @@ def ops(
 
 def _block() -> Any:
     try:
-        return importlib.import_module("tensortap.adapters.torch.ops_function").Operations()
+        return importlib.import_module("tensortap.adapters.torch.ops.function").Operations()
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

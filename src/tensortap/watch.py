@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 from tensortap import markup, text
-from tensortap.adapters.base import (
+from tensortap.adapters.nonfinite import OnNonFinite, Watchman
+from tensortap.adapters.null import Bystander
+from tensortap.adapters.protocol import (
     Adapter,
     Wanted,
     adapter_for,
@@ -23,27 +25,25 @@ from tensortap.adapters.base import (
     part_for,
     world_now,
 )
-from tensortap.adapters.bystander import Bystander
-from tensortap.budget import Budget
-from tensortap.cost import Cost
+from tensortap.distributed.ranks import Ranks, World, records
 from tensortap.errors import ProbeError, UnsupportedError
-from tensortap.global_stats import GlobalStats, Sharing, check
-from tensortap.late import LateNumber, LateNumbers
-from tensortap.ledger import Ledger
-from tensortap.nonfinite import OnNonFinite, Watchman
-from tensortap.probes import Probe, as_probes, probe
-from tensortap.ranks import Ranks, World, records
-from tensortap.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
+from tensortap.record.budget import Budget
+from tensortap.record.cost import Cost
+from tensortap.record.counters import Ledger
+from tensortap.record.global_stats import GlobalStats, Sharing, check
+from tensortap.record.pending import LateNumber, LateNumbers
+from tensortap.record.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
+from tensortap.record.writer import QUEUE_BYTES, Sink, Writer
 from tensortap.reduce.buffers import buffer_of
+from tensortap.select.probes import Probe, as_probes, probe
+from tensortap.select.sites import Candidate, Pattern
 from tensortap.sinks.convert import as_sink
-from tensortap.sites import Candidate, Pattern
 from tensortap.store.claim import launch_id
+from tensortap.store.default_path import agreed_path, default_path
 from tensortap.store.files import Files
 from tensortap.store.folder import RunFolder
-from tensortap.store.place import agreed_path, default_path
 from tensortap.store.run import Run, open_run
 from tensortap.types import Place, WhenFull
-from tensortap.writer import QUEUE_BYTES, Sink, Writer
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from subjects import SUBJECTS
 
 from tensortap.adapters import capabilities
 
-HERE = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent / "contract"
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax", "equinox", "haiku", "onnx", "onnxruntime", "sklearn")
 # What a framework itself loads; Keras loads JAX and scikit-learn on every backend, where they are installed.
 OWN = {

@@ -9,7 +9,7 @@ import pytest
 
 import tensortap as tt
 from tensortap.adapters import capabilities
-from tensortap.sites import Pattern
+from tensortap.select.sites import Pattern
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
 

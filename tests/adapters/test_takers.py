@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tensortap.adapters.arrays import Catcher, Taker
 from tensortap.adapters.results import Captured
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
-from tensortap.reduce.words import Reduced
+from tensortap.record.recorder import Recorder
+from tensortap.reduce.packed import Reduced
+from tensortap.select.probes import probe
 from tensortap.types import DTYPE_CODE, Place
 
 ROW = Reduced((2, 0, 0, 0, 0, 1.0, 1.0, 1.0, 0.0, 2.0, 2**0.5), 0, None, DTYPE_CODE["float32"], (2,))

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.reduce import buckets, kernels
+from tensortap.reduce import histogram as buckets
+from tensortap.reduce import kernel as kernels
 from tensortap.types import DTYPE_CODE
 
 exact = settings(derandomize=True, deadline=None, max_examples=150, database=None)

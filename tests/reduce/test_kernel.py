@@ -20,7 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.reduce import buckets, fallback, kernels, merge
+from tensortap.reduce import histogram as buckets
+from tensortap.reduce import kernel as kernels
+from tensortap.reduce import merge
+from tensortap.reduce import numpy_kernel as fallback
 from tensortap.types import DTYPE_CODE, DTYPES
 
 _kernel = pytest.importorskip("tensortap.reduce._kernel")
@@ -618,7 +621,7 @@ def test_the_environment_chooses_the_kernel(name):
 
 def test_an_unknown_kernel_is_refused():
     """A name that is not available raises and lists those that are."""
-    done = python("import tensortap.reduce.kernels", TENSORTAP_KERNEL="fast")
+    done = python("import tensortap.reduce.kernel", TENSORTAP_KERNEL="fast")
     assert "TENSORTAP_KERNEL='fast'" in done.stderr and "numpy" in done.stderr
 
 

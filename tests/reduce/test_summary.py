@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tensortap.reduce.buckets import RELATIVE_ERROR
+from tensortap.reduce.histogram import RELATIVE_ERROR
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.types import COLUMNS, COUNTS, STATISTICS
 

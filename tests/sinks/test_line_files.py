@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensortap.errors import RunError
+from tensortap.record.step import Record
 from tensortap.reduce.summary import summarize
 from tensortap.sinks.csv import Csv
 from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.linefile import LineFile
-from tensortap.step import Record
 from tensortap.types import COLUMNS, Place
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

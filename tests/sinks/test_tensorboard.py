@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import tensortap as tt
 from tensortap.errors import MissingExtraError, ProbeError, RunError
-from tensortap.export import export
 from tensortap.reduce.summary import summarize
 from tensortap.sinks.crc import masked
+from tensortap.sinks.export import export
 from tensortap.sinks.ladder import ladder
 from tensortap.sinks.tensorboard import TensorBoard
 from tensortap.types import Place

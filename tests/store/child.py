@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from tensortap import writer as writing
-from tensortap.ledger import Ledger
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record import writer as writing
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import Recorder
+from tensortap.record.step import Step
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import histogram, quantiles, rows, sample
-from tensortap.step import Step
+from tensortap.select.probes import probe
 from tensortap.store import folder
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.types import Place
-from tensortap.writer import Writer
 
 PLACES = (Place("stem"), Place("blocks.0.mlp", "input"), Place("blocks.0.mlp"), Place("head", "output", "[1]"))
 DTYPES = (np.float32, np.float64, np.float16, np.int32)

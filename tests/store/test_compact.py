@@ -16,7 +16,7 @@ from tensortap.store.claim import Lock
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
-from tensortap.store.seal import write_segment
+from tensortap.store.segments import write_segment
 
 MakeRun = Callable[..., str]
 

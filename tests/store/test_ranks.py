@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensortap.distributed.ranks import Part
 from tensortap.errors import RunError, RunExistsError
-from tensortap.ranks import Part
 from tensortap.store.claim import launch_id
+from tensortap.store.default_path import agreed_path, default_path
 from tensortap.store.folder import RunFolder
-from tensortap.store.place import agreed_path, default_path
 from tensortap.store.run import open_run
 
 SCRIPT = """

@@ -12,17 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tensortap import writer as writing
-from tensortap.ledger import Ledger
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record import writer as writing
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import histogram, sample
+from tensortap.select.probes import probe
 from tensortap.store import folder
 from tensortap.store.compact import compact
 from tensortap.store.run import open_run
 from tensortap.types import Place
-from tensortap.writer import Writer
 
 ROWS = 5
 STEPS = 150

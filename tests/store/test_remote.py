@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from tensortap.errors import NotARunError, RunExistsError
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import full, histogram
+from tensortap.select.probes import probe
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.types import Place
-from tensortap.writer import Writer
 
 URL = "memory://bucket/runs/exp1"
 

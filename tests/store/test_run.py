@@ -15,18 +15,18 @@ import pyarrow.dataset as ds
 import pytest
 
 from tensortap.errors import PatternError, RunError
-from tensortap.ledger import Ledger
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
-from tensortap.reduce.buckets import dense, edges
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
+from tensortap.reduce.histogram import dense, edges
 from tensortap.reduce.reducers import histogram, quantiles, stats
 from tensortap.reduce.summary import summarize
+from tensortap.select.probes import probe
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import Run, open_run
 from tensortap.types import COLUMNS, COUNTS, STATISTICS, Place
-from tensortap.writer import Writer
 
 PLACES = [
     Place("stem", "input"), Place("stem"), Place("blocks.0.mlp"), Place("blocks.1.mlp"),

@@ -12,17 +12,17 @@ import torch
 from safetensors import safe_open
 
 from tensortap.errors import RunError
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import NUMPY_DTYPES, buffer_of
 from tensortap.reduce.reducers import full, rows, sample
+from tensortap.select.probes import probe
+from tensortap.select.triggers import metric
 from tensortap.store import folder as storing
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import Run, open_run
-from tensortap.triggers import metric
 from tensortap.types import Place
-from tensortap.writer import Writer
 
 SHAPES = [(), (0,), (3,), (2, 0, 4), (2, 3, 4)]
 

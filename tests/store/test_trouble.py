@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
-from tensortap.ledger import Ledger, TensortapWarning
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record.counters import Ledger, TensortapWarning
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import full
+from tensortap.select.probes import probe
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.store.tail import read_tail
 from tensortap.types import Place
-from tensortap.writer import Writer
 
 MakeRun = Callable[..., str]
 Clock = Callable[[], float]

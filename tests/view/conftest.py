@@ -16,8 +16,8 @@ import uvicorn
 
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import unpack
-from tensortap.view.launch import listen
-from tensortap.view.server import LOCAL, app_for
+from tensortap.view.server.app import LOCAL, app_for
+from tensortap.view.server.launch import listen
 
 ROOT = Path(__file__).resolve().parents[2]
 

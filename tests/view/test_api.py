@@ -11,9 +11,9 @@ import pytest
 
 import tensortap as tt
 from tensortap.errors import PatternError
-from tensortap.probes import probe
-from tensortap.recorder import Recorder
+from tensortap.record.recorder import Recorder
 from tensortap.reduce.buffers import buffer_of
+from tensortap.select.probes import probe
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run

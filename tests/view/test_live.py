@@ -20,10 +20,10 @@ from rich.console import Console, Group
 from safetensors.numpy import save_file
 
 import tensortap as tt
-from tensortap.cli import cli
+from tensortap.cli.commands import cli
 from tensortap.reduce.reducers import stats
-from tensortap.view.live import draw_until, follow, frame
-from tensortap.view.terminal import Screen
+from tensortap.view.terminal.live import draw_until, follow, frame
+from tensortap.view.terminal.screen import Screen
 
 X = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
 

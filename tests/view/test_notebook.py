@@ -9,7 +9,7 @@ import pytest
 import tensortap as tt
 from tensortap.errors import RunError
 from tensortap.reduce.reducers import stats
-from tensortap.view.drawing import Drawing
+from tensortap.view.notebook.svg import Drawing
 
 X = np.random.default_rng(0).normal(size=(8, 128)).astype(np.float32)
 BAD = X.copy()

@@ -16,12 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 import tensortap as tt
-from tensortap.cli import cli
+from tensortap.cli.commands import cli
 from tensortap.errors import MissingExtraError, RunError
-from tensortap.view import launch
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import unpack
-from tensortap.view.report import describe, report
+from tensortap.view.report.report import describe, report
+from tensortap.view.server import launch
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 16)).astype(np.float32)
@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_left_out_and_told(make_run, page, tmp_path):
 def test_of_a_very_long_run_it_says_that_sites_show_some_steps(run, page, tmp_path, monkeypatch):
     """Where a site's page is made of every n-th step, the command says so, and the page is told."""
     assert "steps" not in describe(report(run, str(tmp_path / "whole.html"), static=page))
-    monkeypatch.setattr("tensortap.view.carried.RECORDS", 50)  # of 4 sites × 30 steps
+    monkeypatch.setattr("tensortap.view.report.embed.RECORDS", 50)  # of 4 sites × 30 steps
     done = report(run, str(tmp_path / "report.html"), static=page)
     assert done.every == 3
     assert describe(done).endswith("; sites show one of 3 steps, the overview all")

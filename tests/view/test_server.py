@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tensortap as tt
-from tensortap.store.layout import RUN_JSON
-from tensortap.view.server import hosts_for
+from tensortap.store.names import RUN_JSON
+from tensortap.view.server.app import hosts_for
 
 X = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
 

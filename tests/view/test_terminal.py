@@ -14,10 +14,10 @@ from rich.progress import Progress
 
 from tensortap.errors import PatternError, RunError
 from tensortap.store.run import open_run
-from tensortap.view.asked import sites_asked, steps_asked
-from tensortap.view.columns import Column, grid, shorten
-from tensortap.view.progress import waiting
-from tensortap.view.show import draw, look
+from tensortap.view.terminal.arguments import sites_asked, steps_asked
+from tensortap.view.terminal.columns import Column, grid, shorten
+from tensortap.view.terminal.progress import waiting
+from tensortap.view.terminal.show import draw, look
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 128)).astype(np.float32)

@@ -8,14 +8,14 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.adapters.base import Adapter, Clock, OneStep, Port, Wanted, offered
+from tensortap.adapters.nested import values_in
+from tensortap.adapters.protocol import Adapter, Clock, OneStep, Port, Wanted, offered
 from tensortap.adapters.results import Captured
-from tensortap.adapters.walk import values_in
-from tensortap.probes import as_probes
-from tensortap.recorder import OpenStep, Point, Recorder
+from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
-from tensortap.reduce.words import Reduced
-from tensortap.sites import Candidate
+from tensortap.reduce.packed import Reduced
+from tensortap.select.probes import as_probes
+from tensortap.select.sites import Candidate
 
 Array = npt.NDArray[Any]
 NO_ARRAY_OUT: Final = "returned no array"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tensortap.errors import UnsupportedError
-from tensortap.sites import PORTS, Pattern
+from tensortap.select.sites import PORTS, Pattern
 
 # Adapters that are there, in the order of the table; each has a folder with a file `capabilities.py`.
 ADAPTERS: Final = ("torch", "keras", "jax", "numpy", "onnx")

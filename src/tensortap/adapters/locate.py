@@ -8,11 +8,11 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.adapters.arrays import ArrayAdapter, Catcher
-from tensortap.adapters.base import OneStep, offered
+from tensortap.adapters.protocol import OneStep, offered
 from tensortap.adapters.results import Captured, Origin, Seen
-from tensortap.probes import as_probes
-from tensortap.recorder import OpenStep, Point, Recorder
+from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.summary import Summary, summarize
+from tensortap.select.probes import as_probes
 
 _CAME_IN: Final = "what it was given, which no layer before it gave"
 

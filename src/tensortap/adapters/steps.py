@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from tensortap.adapters.base import Clock
-from tensortap.recorder import OpenStep, Recorder
+from tensortap.adapters.protocol import Clock
+from tensortap.record.recorder import OpenStep, Recorder
 
 
 class Lane:

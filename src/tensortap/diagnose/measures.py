@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.diagnose.snapshot import Histogram
-from tensortap.reduce import buckets
+from tensortap.reduce import histogram as buckets
 
 Floats = npt.NDArray[np.float64]
 _FLOOR: Final = 1e-4  # the share that an empty bin counts as, so that one stray element is no infinite distance

@@ -14,11 +14,11 @@ import pyarrow.compute as pc
 
 from tensortap.diagnose.echoes import without_echoes
 from tensortap.finding import Finding, Steps
-from tensortap.reduce import buckets
-from tensortap.store.fold import fold
+from tensortap.reduce import histogram as buckets
+from tensortap.store.catalog import settled
+from tensortap.store.merging import fold
 from tensortap.store.run import Run
-from tensortap.store.sources import settled
-from tensortap.store.vault import Held, Vault
+from tensortap.store.tensor_index import Held, Vault
 from tensortap.types import COUNTS, STATISTICS, Place
 
 Floats = npt.NDArray[np.float64]

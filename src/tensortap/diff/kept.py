@@ -12,8 +12,8 @@ import numpy.typing as npt
 from tensortap.diff.align import channels_last
 from tensortap.reduce.reducers import sample_indices
 from tensortap.store.run import Run
+from tensortap.store.tensor_index import Held
 from tensortap.store.tensors import TensorKey
-from tensortap.store.vault import Held
 from tensortap.types import Place
 
 Array = npt.NDArray[Any]

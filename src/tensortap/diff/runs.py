@@ -14,8 +14,8 @@ from tensortap.diff.pair import Pair, batch_of
 from tensortap.diff.result import Diff, SiteDiff
 from tensortap.diff.tolerance import Precision, Tolerance, changed
 from tensortap.errors import PatternError, RunError
-from tensortap.step import Record
-from tensortap.store.chosen import Sites, Steps, places_matching, step_test
+from tensortap.record.step import Record
+from tensortap.store.filters import Sites, Steps, places_matching, step_test
 from tensortap.store.run import Run, open_run
 from tensortap.types import Place
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import UnsupportedError
-from tensortap.reduce import kernels
+from tensortap.reduce import kernel as kernels
 from tensortap.reduce.plain import dtype_name, plain_of
 from tensortap.types import DTYPE_CODE, DTYPES, Buffer
 

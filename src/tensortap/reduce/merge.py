@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.reduce.buckets import BUCKETS
+from tensortap.reduce.histogram import BUCKETS
 from tensortap.types import COUNTS
 
 Columns = Mapping[str, npt.NDArray[Any]]

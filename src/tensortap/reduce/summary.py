@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import markup, text
-from tensortap.reduce import buckets, kernels
+from tensortap.reduce import histogram as buckets
+from tensortap.reduce import kernel as kernels
 from tensortap.reduce.buffers import buffer_of
 from tensortap.types import DTYPES
 

@@ -10,24 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tensortap import writer
-from tensortap.adapters.base import world_now
+from tensortap.adapters.protocol import world_now
 from tensortap.errors import ProbeError, RunError, RunExistsError
-from tensortap.probes import Probe, probe
+from tensortap.record import writer
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
 from tensortap.script.imports import after_import
 from tensortap.script.launch import launch
 from tensortap.script.tally import Tally
 from tensortap.script.words import last_words, say
+from tensortap.select.probes import Probe, probe
+from tensortap.select.triggers import every
+from tensortap.store.default_path import default_path
 from tensortap.store.files import Files
-from tensortap.store.layout import RUN_JSON
-from tensortap.store.place import default_path
-from tensortap.triggers import every
+from tensortap.store.names import RUN_JSON
 from tensortap.watch import Tap, leaves, watch
 
 if TYPE_CHECKING:
-    from tensortap.adapters.torch.models import Models
-    from tensortap.adapters.torch.script import ScriptWatcher
+    from tensortap.adapters.torch.script.models import Models
+    from tensortap.adapters.torch.script.watcher import ScriptWatcher
 
 _KEEPS: Final = "stats, histogram, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
 _PLAIN: Final[dict[str, Callable[[], Reducer]]] = {"stats": stats, "histogram": histogram, "full": full}
@@ -69,7 +69,7 @@ class Session:
 
     def torch_is_here(self) -> None:
         """PyTorch has been imported: look out for models."""
-        from tensortap.adapters.torch.script import ScriptWatcher
+        from tensortap.adapters.torch.script.watcher import ScriptWatcher
 
         self.watcher = ScriptWatcher(self.probe.patterns, self.begin, say)
         os.register_at_fork(after_in_child=self.watcher.forget)

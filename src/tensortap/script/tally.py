@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from tensortap.step import Step
+from tensortap.record.step import Step
 from tensortap.types import COUNTS
 
 _BAD = COUNTS[:3]

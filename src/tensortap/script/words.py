@@ -13,7 +13,7 @@ from tensortap import text
 from tensortap.sinks.line import printable
 
 if TYPE_CHECKING:
-    from tensortap.adapters.torch.script import ScriptWatcher
+    from tensortap.adapters.torch.script.watcher import ScriptWatcher
     from tensortap.script.tally import Tally
     from tensortap.watch import Tap
 

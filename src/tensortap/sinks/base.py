@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tensortap.step import Record, Step
+from tensortap.record.step import Record, Step
 
 
 class RecordSink:

@@ -7,10 +7,10 @@ from typing import IO
 import rich.console
 from rich.text import Text
 
+from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.line import dead, line, nonfinite
-from tensortap.step import Record
 
 
 class Console(RecordSink):

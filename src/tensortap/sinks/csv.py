@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensortap.errors import RunError
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
 from tensortap.sinks.plain import encode, plain
-from tensortap.step import Record
 from tensortap.types import COLUMNS
 
 _COLUMNS: Final = (*COLUMNS, "numbers")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
-from tensortap.step import Record
 
 
 class Function(RecordSink):

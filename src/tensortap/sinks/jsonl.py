@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
 from tensortap.sinks.plain import encode, row
-from tensortap.step import Record
 
 
 class JsonLines(RecordSink):

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.reduce.buckets import edges
+from tensortap.reduce.histogram import edges
 from tensortap.reduce.summary import Summary
 from tensortap.sinks.numbers import widened
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from tensortap import text
+from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary, describe
-from tensortap.step import Record
 
 DEAD_SHARE: Final = 0.99
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.line import line, nonfinite
-from tensortap.step import Record
 
 
 class Log(RecordSink):

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from tensortap.errors import ProbeError
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
-from tensortap.step import Record
 
 
 class KeptTensor(NamedTuple):

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import RunError
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
 from tensortap.sinks.npyname import file_name
 from tensortap.sinks.plain import encode, plain
-from tensortap.step import Record
 
 Array = npt.NDArray[Any]
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from typing import Final
 
-from tensortap.step import Record
+from tensortap.record.step import Record
 
 _UNSAFE: Final = re.compile(r"[^a-z0-9._]")
 _LONGEST: Final = 150

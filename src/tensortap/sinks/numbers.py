@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import ProbeError, suggest
-from tensortap.reduce.buckets import rebin
+from tensortap.record.step import Record
+from tensortap.reduce.histogram import rebin
 from tensortap.reduce.summary import Summary
 from tensortap.sinks.line import nonfinite
-from tensortap.step import Record
 from tensortap.types import COUNTS, STATISTICS
 
 STATS: Final = ("mean", "std", "absmax", "zero_share", "nonfinite")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from tensortap.errors import needs
+from tensortap.record.step import Record
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.numbers import STATS, numbers
 from tensortap.sinks.serving import ServingSink, help_for
-from tensortap.step import Record
 
 _NAME: Final = "tensortap.tensor"
 _BOUNDARIES: Final = [4.0**power for power in range(-10, 11)]

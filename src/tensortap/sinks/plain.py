@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.step import Record
+from tensortap.record.step import Record
 from tensortap.types import COLUMNS
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tensortap.errors import ProbeError, needs
+from tensortap.record.step import Record
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.numbers import STATS, numbers
 from tensortap.sinks.serving import ServingSink, help_for
-from tensortap.step import Record
 
 Labels = tuple[str, ...]
 

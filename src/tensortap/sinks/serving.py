@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from tensortap.errors import ProbeError
+from tensortap.record.step import Record
+from tensortap.select.sites import Candidate, Pattern
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.numbers import STATS, stats_asked
-from tensortap.sites import Candidate, Pattern
-from tensortap.step import Record
 from tensortap.types import Place
 
 _ANYTHING: Final = ("zq7xk", "zq7xk.9.wv_3")  # names that only a pattern for everything matches

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tensortap.errors import needs
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.crc import masked
 from tensortap.sinks.ladder import ladder
 from tensortap.sinks.numbers import STATS, numbers, stats_asked, stream, tag
-from tensortap.step import Record
 
 _NUMBER: Final = itertools.count()
 _MOST_VALUES: Final = 2000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.numbers import STATS, Bins, bins, numbers, stats_asked, stream, tag
-from tensortap.step import Record
 
 
 class Row(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
 from tensortap.store.files import Files
-from tensortap.store.layout import LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
+from tensortap.store.names import LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
 
 _LAUNCH_VARIABLES: Final = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from tensortap.errors import RunError
-from tensortap.store import layout, seal
+from tensortap.store import names as layout
+from tensortap.store import segments as seal
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, Sources, dataset
 from tensortap.store.claim import Lock, read_info
 from tensortap.store.files import Files
-from tensortap.store.sources import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, Sources, dataset
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
 
 Progress = Callable[[int, int], None]

@@ -13,13 +13,14 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from tensortap.ledger import Ledger
-from tensortap.step import Step
-from tensortap.store import layout, seal
+from tensortap.record.counters import Ledger
+from tensortap.record.step import Step
+from tensortap.store import names as layout
+from tensortap.store import segments as seal
+from tensortap.store.catalog import Catalog, settled
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
 from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, RawTensor, tensor_batch
-from tensortap.store.sources import Catalog, settled
 from tensortap.store.tail import Tail
 from tensortap.store.tensors import tensors_of, write_tensors
 

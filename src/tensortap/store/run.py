@@ -11,18 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.distributed.replicas import NO_PARTS, Parts, parts_of
 from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.finding import Findings
+from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary
-from tensortap.step import Record
-from tensortap.store import layout
-from tensortap.store.chosen import Sites, Steps, all_of, any_place, equal, places_matching, step_filter, step_test
-from tensortap.store.claim import is_locked, read_info
-from tensortap.store.files import Files
-from tensortap.store.fold import Over, fold
-from tensortap.store.parts import NO_PARTS, Parts, parts_of
-from tensortap.store.series import Series, columns_for, series_of
-from tensortap.store.sources import (
+from tensortap.store import names as layout
+from tensortap.store.catalog import (
     PLAIN_METRICS,
     PLAIN_RECORDS,
     Catalog,
@@ -33,8 +28,13 @@ from tensortap.store.sources import (
     tail_outline,
     tail_table,
 )
+from tensortap.store.claim import is_locked, read_info
+from tensortap.store.files import Files
+from tensortap.store.filters import Sites, Steps, all_of, any_place, equal, places_matching, step_filter, step_test
+from tensortap.store.merging import Over, fold
+from tensortap.store.series import Series, columns_for, series_of
+from tensortap.store.tensor_index import Held, Vault
 from tensortap.store.tensors import Array, TensorKey
-from tensortap.store.vault import Held, Vault
 from tensortap.types import COUNTS, STATISTICS, Place
 
 Replicated = Sites | Mapping[str, Sites]

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.step import Step
-from tensortap.table import Names, StepTable
+from tensortap.record.step import Step
+from tensortap.record.table import Names, StepTable
 from tensortap.types import COUNTS, DTYPES, STATISTICS
 
 _WORD = pa.dictionary(pa.int32(), pa.string())

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import RunError, suggest
-from tensortap.reduce.buckets import quantile
-from tensortap.store.fold import fold
+from tensortap.reduce.histogram import quantile
+from tensortap.store.merging import fold
 from tensortap.types import COLUMNS, COUNTS, STATISTICS
 
 _FOLDED: Final = ("numel", *COUNTS, *STATISTICS)

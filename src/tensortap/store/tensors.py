@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+from tensortap.record.step import Step
 from tensortap.reduce.buffers import NUMPY_DTYPES
-from tensortap.step import Step
 from tensortap.types import Place
 
 Array = npt.NDArray[Any]

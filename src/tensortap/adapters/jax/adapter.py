@@ -13,7 +13,6 @@ from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad
 
 from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
-from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.jax import calls, carried
 from tensortap.adapters.jax.context import LIVE
 from tensortap.adapters.jax.intercept import INTERCEPTORS
@@ -21,11 +20,12 @@ from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_o
 from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import PORTS, Watcher
+from tensortap.adapters.nested import values_in
+from tensortap.adapters.protocol import Clock, Port, Wanted
 from tensortap.adapters.steps import CallSteps
-from tensortap.adapters.walk import values_in
 from tensortap.errors import UnsupportedError, nearest
-from tensortap.recorder import OpenStep, Recorder
-from tensortap.sites import Candidate, Pattern
+from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.sites import Candidate, Pattern
 
 PARAMETER_PORTS: Final = ("param", "grad")
 _NO_LAYERS: Final = "are known only when they run; watch_step(step, model) with no pattern shows them"

@@ -20,7 +20,7 @@ from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, paths_o
 from tensortap.adapters.jax.operations import layer_scope
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher
-from tensortap.adapters.walk import arguments_in, values_in
+from tensortap.adapters.nested import arguments_in, values_in
 
 _LOCK: Final = threading.RLock()
 _MISSING: Final = object()

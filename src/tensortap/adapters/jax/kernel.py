@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.adapters.jax.harvest import Export, Item
-from tensortap.reduce import kernels, words
+from tensortap.reduce import kernel as kernels
+from tensortap.reduce import packed as words
 from tensortap.types import DTYPE_CODE
 
 _NAME: Final = "tensortap_row"

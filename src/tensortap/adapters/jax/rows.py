@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from tensortap.reduce import fallback
-from tensortap.reduce.buckets import BUCKETS
+from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.histogram import BUCKETS
 
 VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
 # Where memory is the host's, the step calls the C kernel (kernel.py). "jax" has rows computed by XLA there too.

@@ -12,9 +12,9 @@ from jax.extend import core, linear_util
 from jax.interpreters import partial_eval
 from jax.sharding import PartitionSpec
 
-from tensortap.adapters.base import MOST_LOOPS
 from tensortap.adapters.jax.harvest import Harvester, Item, Rule, Yield
 from tensortap.adapters.jax.jaxprs import debug_info, parts_closed, unspecified, without_consts
+from tensortap.adapters.protocol import MOST_LOOPS
 
 
 def _call(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:

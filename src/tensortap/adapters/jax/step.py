@@ -25,7 +25,7 @@ from tensortap.adapters.jax.scopes import Scopes
 from tensortap.adapters.jax.signature import Layout, Signature
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import Watcher, export
-from tensortap.recorder import OpenStep
+from tensortap.record.recorder import OpenStep
 
 
 class StepFunction:

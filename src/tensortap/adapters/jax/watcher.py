@@ -11,15 +11,15 @@ import jax
 import numpy as np
 
 from tensortap.adapters.arrays import Catcher, Taker
-from tensortap.adapters.base import MOST_LOOPS, Port, Wanted
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.harvest import Export, Item
 from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.tag import LISTENERS, Mark
+from tensortap.adapters.protocol import MOST_LOOPS, Port, Wanted
 from tensortap.adapters.steps import CallSteps
-from tensortap.recorder import OpenStep
-from tensortap.reduce import words
-from tensortap.sites import Candidate
+from tensortap.record.recorder import OpenStep
+from tensortap.reduce import packed as words
+from tensortap.select.sites import Candidate
 from tensortap.types import DTYPE_CODE
 
 PORTS: Final = ("output", "input", "grad_output", "grad_input")

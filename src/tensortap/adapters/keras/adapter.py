@@ -12,16 +12,16 @@ import keras
 import numpy as np
 
 from tensortap.adapters.arrays import NamedArrays, Taker, unseen
-from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.keras.backend import Backend
 from tensortap.adapters.keras.layers import Layer, Variable, layers_of, variables_of
 from tensortap.adapters.keras.sight import arrays_of
 from tensortap.adapters.keras.standins import join
 from tensortap.adapters.numpy.ops import Groups
+from tensortap.adapters.protocol import Clock, Port, Wanted
 from tensortap.errors import UnsupportedError
-from tensortap.recorder import OpenStep, Recorder
-from tensortap.sites import Candidate, Pattern
-from tensortap.triggers.measured import comparison
+from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.sites import Candidate, Pattern
+from tensortap.select.triggers.measured import comparison
 
 PORTS: Final = ("output", "input", "grad_output", "grad_input")
 _BACKENDS: Final = {"tensorflow": "OnTensorflow", "torch": "OnTorch", "jax": "OnJax"}

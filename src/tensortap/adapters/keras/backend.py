@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tensortap.adapters.base import Port, Wanted
 from tensortap.adapters.keras.hooks import LayerHook, Ports, RootHook
 from tensortap.adapters.keras.layers import Variable
 from tensortap.adapters.keras.optimizers import OPTIMIZERS
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
 from tensortap.adapters.keras.training import Training
+from tensortap.adapters.protocol import Port, Wanted
 
 Undo = Callable[[], None]
 

@@ -22,7 +22,7 @@ from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.keras.loops import Elements, Loop
 from tensortap.adapters.keras.rows import Row, Rows
 from tensortap.adapters.keras.traces import Raw, Trace, record
-from tensortap.recorder import OpenStep, Point
+from tensortap.record.recorder import OpenStep, Point
 
 NO_ELEMENTS: Final = (
     "inside what XLA compiles there are statistics and histograms only; to keep elements or call a function, "

@@ -10,8 +10,8 @@ from typing import Any, Final, NamedTuple
 from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tensortap.adapters.base import Port, bits_of
 from tensortap.adapters.keras.sight import Sight
+from tensortap.adapters.protocol import Port, bits_of
 
 NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
 Inside = Callable[[], contextlib.AbstractContextManager[None]]

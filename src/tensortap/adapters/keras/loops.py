@@ -15,10 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import MOST_LOOPS
 from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.keras.rows import Rows
-from tensortap.recorder import OpenStep, Point
+from tensortap.adapters.protocol import MOST_LOOPS
+from tensortap.record.recorder import OpenStep, Point
 
 
 class Elements:

@@ -16,12 +16,12 @@ import numpy as np
 from jax._src.core import trace_state_clean
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import Clock, Port
 from tensortap.adapters.keras.backend import Backend, Undo
 from tensortap.adapters.keras.layers import Variable
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.steps import KerasSteps
-from tensortap.recorder import OpenStep, Point
+from tensortap.adapters.protocol import Clock, Port
+from tensortap.record.recorder import OpenStep, Point
 
 
 class JaxSight(Sight):

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.keras import retracing
 from tensortap.adapters.keras.backend import Backend, Undo
 from tensortap.adapters.keras.graphs import Graphs
@@ -22,7 +21,8 @@ from tensortap.adapters.keras.ops import GraphOps, operations
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
 from tensortap.adapters.keras.steps import KerasSteps
-from tensortap.recorder import OpenStep, Point
+from tensortap.adapters.protocol import Clock, Port, Wanted
+from tensortap.record.recorder import OpenStep, Point
 
 _NO_NUMBERS: Final = (tf.string, tf.resource, tf.variant)
 _SPREAD: Final = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)

@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import Clock
 from tensortap.adapters.keras.backend import Backend
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.steps import KerasSteps
+from tensortap.adapters.protocol import Clock
 from tensortap.reduce.buffers import array_of, buffer_of
 
 

@@ -11,10 +11,10 @@ from typing import Any, Final
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from tensortap.adapters.base import Wanted
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.numpy.ops import Groups, OpTaps, op_patterns
-from tensortap.sites import Pattern
+from tensortap.adapters.protocol import Wanted
+from tensortap.select.sites import Pattern
 
 GROUPS: Final[Groups] = {
     "matmul": frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum", "SparseMatMul"))

@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from tensortap.ledger import Ledger
+from tensortap.record.counters import Ledger
 
 NOT_RETRACED: Final = (
     "this version of TensorFlow keeps its traces in another way than we know, so a tf.function that was traced before "

@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import MOST_LOOPS
 from tensortap.adapters.keras.cells import LoopCell, cell, content
-from tensortap.recorder import OpenStep, Point
-from tensortap.reduce import fallback
-from tensortap.reduce.buckets import BUCKETS
-from tensortap.reduce.words import Reduced
+from tensortap.adapters.protocol import MOST_LOOPS
+from tensortap.record.recorder import OpenStep, Point
+from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.packed import Reduced
 from tensortap.types import DTYPE_CODE
 
 _MOST_AXES: Final = 8

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.adapters.arrays import Taker
-from tensortap.adapters.base import Port
 from tensortap.adapters.keras.steps import KerasSteps
-from tensortap.adapters.walk import arguments_in, values_in
+from tensortap.adapters.nested import arguments_in, values_in
+from tensortap.adapters.protocol import Port
 from tensortap.errors import NonFiniteError
-from tensortap.recorder import OpenStep, Point
+from tensortap.record.recorder import OpenStep, Point
 
 NO_TENSOR: Final = "had no tensor there"
 

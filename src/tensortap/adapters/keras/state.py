@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from keras.src.random.seed_generator import global_seed_generator
 
-from tensortap.adapters.seeds import kept_seeds
+from tensortap.adapters.rng import kept_seeds
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from tensortap.adapters.arrays import Taker
 from tensortap.adapters.keras.cells import cell, content
 from tensortap.adapters.keras.loops import Loop
 from tensortap.adapters.keras.rows import Row
-from tensortap.recorder import OpenStep, Point
+from tensortap.record.recorder import OpenStep, Point
 
 
 class Raw:

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from tensortap.adapters.arrays import NamedArrays, Taker, unseen
-from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.numpy import calls, mlp, ops
 from tensortap.adapters.numpy.hooks import LayerHook, RootHook
 from tensortap.adapters.numpy.layers import REPORTED, Found, Layers, definer_of, has_layers, layers_of, methods_of
 from tensortap.adapters.numpy.slots import Slot
+from tensortap.adapters.protocol import Clock, Port, Wanted
 from tensortap.adapters.steps import CallSteps
-from tensortap.recorder import OpenStep, Recorder
-from tensortap.sites import Candidate
+from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.sites import Candidate
 
 PORTS: Final = ("output", "input")
 FOREIGN: Final = "is a model of another framework inside this one; watch it by itself"

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
-from tensortap.adapters.base import Port, bits_of
+from tensortap.adapters.nested import arguments_in
+from tensortap.adapters.protocol import Port, bits_of
 from tensortap.adapters.steps import CallSteps
-from tensortap.adapters.walk import arguments_in
 from tensortap.errors import NonFiniteError
 
 

@@ -15,11 +15,11 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
-from tensortap.adapters.base import Port, Wanted
+from tensortap.adapters.nested import values_in
 from tensortap.adapters.numpy.traced import SCOPES, strip, wrap
+from tensortap.adapters.protocol import Port, Wanted
 from tensortap.adapters.steps import CallSteps
-from tensortap.adapters.walk import values_in
-from tensortap.sites import Pattern
+from tensortap.select.sites import Pattern
 
 MISSED: Final = (
     "no such operation was seen; those among arrays that passed np.asarray, or that do not come from what the layer "

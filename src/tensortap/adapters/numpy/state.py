@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.adapters.numpy.layers import layers_of
-from tensortap.adapters.seeds import kept_seeds
+from tensortap.adapters.rng import kept_seeds
 
 
 @contextmanager

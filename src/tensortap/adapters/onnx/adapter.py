@@ -9,14 +9,14 @@ from typing import Any, Final
 import onnxruntime
 
 from tensortap.adapters.arrays import NamedArrays, Taker, unseen
-from tensortap.adapters.base import Clock, Port, Wanted
 from tensortap.adapters.onnx import dispatch
 from tensortap.adapters.onnx.graph import Graph
 from tensortap.adapters.onnx.twin import Site, Twin
+from tensortap.adapters.protocol import Clock, Port, Wanted
 from tensortap.adapters.steps import CallSteps
 from tensortap.errors import nearest
-from tensortap.recorder import OpenStep, Recorder
-from tensortap.sites import Candidate
+from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.sites import Candidate
 
 PORTS: Final = ("output", "input")
 GIVEN: Final = "is given to the session: ':input{}' shows it"

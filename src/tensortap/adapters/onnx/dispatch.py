@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from tensortap.ledger import Ledger
+from tensortap.record.counters import Ledger
 
 UNSEEN_RUNS: Final = ("run_async", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
 _LOCK: Final = threading.RLock()

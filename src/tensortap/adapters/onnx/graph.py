@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import onnxruntime
 
 from tensortap.errors import MissingExtraError, UnsupportedError
-from tensortap.reduce import kernels
+from tensortap.reduce import kernel as kernels
 
 try:
     import onnx

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, Catcher, Taker, arrays_in, same
-from tensortap.adapters.base import Port, bits_of
 from tensortap.adapters.onnx.graph import Graph, row_of
+from tensortap.adapters.protocol import Port, bits_of
 from tensortap.adapters.steps import CallSteps
 from tensortap.errors import NonFiniteError, UnsupportedError
-from tensortap.reduce import words
+from tensortap.reduce import packed as words
 
 INEXACT: Final = (
     "this session and its twin with more outputs need not give equal bits (an operation draws random numbers, or an "

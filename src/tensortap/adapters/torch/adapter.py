@@ -9,28 +9,30 @@ from typing import Any, Final
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.base import Clock, Wanted
-from tensortap.adapters.torch import compiled_code, modules, unseen
-from tensortap.adapters.torch.compiled_code import ModelRegions
-from tensortap.adapters.torch.hookset import FusedSet, HookSet, OpenedSet
-from tensortap.adapters.torch.names import NamedValues
-from tensortap.adapters.torch.ops import OpTaps, op_patterns
-from tensortap.adapters.torch.ops_names import known_operations
-from tensortap.adapters.torch.ops_placing import place
-from tensortap.adapters.torch.ops_visible import COMPILED
-from tensortap.adapters.torch.params import ParameterTaps, Stepping
-from tensortap.adapters.torch.parts import Parts
-from tensortap.adapters.torch.pipeline import is_stage, tree_of
-from tensortap.adapters.torch.placing import Placing, put_on_root, tappable, within
-from tensortap.adapters.torch.roots import RootAfter, RootBefore, RootSite
-from tensortap.adapters.torch.sharded import Sharded
+from tensortap.adapters.protocol import Clock, Wanted
+from tensortap.adapters.torch.autograd.parameters import ParameterTaps, Stepping
+from tensortap.adapters.torch.compile import code as compiled_code
+from tensortap.adapters.torch.compile.code import ModelRegions
+from tensortap.adapters.torch.distributed.fully_shard import Sharded
+from tensortap.adapters.torch.distributed.pipeline import is_stage, tree_of
+from tensortap.adapters.torch.distributed.shards import Parts
+from tensortap.adapters.torch.distributed.world import world
+from tensortap.adapters.torch.modules import tree as modules
+from tensortap.adapters.torch.modules import unseen
+from tensortap.adapters.torch.modules.hookset import FusedSet, HookSet, OpenedSet
+from tensortap.adapters.torch.modules.named_values import NamedValues
+from tensortap.adapters.torch.modules.placement import Placing, put_on_root, tappable, within
+from tensortap.adapters.torch.modules.roots import RootAfter, RootBefore, RootSite
+from tensortap.adapters.torch.modules.tensors import Taker, taker_for
+from tensortap.adapters.torch.ops.names import known_operations
+from tensortap.adapters.torch.ops.placement import place
+from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
+from tensortap.adapters.torch.ops.visibility import COMPILED
 from tensortap.adapters.torch.steps import StepFinder
-from tensortap.adapters.torch.tensors import Taker, taker_for
 from tensortap.adapters.torch.threads import Lending
-from tensortap.adapters.torch.world import world
 from tensortap.errors import UnsupportedError
-from tensortap.recorder import OpenStep, Recorder
-from tensortap.sites import Candidate
+from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.sites import Candidate
 
 EXPORTED: Final = (
     "an ExportedProgram is not what is called. Watch a module: tensortap.watch(torch.export.unflatten(program)) shows "

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensortap.adapters.torch.walk import tensors_in
+from tensortap.adapters.torch.modules.nested import tensors_in
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -8,15 +8,15 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from tensortap.adapters.base import OneStep, offered
+from tensortap.adapters.protocol import OneStep, offered
 from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
+from tensortap.adapters.torch.modules.tensors import Taker, aside
 from tensortap.adapters.torch.state import preserved
-from tensortap.adapters.torch.tensors import Taker, aside
-from tensortap.probes import as_probes
-from tensortap.recorder import OpenStep, Point, Recorder
-from tensortap.sites import OP_PORTS, Candidate
+from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.select.probes import as_probes
+from tensortap.select.sites import OP_PORTS, Candidate
 
 _T = TypeVar("_T", bound=Taker)
 

@@ -6,10 +6,10 @@ import os
 
 from torch import Tensor
 
-from tensortap.adapters.torch.device import VARIABLE
-from tensortap.adapters.torch.device_keep import land
-from tensortap.adapters.torch.device_streams import HostStream, quietly, stream_of
-from tensortap.late import LateNumber
+from tensortap.adapters.torch.device.devices import VARIABLE
+from tensortap.adapters.torch.device.keep import land
+from tensortap.adapters.torch.device.streams import HostStream, quietly, stream_of
+from tensortap.record.pending import LateNumber
 
 
 def number(tensor: Tensor, stream: HostStream | None = None) -> float | LateNumber:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tensortap.adapters.seeds import kept_seeds
+from tensortap.adapters.rng import kept_seeds
 
 
 @contextmanager

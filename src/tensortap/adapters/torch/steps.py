@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from tensortap.adapters import steps
-from tensortap.adapters.base import Clock
-from tensortap.adapters.torch.gradients import backward_task
-from tensortap.adapters.torch.pipeline import REHEARSAL, microbatch
-from tensortap.adapters.torch.tensors import aside
-from tensortap.adapters.torch.walk import tensors_in
-from tensortap.recorder import OpenStep, Recorder
+from tensortap.adapters.protocol import Clock
+from tensortap.adapters.torch.autograd.gradients import backward_task
+from tensortap.adapters.torch.distributed.pipeline import REHEARSAL, microbatch
+from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.modules.tensors import aside
+from tensortap.record.recorder import OpenStep, Recorder
 
 _MANY: Final = 64
 MOST_MARKS: Final = 8

@@ -14,7 +14,7 @@ from typing import Final
 
 import torch
 
-from tensortap.reduce import kernels
+from tensortap.reduce import kernel as kernels
 
 _LIBRARIES: Final = "lib*omp*.so*"
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from tensortap.adapters.proof import GRADIENT, prove
 from tensortap.adapters.results import Verification
 from tensortap.adapters.torch.calls import as_step
+from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.state import preserved
-from tensortap.adapters.torch.walk import tensors_in
 
 
 def verify(

@@ -14,7 +14,7 @@ from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, lately, relu_like
 from tensortap.diagnose.snapshot import LAST, Site, Snapshot
 from tensortap.finding import Finding, Steps
-from tensortap.reduce.buckets import edges
+from tensortap.reduce.histogram import edges
 
 REVIVE: Final = "People lower the learning rate, initialise by He, use LeakyReLU or GELU, or normalise before the ReLU."
 _DESATURATE: Final = "People make the initial weights smaller (Xavier), normalise before it, or use another activation."

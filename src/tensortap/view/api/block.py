@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tensortap.store.catalog import Outline
 from tensortap.store.files import Files
-from tensortap.store.sources import Outline
 from tensortap.view.api.arrays import array_of
 from tensortap.view.api.grid import Grid, Ints, scattered
 from tensortap.view.api.stats import NONFINITE, Stat

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.reduce import buckets
+from tensortap.reduce import histogram as buckets
 from tensortap.reduce.merge import merge_histograms
 from tensortap.view.api.grid import Ints, as_floats
 

@@ -8,8 +8,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.store.catalog import PLAIN_RECORDS, dataset
 from tensortap.store.run import Run
-from tensortap.store.sources import PLAIN_RECORDS, dataset
 from tensortap.view.api.block import Triple
 from tensortap.view.api.seen import Seen
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.diagnose import findings as diagnosed
-from tensortap.store.chosen import Sites, Steps
+from tensortap.store.filters import Sites, Steps
 from tensortap.store.run import Run
 from tensortap.view.api.bins import Bins
 from tensortap.view.api.grid import Ints

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import PatternError, suggest
-from tensortap.sites import Candidate, Pattern
-from tensortap.store.chosen import places_matching
+from tensortap.select.sites import Candidate, Pattern
+from tensortap.store.filters import places_matching
 from tensortap.types import Place
 from tensortap.view.api.about import module_types
 from tensortap.view.api.bins import bins_for, edges

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tensortap.store.sources import Outline
+from tensortap.store.catalog import Outline
 from tensortap.view.api.arrays import array_of
 from tensortap.view.api.bins import Bins
 from tensortap.view.api.block import Block, segment_block, tail_block

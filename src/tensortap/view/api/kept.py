@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tensortap.store import layout
+from tensortap.store import names as layout
+from tensortap.store.catalog import settled
 from tensortap.store.run import Run
-from tensortap.store.sources import settled
 from tensortap.store.tail import read_tail
 from tensortap.store.tensors import TensorKey, TensorReader
 from tensortap.view.api.block import Triple

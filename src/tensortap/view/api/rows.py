@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.store.chosen import all_of, any_place
+from tensortap.store.catalog import PLAIN_RECORDS, Outline, dataset
+from tensortap.store.filters import all_of, any_place
 from tensortap.store.run import Run
-from tensortap.store.sources import PLAIN_RECORDS, Outline, dataset
 from tensortap.types import Place
 from tensortap.view.api.block import Same, Triple
 from tensortap.view.api.seen import Seen

@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.errors import RunError
+from tensortap.store.catalog import Catalog, Outline, Sources, settled, tail_outline
 from tensortap.store.run import Run
-from tensortap.store.sources import Catalog, Outline, Sources, settled, tail_outline
 from tensortap.store.tail import read_tail
 from tensortap.types import Place
 from tensortap.view.api.block import Places, Triple

@@ -9,7 +9,7 @@ from typing import Final
 
 from tensortap.errors import NotARunError, RunError, suggest
 from tensortap.store.files import Files
-from tensortap.store.layout import RUN_JSON
+from tensortap.store.names import RUN_JSON
 
 _DEEPEST: Final = 4  # folders below the one that was given
 _MOST: Final = 1000

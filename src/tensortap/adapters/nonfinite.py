@@ -1,0 +1,74 @@
+"""What happens when a watched step has a NaN or an infinity in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+
+from tensortap.adapters.results import Origin, Seen
+from tensortap.errors import NonFiniteError, ProbeError
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import OpenStep
+from tensortap.record.step import summary_of
+from tensortap.record.table import Names
+
+OnNonFinite = Literal["record", "raise"] | Callable[[Origin], object] | None
+
+
+class Watchman:
+    """Finds the origin of a step's first non-finite value and does with it what the user wants."""
+
+    def __init__(self, wish: OnNonFinite, ledger: Ledger, where: str = "") -> None:
+        if not (wish is None or wish in ("record", "raise") or callable(wish)):
+            raise ProbeError(f"on_nonfinite={wish!r} is neither 'record' nor 'raise' nor a function of the origin")
+        self.wish = wish
+        self._where = where  # on which of several ranks this is
+        self._ledger = ledger
+
+    def look(self, step: OpenStep, names: Names) -> Origin | None:
+        """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know."""
+        if self.wish is None:
+            return None
+        step.table.settle()  # the values of late rows are wanted now
+        if not step.table.nonfinite:
+            return None
+        found: Origin = step.origin or first_in(step, names)
+        return found
+
+    def tell(self, origin: Origin, number: int) -> None:
+        """After the step is safe: count it, say it, and raise or call."""
+        self._ledger.add("nonfinite_steps")
+        if callable(self.wish):
+            try:
+                self.wish(origin)
+            except Exception as error:
+                self._ledger.failed("callback_errors", "on_nonfinite", error)
+            return
+        text = f"step {number} is not finite{self._where}: {origin}"
+        if self.wish == "raise":
+            raise NonFiniteError(text, origin)
+        self._ledger.warn("nonfinite", text)
+
+
+def first_in(step: OpenStep, names: Names) -> Origin:
+    """The first non-finite record of a step, with what its module was given where that was recorded too."""
+    table = step.table
+    bad = table.column("nan") + table.column("posinf") + table.column("neginf")
+    row = int(np.flatnonzero(bad)[0])
+    place, call = names.places[int(table.columns["key"][row])], int(table.columns["call"][row])
+    given = [
+        Seen(names.places[int(key)].slot, summary_of(table, other))
+        for other, key in enumerate(table.column("key"))
+        if names.places[int(key)][:2] == (place.site, "input") and int(table.columns["call"][other]) == call
+    ]
+    backward = place.port.startswith("grad")
+    return Origin(
+        "backward" if backward else "forward",
+        place.site,
+        "",
+        call=call,
+        inputs=tuple(given),
+        output=summary_of(table, row),
+    )

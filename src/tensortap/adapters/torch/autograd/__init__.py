@@ -1,0 +1,1 @@
+"""Gradients and parameters: output and input gradients from the autograd graph, parameters around the optimizer."""

@@ -1,0 +1,1 @@
+"""Taps inside what torch.compile makes."""

@@ -1,0 +1,138 @@
+"""The rows of one step that one stream reduces: a buffer on the device, one copy of it, and what the copy holds."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.device.operations import COUNT_WORDS, COUNTS, POWER, WORDS, floats_on
+from tensortap.adapters.torch.device.streams import HostStream, quietly
+from tensortap.record.pending import Arrived
+from tensortap.reduce import kernel as kernels
+from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.histogram import BUCKETS
+
+Array = npt.NDArray[Any]
+FIRST_WORDS: Final = 64 * (WORDS + COUNT_WORDS)
+
+
+class _Slot(NamedTuple):
+    row: int
+    buffer: int
+    begin: int
+    numel: int
+    histogram: bool
+
+
+class Batch:
+    """Takes rows until it is sent. `lock` is held while a row is reserved and its work is queued.
+
+    The buffer comes from PyTorch's cache of device memory, so from the second step on nothing is allocated. It is made
+    as large as the last step needed; a step that needs more adds buffers, each with a copy of its own.
+    """
+
+    def __init__(self, stream: HostStream, device: torch.device, words: int = FIRST_WORDS) -> None:
+        self.lock = threading.RLock()
+        self.stream = stream
+        self.sent = False
+        self._device = device
+        self._words = words
+        self._wide = floats_on(device) is torch.float64
+        self._buffers: list[Tensor] = []
+        self._used: list[int] = []
+        self._slots: list[_Slot] = []
+        self._hosts: list[Tensor] = []
+        self._wait: Callable[[], None] = lambda: None
+
+    @property
+    def words(self) -> int:
+        """How much of its buffers is used."""
+        return sum(self._used)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that it takes."""
+        return 8 * self.words
+
+    def reserve(self, row: int, numel: int, histogram: bool) -> Tensor:
+        """The words, all zero, that a row's reduction is to fill."""
+        size = WORDS + (COUNT_WORDS if histogram else 0)
+        if not self._buffers or self._used[-1] + size > len(self._buffers[-1]):
+            self._buffers.append(torch.zeros(max(self._words, size), dtype=torch.int64, device=self._device))
+            self._used.append(0)
+        begin = self._used[-1]
+        self._used[-1] += size
+        self._slots.append(_Slot(row, len(self._buffers) - 1, begin, numel, histogram))
+        return self._buffers[-1][begin : begin + size]
+
+    def forget_last(self) -> None:
+        """The work of the last row could not be queued: it has a place but no values."""
+        self._slots.pop()
+
+    def send(self) -> None:
+        """Queue the copy to the host behind the work, and an event behind the copy."""
+        with self.lock:
+            if self.sent:
+                return
+            self.sent = True
+            with quietly(self.stream):
+                for buffer, used in zip(self._buffers, self._used, strict=True):
+                    host = self.stream.landing(buffer[:used])
+                    host.copy_(buffer[:used], non_blocking=True)
+                    self._hosts.append(host)
+                self._wait = self.stream.mark()
+            self._buffers = []
+
+    def part(self, places: Mapping[int, int]) -> Part:
+        """The rows that another table takes over."""
+        return Part(self, places)
+
+    def arrive(self, places: Mapping[int, int] | None = None) -> Arrived:
+        """Wait, and give every row its values; with `places`, the rows in it, by their new numbers."""
+        self._wait()
+        hosts = [host.numpy() for host in self._hosts]
+        slots = [slot for slot in self._slots if places is None or slot.row in places]
+        rows = np.array([slot.row if places is None else places[slot.row] for slot in slots], np.intp)
+        values, histograms = np.zeros(len(slots), kernels.ROW), {}
+        for i, slot in enumerate(slots):
+            words = hosts[slot.buffer][slot.begin :]
+            values[i] = self._row(words, slot.numel)
+            if slot.histogram:
+                histograms[int(rows[i])] = fallback.trimmed(
+                    words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS]
+                )
+        return Arrived(rows, values, histograms)
+
+    def _row(self, words: Array, numel: int) -> tuple[float, ...]:
+        nan, posinf, neginf, zeros = (int(number) for number in words[:4])
+        floats = words[4:POWER].view(np.float64) if self._wide else words[4:POWER].view(np.float32)[::2]
+        finite = numel - nan - posinf - neginf
+        moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(number) for number in floats))
+        return numel, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, int(words[POWER]))
+
+
+class Part:
+    """Some of a batch's rows, in a table of their own."""
+
+    def __init__(self, batch: Batch, places: Mapping[int, int]) -> None:
+        self._batch = batch
+        self._places = places
+        self.nbytes = batch.nbytes
+
+    def send(self) -> None:
+        """Start the batch on its way, if it is not."""
+        self._batch.send()
+
+    def part(self, places: Mapping[int, int]) -> Part:
+        """Some of these."""
+        return Part(self._batch, {old: places[new] for old, new in self._places.items() if new in places})
+
+    def arrive(self) -> Arrived:
+        """Wait for the batch."""
+        return self._batch.arrive(self._places)

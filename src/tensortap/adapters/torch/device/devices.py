@@ -1,0 +1,160 @@
+"""Tensors on a device: reduced there, into the step's buffer. Nothing here waits for the device.
+
+The row has its place in the step's table at once; its values come with the buffer, which is copied to the host when
+the step closes. The Triton kernel does it on CUDA and ROCm, PyTorch's own operations elsewhere.
+`TENSORTAP_DEVICE_PATH=torch` (or `triton`, with its interpreter) sends CPU tensors this way too: how it is tested.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.device import operations as device_ops
+from tensortap.adapters.torch.device.batch import FIRST_WORDS, Batch
+from tensortap.adapters.torch.device.keep import land, landing, pick
+from tensortap.adapters.torch.device.streams import HostStream, quietly, stream_of
+from tensortap.adapters.torch.distributed.shards import given
+from tensortap.adapters.torch.modules.values import CODES
+from tensortap.record.pending import Landing
+from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.record.table import StepTable, Value
+from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.reducers import Keeper
+
+Reduce = Callable[[Tensor, Tensor, bool], None]
+VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
+_NAN: Final = float("nan")
+_ABSENT: Final = (0, 0, 0, 0, *(_NAN,) * 6)
+_EMPTY: Final = (0, 0, 0, 0, 0, *(_NAN,) * 4, 0.0, 0.0)
+_MOST_COUNTED: Final = 1 << 32
+
+
+class Devices:
+    """Takes tensors where they lie. One for each tap."""
+
+    def __init__(self, recorder: Recorder, streams: Callable[[torch.device], HostStream] = stream_of) -> None:
+        self.forced = os.environ.get(VARIABLE, "")
+        self._recorder = recorder
+        self._streams = streams
+        self._reducers: dict[str, Reduce] = {}
+        self._words: dict[Hashable, int] = {}
+
+    def wants(self, tensor: Tensor) -> bool:
+        """Whether a tensor is to be reduced where it lies."""
+        return bool(self.forced) or not tensor.is_cpu
+
+    def take(self, point: Point, plain: Tensor, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
+        """Queue a tensor's reduction; its row, −1 when the step is closed, −2 when a CUDA graph is being captured."""
+        begin, stream = time.perf_counter_ns(), self._streams(plain.device)
+        if stream.capturing:
+            return -2
+        while True:
+            batch = self._batch(step.table, stream, plain.device)
+            with batch.lock:
+                if not batch.sent:
+                    row = self._queue(batch, point, plain, step, armed, recomputed)
+                    if row >= 0:
+                        self._keep(batch.stream, point, plain, tensor, step.table, row, armed)
+                        step.table.columns["cost"][row] = time.perf_counter_ns() - begin
+                    return row
+
+    def number(self, step: OpenStep, row: int, name: str, number: Tensor, probes: int) -> None:
+        """Add a number to a row; one that a device computes comes later, as the row does."""
+        if not self.wants(number):
+            step.table.values.append(Value(row, name, float(number), probes))
+            return
+        stream = self._streams(number.device)
+        self._batch(step.table, stream, number.device)  # even where it has no rows, its event tells when this arrived
+        with quietly(stream):
+            step.table.values.append(Value(row, name, Landing(land(number, stream)), probes))
+
+    def _batch(self, table: StepTable, stream: HostStream, device: torch.device) -> Batch:
+        for late in table.late:
+            if isinstance(late, Batch) and not late.sent and late.stream.key == stream.key:
+                return late
+        batch = Batch(stream, device, self._words.get(stream.key, FIRST_WORDS))
+        table.late.append(batch)
+        return batch
+
+    def _queue(self, batch: Batch, point: Point, plain: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
+        table, numel, histogram = step.table, plain.numel(), bool(armed & step.hist)
+        place = (point.key, armed, recomputed, CODES[plain.dtype], tuple(plain.shape))
+        if not numel:
+            return table.insert(*place, _EMPTY, 0, np.zeros(0, np.uint32) if histogram else None)
+        with quietly(batch.stream):
+            flat = _flat(plain)
+            row = table.insert(*place, (numel, *_ABSENT))
+            if row < 0:
+                self._recorder.ledger.add("late_records")
+                return row
+            words = batch.reserve(row, numel, histogram and numel < _MOST_COUNTED)
+            self._words[batch.stream.key] = max(self._words.get(batch.stream.key, FIRST_WORDS), batch.words)
+            try:
+                self._reduce(flat, words)
+            except Exception:
+                batch.forget_last()
+                raise
+        return row
+
+    def _reduce(self, flat: Tensor, words: Tensor) -> None:
+        histogram, kind = len(words) > device_ops.WORDS, flat.device.type
+        reduce = self._reducers.get(kind) or self._choose(kind)
+        try:
+            reduce(flat, words, histogram)
+        except Exception as error:
+            if reduce is device_ops.reduce or self.forced:
+                raise
+            # Triton compiles when it is first used, for which it needs a C compiler and a driver that it knows.
+            self._recorder.ledger.note("device_errors", "the Triton kernel (PyTorch's operations take over)", error)
+            self._reducers[kind] = device_ops.reduce
+            device_ops.reduce(flat, words.zero_(), histogram)
+
+    def _choose(self, kind: str) -> Reduce:
+        reduce: Reduce = device_ops.reduce
+        if (self.forced or {"cuda": "triton"}.get(kind)) == "triton":
+            try:
+                reduce = importlib.import_module("tensortap.adapters.torch.device.triton_kernel").reduce
+            except ImportError:  # absent, or not for this platform: the same row, by more launches
+                self._recorder.ledger.add("without_triton")
+        self._reducers[kind] = reduce
+        return reduce
+
+    def _keep(
+        self, stream: HostStream, point: Point, plain: Tensor, tensor: Tensor, table: StepTable, row: int, armed: int
+    ) -> None:
+        if not armed & point.keeping:
+            return
+
+        def picked(keeper: Keeper) -> npt.NDArray[Any] | None:
+            with quietly(stream):
+                return pick(keeper, plain, point.text, stream)
+
+        def asked(function: Callable[[Any], Any]) -> Any:
+            result = function(given(tensor))
+            with quietly(stream):
+                return landing(result, stream)
+
+        self._recorder.keep_by(table, row, point, armed, picked, asked)
+
+
+def _flat(plain: Tensor) -> Tensor:
+    """The elements as one dense run: as they lie in memory where they leave no gaps, otherwise a copy."""
+    size = plain.element_size()
+    if not plain.untyped_storage().nbytes():  # a kernel that reads it would take the whole process with it
+        raise ValueError("its memory was freed, as sharding does between uses")
+    if plain.is_contiguous():
+        return plain.view(-1)
+    strides = tuple(stride * size for stride in plain.stride())
+    _, runs = fallback.plan(0, CODES[plain.dtype], tuple(plain.shape), strides)
+    if runs == [(plain.numel(), size)]:
+        return plain.as_strided((plain.numel(),), (1,))
+    return plain.contiguous().view(-1)

@@ -1,0 +1,86 @@
+"""What reducers keep of a tensor on a device: picked there, copied to the host without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.device.operations import floats_on
+from tensortap.adapters.torch.device.streams import HostStream, stream_of
+from tensortap.adapters.torch.modules.values import CODES, readable, values_of
+from tensortap.record.pending import Landing
+from tensortap.reduce.buffers import NUMPY_DTYPES, array_of
+from tensortap.reduce.reducers import Full, Keeper, Rows, Sample, Units, sample_indices
+
+Array = npt.NDArray[Any]
+_BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def land(tensor: Tensor, stream: HostStream) -> Array:
+    """The array that a plain tensor will be on the host, once what is queued has been done."""
+    dense = tensor.contiguous()
+    host = stream.landing(dense)
+    host.copy_(dense, non_blocking=True)
+    return _bits(host).numpy().view(NUMPY_DTYPES[CODES[host.dtype]])
+
+
+def landing(result: Any, stream: HostStream) -> Any:
+    """What a user's function gave: tensors in it on their way to the host, everything else as it is."""
+    if isinstance(result, Mapping):
+        return {key: landing(value, stream) for key, value in result.items()}
+    plain = values_of(result) if isinstance(result, Tensor) else None
+    return result if plain is None else Landing(land(plain, stream))
+
+
+def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Array | None:
+    """What `keeper.pick` would give of the tensor on the host; the elements come later."""
+    match keeper:
+        case Full():
+            found: Tensor | None = tensor
+        case Sample():
+            at = _positions(keeper.n, keeper.seed, place, tuple(tensor.shape), tensor.device)
+            found = torch.take(_bits(tensor), at).view(tensor.dtype)
+        case Rows():
+            found = _rows(keeper, tensor)
+        case Units():
+            found = _units(tensor)
+        case _:  # one that nobody has taught to pick on a device: the tensor is waited for
+            buffer = readable(tensor)
+            return None if buffer is None else keeper.pick(array_of(buffer), place)
+    return None if found is None else land(found, stream)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """Small floats can be picked as integers on every device."""
+    bits = _BITS.get(tensor.element_size())
+    return tensor if bits is None else tensor.view(bits)
+
+
+@lru_cache(maxsize=1024)
+def _positions(n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where `sample` takes its elements; on the device once, then for every step."""
+    indices = torch.from_numpy(np.array(sample_indices(n, seed, place, shape)))
+    return stream_of(device).landing(indices).copy_(indices).to(device, non_blocking=True)
+
+
+def _rows(keeper: Rows, tensor: Tensor) -> Tensor | None:
+    there = keeper.there(tensor.shape)
+    # A list as an index would become a tensor on the host, whose copy to the device is waited for.
+    return torch.stack([_bits(tensor)[i] for i in there]).view(tensor.dtype) if there else None
+
+
+def _units(tensor: Tensor) -> Tensor | None:
+    if not tensor.ndim or not tensor.numel():
+        return None
+    axis = 1 if tensor.ndim in (4, 5) else tensor.ndim - 1
+    if tensor.element_size() < 4 or not (tensor.is_floating_point() or tensor.is_complex()):
+        tensor = tensor.to(torch.float32)
+    by_unit = tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
+    size = by_unit.abs().sum(0, dtype=floats_on(tensor.device)) / len(by_unit)
+    return torch.stack([(by_unit != 0).sum(0) / len(by_unit), size]).to(torch.float32)

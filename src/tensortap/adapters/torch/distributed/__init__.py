@@ -1,0 +1,1 @@
+"""Several processes: the rank, shards of DTensors, fully_shard and pipeline stages."""

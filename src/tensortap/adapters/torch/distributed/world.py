@@ -1,0 +1,33 @@
+"""What torch.distributed knows: which rank this is, and one sum over all ranks for those who ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import distributed
+
+from tensortap.distributed.ranks import World
+
+
+def world() -> World | None:
+    """This rank and how many there are, once a process group is there."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return World(distributed.get_rank(), distributed.get_world_size())
+
+
+def summed(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The sum over all ranks: one all-reduce on the default group, which every rank must take part in."""
+    tensor = torch.from_numpy(numbers).to(_device())
+    distributed.all_reduce(tensor)
+    result: npt.NDArray[np.float64] = tensor.cpu().numpy()
+    return result
+
+
+def _device() -> Any:
+    group = distributed.distributed_c10d._get_default_group()
+    devices = {device.type for device in group._device_types}
+    return torch.device("cpu") if "cpu" in devices or not devices else torch.accelerator.current_accelerator()

@@ -1,0 +1,128 @@
+"""A tensor's memory, as fast as it can be had from Python; odd tensors the slow way."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.device.devices import VARIABLE, Devices
+from tensortap.adapters.torch.distributed.shards import Parts, given
+from tensortap.adapters.torch.modules.values import CODES, values_of
+from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.reduce.buffers import buffer_of_plain
+
+_NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
+_CAPTURED: Final = (
+    "a CUDA graph is being captured: what a replay computes cannot be seen, and tensors in it are recorded without "
+    "values (counted as tensors_in_cuda_graphs)"
+)
+_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+mode_is_on: Final = torch._C._is_torch_function_mode_enabled  # a function mode would see what we ask of a tensor
+
+
+class Taker:
+    """Records tensors. `take` is what every hook ends in."""
+
+    __slots__ = ("devices", "leaves", "parts", "recorder")
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.devices = Devices(recorder)
+        self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
+        self.parts: Parts | None = None  # where there are several ranks: which part of a tensor this one holds
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """Reduce a tensor into the step's table; the row, or −1. What goes wrong is counted and goes no further."""
+        armed = step.armed & point.probes
+        if not armed:
+            return -1
+        if mode_is_on():
+            with aside():
+                return self.take(point, tensor, step, recomputed)
+        if self.parts is not None and point.key not in self.parts.known:
+            self._look(point, tensor)
+        try:
+            if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
+                shape, table, want = tensor.shape, step.table, armed & step.hist != 0
+                # Lazy negation comes with views of complex numbers, of which only single elements are contiguous.
+                if (shape and shape[-1] != 1) or not tensor.is_neg():
+                    code, address = CODES[tensor.dtype], tensor.data_ptr()
+                    row = table._append(point.key, armed, want, recomputed, code, address, shape, None)
+                    if row >= 0:
+                        return row
+                    return table.record(point.key, armed, want, recomputed, code, address, shape, None)
+        except Exception:
+            pass  # it has no plain memory after all: sparse, quantised, nested, wrapped by vmap
+        with aside():
+            return self._take_any(point, tensor, step, armed, recomputed)
+
+    def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
+        try:
+            plain = values_of(tensor)
+            if plain is None:
+                return self._without_values(point, tensor, step, armed, recomputed)
+            if self.devices.wants(plain):
+                return self._take_on_device(point, plain, tensor, step, armed, recomputed)
+            buffer = buffer_of_plain(plain)
+            row = step.table.record(
+                point.key, armed, armed & step.hist != 0, recomputed,
+                buffer.dtype, buffer.address, buffer.shape, buffer.strides,
+            )  # fmt: skip
+            if row >= 0 and armed & point.keeping:
+                self.recorder.keep(step.table, row, point, armed, buffer, given(tensor))
+            return row
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
+            return -1
+
+    def _take_on_device(
+        self, point: Point, plain: Tensor, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool
+    ) -> int:
+        row = self.devices.take(point, plain, tensor, step, armed, recomputed)
+        if row != -2:
+            return row
+        self.recorder.ledger.add("tensors_in_cuda_graphs")
+        self.recorder.ledger.warn("cuda_graphs", _CAPTURED)
+        return self._without_values(point, tensor, step, armed, recomputed)
+
+    def _look(self, point: Point, tensor: Tensor) -> None:
+        try:
+            assert self.parts is not None
+            self.parts.look(point, tensor)
+        except Exception as error:
+            self.recorder.ledger.failed("skipped_parts", f"finding which part {point.text} holds", error)
+
+    def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
+        """A tensor that has a shape but no values here: its metadata only."""
+        self.recorder.ledger.add("tensors_without_values")
+        row = (tensor.numel(), *_NO_VALUES)
+        return step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), row)
+
+
+def aside() -> Any:
+    """While this lasts, no function mode and no subclass of Tensor sees what we ask of a tensor."""
+    return torch._C.DisableTorchFunction()
+
+
+class DeviceTaker(Taker):
+    """Sends CPU tensors the way of a device's."""
+
+    __slots__ = ()
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """As its base, without the short way."""
+        armed = step.armed & point.probes
+        if not armed:
+            return -1
+        if self.parts is not None and point.key not in self.parts.known:
+            self._look(point, tensor)
+        with aside():  # our own mode would take what the reduction does for the model's operations
+            return self._take_any(point, tensor, step, armed, recomputed)
+
+
+def taker_for(recorder: Recorder) -> Taker:
+    """The taker to use: `TENSORTAP_DEVICE_PATH` decides."""
+    return DeviceTaker(recorder) if os.environ.get(VARIABLE) else Taker(recorder)

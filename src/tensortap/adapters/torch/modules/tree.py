@@ -1,0 +1,137 @@
+"""What a module tree offers: which places can be tapped, and which cannot, and why."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from tensortap.adapters.torch.autograd.parameters import Owner
+from tensortap.select.sites import Candidate
+
+MODULE_PORTS: Final = ("output", "input", "grad_output", "grad_input")
+PARAMETER_PORTS: Final = ("param", "grad", "update")
+SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
+CONTAINER: Final = "is only a container and never called; tap what is in it"
+FLAT: Final = (
+    "is flattened into the graph around it, and only its weights are left; torch.export.unflatten() gives it back"
+)
+BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
+
+WRAPPED: Final = "_orig_mod"  # what torch.compile's wrapper calls the module in it
+
+_TRACED: Final = torch.jit._trace.TopLevelTracedModule
+
+
+def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Every module under every name it has, the root under the empty one.
+
+    What torch.compile wraps around a module is passed by: a compiled model has the names of the one it was made of.
+    """
+    for path, module in root.named_modules(remove_duplicate=False):
+        if not is_wrapper(module):
+            yield _unwrapped_path(path), module
+
+
+def _unwrapped_path(path: str) -> str:
+    return ".".join(part for part in path.split(".") if part != WRAPPED) if WRAPPED in path else path
+
+
+def owners_of(root: nn.Module) -> dict[str, Owner]:
+    """Every parameter under every name it has, by where it hangs."""
+    return {
+        f"{path}.{name}" if path else name: Owner(weakref.ref(module), name)
+        for path, module in modules_of(root)
+        for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)
+    }
+
+
+def candidates_of(root: nn.Module) -> list[Candidate]:
+    """What can be tapped."""
+    found = [candidate(path, module) for path, module in modules_of(root) if not why_not(module)]
+    return found + [Candidate(name, ("Parameter",), PARAMETER_PORTS) for name in owners_of(root)]
+
+
+def candidate(path: str, module: nn.Module) -> Candidate:
+    """A module as patterns see it."""
+    return Candidate(path, _types(module), MODULE_PORTS, leaf=not any(True for _ in module.children()))
+
+
+def untappable(root: nn.Module) -> dict[str, str]:
+    """What cannot be tapped, each with the reason."""
+    flat = isinstance(root, torch.fx.GraphModule)
+    found = {path: why for path, module in modules_of(root) if (why := why_not(module))}
+    return {path: FLAT if flat and why == CONTAINER else why for path, why in found.items()}
+
+
+def why_not(module: nn.Module) -> str:
+    """Why a module can have no hooks that would ever run; empty when it can."""
+    if is_scripted(module):
+        return SCRIPTED
+    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
+        return ""
+    return CONTAINER if type(module).forward is nn.Module.forward else ""
+
+
+def why_unseen(root: nn.Module, path: str) -> str:
+    """Why a module's hooks never ran, where its place in the tree tells."""
+    parent, _, name = path.rpartition(".")
+    if name != "out_proj":
+        return ""
+    return BY_WEIGHT if isinstance(dict(modules_of(root)).get(parent), nn.MultiheadAttention) else ""
+
+
+def is_wrapper(module: nn.Module) -> bool:
+    """Whether torch.compile made it around another module."""
+    return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, WRAPPED, None), nn.Module)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The module that torch.compile was given."""
+    return unwrapped(module.get_submodule(WRAPPED)) if is_wrapper(module) else module
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile has to do with its calls."""
+    return module._compiled_call_impl is not None or is_wrapper(module)
+
+
+def compiled_paths(root: nn.Module) -> set[str]:
+    """The modules whose calls run inside what torch.compile made."""
+    inside: set[str] = set()
+    for path, module in root.named_modules(remove_duplicate=False):  # parents come first
+        within = bool(path) and path.rpartition(".")[0] in inside
+        if within or is_compiled(module):
+            inside.add(path)
+    return {_unwrapped_path(path) for path in inside}
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether TorchScript owns the module (a traced root is the exception: it takes hooks)."""
+    return isinstance(module, torch.jit.ScriptModule) and not isinstance(module, _TRACED)
+
+
+def tree_of(root: nn.Module) -> list[dict[str, Any]]:
+    """The tree as plain data, in order of definition."""
+    return [
+        {"path": path, "type": type(module).__name__, "parameters": _count(module)} for path, module in modules_of(root)
+    ]
+
+
+def _count(module: nn.Module) -> int:
+    own = module.parameters(recurse=False)
+    return sum(p.numel() for p in own if not nn.parameter.is_lazy(p))
+
+
+def _types(module: nn.Module) -> tuple[str, ...]:
+    mro = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module)]
+    return tuple(dict.fromkeys(cls.__name__ for cls in mro))
+
+
+def encoder_layers(root: nn.Module) -> list[tuple[str, nn.TransformerEncoderLayer]]:
+    """The layers that have a fused path in inference, which any hook in or on them would switch off."""
+    fused = nn.TransformerEncoderLayer
+    return [(path, m) for path, m in modules_of(root) if isinstance(m, fused) and type(m).forward is fused.forward]

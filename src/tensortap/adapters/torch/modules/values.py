@@ -1,0 +1,40 @@
+"""The values of any tensor that a hook may meet, as a plain one: also under vmap, and where there are none."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.distributed.shards import local_of
+from tensortap.reduce.buffers import buffer_of_plain
+from tensortap.reduce.plain import plain_of
+from tensortap.types import DTYPES, Buffer
+
+CODES: Final = {getattr(torch, d.name): d.code for d in DTYPES if hasattr(torch, d.name)}
+_FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
+
+
+def values_of(tensor: Tensor) -> Tensor | None:
+    """A strided tensor of a type the kernels read, where the values lie now; None when there are no values."""
+    if tensor.is_meta or type(tensor).__name__ in _FAKE:
+        return None
+    inside = _unwrapped(tensor.detach())
+    with torch.no_grad(), torch._C._DisableFuncTorch():
+        plain: Tensor = plain_of(local_of(inside))
+        return plain
+
+
+def readable(tensor: Tensor) -> Buffer | None:
+    """The memory of any tensor that has values. It waits for a device."""
+    plain = values_of(tensor)
+    return None if plain is None else buffer_of_plain(plain.cpu())
+
+
+def _unwrapped(tensor: Any) -> Any:
+    """Under vmap and functional transforms: the tensor inside, with the batch that vmap hides."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor

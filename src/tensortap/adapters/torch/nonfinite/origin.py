@@ -1,0 +1,331 @@
+"""Where a NaN or an infinity was born: the module, the operation in it, its line, its inputs, and why.
+
+Forward: modules are watched as they run; the first to finish with finite inputs and a non-finite output is run
+under a function mode that looks at every operation. Backward: every node of the graph is watched; the first with
+finite gradients coming in and non-finite ones going out is the origin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from tensortap.adapters.results import Origin, Seen
+from tensortap.adapters.torch.calls import as_step
+from tensortap.adapters.torch.distributed.shards import local_of
+from tensortap.adapters.torch.modules.nested import inputs_in, tensors_in
+from tensortap.adapters.torch.modules.tensors import aside
+from tensortap.adapters.torch.nonfinite.reasons import operation_name, why
+from tensortap.adapters.torch.ops.mode import without_modes
+from tensortap.adapters.torch.ops.names import is_silent, op_name
+from tensortap.adapters.torch.source import OURS, TORCH, current_line
+from tensortap.adapters.torch.state import preserved
+from tensortap.reduce.summary import summarize
+
+_MASKS: Final = 64  # calls of modules that return −inf on purpose, before the search goes on to backward
+
+
+def locate(model: nn.Module, batch: Any) -> Origin | None:
+    """Run a step (forward and backward) and find the first non-finite value; the model is left as it was."""
+    run = as_step(model, batch)
+    masks: set[tuple[nn.Module, int]] = set()
+    with preserved(model) as restore:
+        for _ in range(_MASKS):
+            restore()
+            forward = _watch_forward(model, run, masks)
+            if forward is None:
+                break
+            restore()
+            if (origin := _look_inside(run, *forward)) is not None:
+                return origin
+            masks.add(forward[1:])
+        restore()
+        return _watch_backward(model, run)
+
+
+def explain(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
+    """Run one module again on inputs that gave a non-finite output; RNG and module are left as they were."""
+    with without_modes(), preserved(module) as restore, torch.no_grad():
+        restore()
+        with _Operations(path, module) as operations:
+            module.forward(*args, **kwargs)
+    return operations.origin
+
+
+def _watch_forward(
+    model: nn.Module, run: Callable[[], Any], masks: Container[tuple[nn.Module, int]]
+) -> tuple[str, nn.Module, int] | None:  # fmt: skip
+    """The first module to finish with finite inputs and a non-finite output, and which of its calls that was."""
+    found: list[tuple[str, nn.Module, int]] = []
+    calls: dict[nn.Module, int] = {}
+    names = {module: path for path, module in model.named_modules()}
+
+    def after(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        call = calls[module] = calls.get(module, -1) + 1
+        if not found and (module, call) not in masks and is_born_in((args, kwargs), output):
+            found.append((names[module], module, call))
+
+    with _hooks([module.register_forward_hook(after, with_kwargs=True) for module in names]):
+        try:
+            run()
+        except Exception:  # what the user's step does with a NaN is not our business here
+            if not found:
+                raise
+    return found[0] if found else None
+
+
+def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int) -> Origin | None:
+    """Run again, looking at every operation while that module runs for that time. None: it only masks with −inf."""
+    operations = _Operations(path, module)
+    calls = [-1]
+    given: list[Seen] = []
+    worse = [True]
+
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls[0] += 1
+        if calls[0] == call:
+            given.extend(Seen(slot, _summary(t)) for slot, t in inputs_in(module.forward, args, kwargs))
+            operations.__enter__()
+
+    def after(_: nn.Module, args: Any, output: Any) -> None:
+        if calls[0] == call and operations.entered:
+            operations.__exit__(None, None, None)
+            worse[0] = not _is_sound(output)
+
+    with (
+        _hooks(
+            [
+                module.register_forward_pre_hook(before, with_kwargs=True, prepend=True),
+                module.register_forward_hook(after, always_call=True, prepend=True),
+            ]
+        ),
+        _ignored(),
+    ):
+        run()
+    weights = _bad_weights(module)
+    if operations.origin is None and operations.asked and not weights and not worse[0]:
+        return None
+    return operations.origin or Origin(
+        "forward", path, type(module).__name__, call=call, inputs=tuple(given), why=weights
+    )
+
+
+class _Operations(TorchFunctionMode):
+    """Looks at every operation for the first that makes a non-finite value out of finite ones."""
+
+    def __init__(self, path: str, module: nn.Module) -> None:
+        super().__init__()
+        self.path = path
+        self.module = module
+        self.origin: Origin | None = None
+        self.entered = False
+        self.asked = False  # whether an infinity was the user's wish
+
+    def __enter__(self) -> _Operations:
+        self.entered = True
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.entered = False
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.origin is not None or is_silent(op_name(function)):
+            return function(*args, **kwargs)
+        tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
+        given = [Seen(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
+        copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
+        output = function(*args, **kwargs)
+        if _is_new(given, output):
+            if _asked_for(args, kwargs, output):
+                self.asked = True
+            else:
+                self._found(function, given, copies, kwargs, output)
+        return output
+
+    def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
+        bad = next(t for _, t in tensors_in(output) if not is_finite(t))
+        with aside():
+            reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
+        self.origin = Origin(
+            "forward",
+            self.path,
+            type(self.module).__name__,
+            operation=operation_name(function),
+            source=current_line(),
+            inputs=tuple(given),
+            output=_summary(bad),
+            why=reason,
+        )
+
+
+def _is_new(given: list[Seen], output: Any) -> bool:
+    """`is_born_in`, by what was seen of the inputs before the operation, which may have changed them."""
+    if is_finite(output) or any(seen.summary.nan or seen.summary.posinf for seen in given):
+        return False
+    return not any(seen.summary.neginf for seen in given) or not _is_sound(output)
+
+
+def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
+    """The first node that turns finite gradients into non-finite ones, and the module whose forward made it."""
+    owners: list[tuple[int, int, str, str]] = []
+    started: list[int] = []
+    found: list[Origin] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        started.append(torch._C._autograd._get_sequence_nr())
+
+    names = {module: path for path, module in model.named_modules()}
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        first = started.pop()
+        owners.append((first, torch._C._autograd._get_sequence_nr(), names[module], type(module).__name__))
+
+    def at_node(node: Any, outgoing: Sequence[Any], incoming: Sequence[Any]) -> None:
+        if found or is_finite(list(outgoing)) or not is_finite(list(incoming)):
+            return
+        path, kind = _owner(owners, node._sequence_nr())
+        seen = tuple(Seen(f"[{i}]", _summary(g)) for i, g in enumerate(incoming) if g is not None)
+        bad = next(g for g in outgoing if g is not None and not is_finite(g))
+        found.append(
+            Origin(
+                "backward", path, kind, operation=node.name(), source=_forward_source(node), inputs=seen,
+                output=_summary(bad), why=_backward_why(node),
+            )
+        )  # fmt: skip
+
+    handles = [m.register_forward_pre_hook(before, prepend=True) for m in names]
+    handles += [m.register_forward_hook(after, always_call=True) for m in names]
+    with _hooks(handles), torch.autograd.set_detect_anomaly(True, check_nan=False), _backward_watched(at_node):
+        run()
+    return found[0] if found else None
+
+
+@contextmanager
+def _backward_watched(at_node: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> Iterator[None]:
+    """Put hooks on the graph of whatever backward is called on, while the block runs."""
+    original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        for node in _graph([t.grad_fn for _, t in tensors_in(tensors)]):
+            node.register_hook(lambda outgoing, incoming, node=node: at_node(node, outgoing, incoming))
+        original(tensors, *args, **kwargs)
+
+    torch.autograd.backward = backward
+    try:
+        yield
+    finally:
+        torch.autograd.backward = original
+
+
+def _graph(roots: list[Any]) -> Iterator[Any]:
+    seen: set[Any] = set()
+    queue = [root for root in roots if root is not None]
+    while queue:
+        node = queue.pop()
+        if node not in seen:
+            seen.add(node)
+            yield node
+            queue.extend(n for n, _ in node.next_functions if n is not None)
+
+
+def _owner(owners: list[tuple[int, int, str, str]], number: int) -> tuple[str, str]:
+    """The innermost module whose forward made the node; nothing for code outside all modules."""
+    inside = [(last - first, path, kind) for first, last, path, kind in owners if first <= number < last]
+    if not inside:
+        return "(outside the model)", ""
+    _, path, kind = min(inside)
+    return path, kind
+
+
+def _backward_why(node: Any) -> str:
+    name = node.name()
+    if name.startswith("Sqrt"):
+        return "the derivative of sqrt at 0 is infinite"
+    if name.startswith(("Log", "Div", "Reciprocal", "Rsqrt")):
+        return "the derivative divides by a value that is 0 or too small"
+    if name.startswith(("LinalgVectorNorm", "Norm")):
+        return "the derivative of a norm at 0 is not defined"
+    if name.startswith("Pow"):
+        return "the derivative of the power at 0 is infinite"
+    return ""
+
+
+def _forward_source(node: Any) -> str:
+    """The line that made a node, which anomaly mode notes as text."""
+    lines = node.metadata.get("traceback_", [])
+    frames = [line.strip() for line in lines if TORCH not in line and OURS not in line]
+    if not frames:
+        return ""
+    place, _, code = frames[-1].partition("\n")
+    parts = place.replace('File "', "").replace('", line ', ":").partition(", in ")
+    return f"{parts[0]}  {code.strip()}"
+
+
+def _asked_for(args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool:
+    """Whether the user gave the infinity as a number: masking with −inf is no fault, unless a NaN comes of it."""
+    given = [value for value in (*args, *kwargs.values()) if isinstance(value, float) and not math.isfinite(value)]
+    return bool(given) and (any(map(math.isnan, given)) or not _has_nan(output))
+
+
+def _has_nan(value: Any) -> bool:
+    with aside():
+        return any(bool(torch.isnan(local_of(t)).any()) for _, t in tensors_in(value) if t.is_floating_point())
+
+
+def _bad_weights(module: nn.Module) -> str:
+    bad = [name for name, p in module.named_parameters() if not is_finite(p)]
+    return f"its parameter {bad[0]} is not finite" if bad else ""
+
+
+def is_finite(value: Any) -> bool:
+    """Whether every floating-point tensor in a value is finite."""
+    with aside():
+        parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())  # asking a DTensor is a collective
+        return all(bool(torch.isfinite(part).all()) for part in parts)
+
+
+def is_born_in(given: Any, output: Any) -> bool:
+    """Whether something not finite came out and nothing like it went in. A mask of −inf may have gone in."""
+    if is_finite(output):
+        return False
+    return is_finite(given) or (_is_sound(given) and not _is_sound(output))
+
+
+def _is_sound(value: Any) -> bool:
+    """Whether there is nothing worse than −inf in it."""
+    with aside():
+        parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())
+        return not any(bool((torch.isnan(part) | torch.isposinf(part)).any()) for part in parts)
+
+
+def _summary(tensor: Tensor) -> Any:
+    with aside():
+        return summarize(tensor, histogram=False)
+
+
+@contextmanager
+def _hooks(handles: list[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _ignored() -> Iterator[None]:
+    try:
+        yield
+    except Exception:  # the first run showed what there is to see; the user's own error comes from their own step
+        return

@@ -1,0 +1,1 @@
+"""Single operations, seen by a function mode."""

@@ -1,0 +1,114 @@
+"""Inside a function that hides its own operations from function modes: what it asks of the dispatcher.
+
+`F.multi_head_attention_forward` is one call to a function mode. A dispatch mode, on for that one call, sees `mm`, `bmm`
+and `softmax` in it. That is below autograd: the nodes of the graph are found afterwards, by their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tensortap.adapters.torch.autograd.gradients import (
+    Found,
+    NodeHook,
+    Steps,
+    Sum,
+    backward_task,
+    count_call,
+    newest_node,
+    nodes_since,
+)
+from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.ops.sites import OpSite, Ports, given_in
+from tensortap.record.recorder import OpenStep
+
+OPAQUE: Final = frozenset([functional.multi_head_attention_forward])
+
+Finds = Callable[[Any], OpSite | None]
+
+
+class _Seen(NamedTuple):
+    """A call whose gradients are wanted: the number of the node that it made, and its inputs in order."""
+
+    site: OpSite
+    ports: Ports
+    node: int
+    slots: list[str]
+    call: int
+
+
+class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks at the dispatcher's calls while one opaque function runs. `find` gives the site of a call, if wanted."""
+
+    def __init__(self, find: Finds, step: OpenStep, steps: Steps) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.find = find
+        self.step = step
+        self.steps = steps
+        self.start = self.newest = newest_node()
+        self.seen: list[_Seen] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        newest = newest_node()
+        node = newest - 1 if newest > self.newest else -1  # autograd has made one for this call
+        self.newest = newest
+        kwargs = kwargs or {}
+        site = self.find(func)
+        if site is None or not (armed := self.step.armed & site.bits):
+            return func(*args, **kwargs)
+        ports, given = self._before(site, armed, args, kwargs)
+        output = func(*args, **kwargs)
+        if ports is not None:
+            self._after(site, ports, given, output, node)
+        return output
+
+    def gradients(self, output: Any) -> None:
+        """The function has returned: await the gradients of what was seen in it."""
+        wanted = {seen.node: seen for seen in self.seen}
+        if not wanted:
+            return
+        roots = [t.grad_fn for _, t in tensors_in(output) if t.grad_fn is not None]
+        for node in nodes_since(roots, self.start):
+            seen = wanted.get(node._sequence_nr())
+            if seen is not None:
+                self._await(seen, node)
+
+    def _before(
+        self, site: OpSite, armed: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Ports | None, Found]:
+        try:
+            ports = site.wanted_by(armed, args, kwargs)
+            if ports is not None and (ports.input or ports.grad_input):
+                given = given_in(args, kwargs)
+                site.take_inputs(ports, given, self.step)
+                return ports, given
+            return ports, []
+        except Exception as error:
+            site.failed(error)
+            return None, []
+
+    def _after(self, site: OpSite, ports: Ports, given: Found, output: Any, node: int) -> None:
+        try:
+            site.take_outputs(ports, list(tensors_in(output)), self.step)
+            if node >= 0 and (ports.grad_output or ports.grad_input):
+                call = count_call(self.step, site, backward_task() != -1)
+                self.seen.append(_Seen(site, ports, node, [slot for slot, _ in given], call))
+        except Exception as error:
+            site.failed(error)
+
+    def _await(self, seen: _Seen, node: Any) -> None:
+        taker, steps, step = seen.site.taker, self.steps, self.step
+        for port in seen.ports.grad_output:
+            hook = NodeHook(taker, steps, port, "", step, seen.call)
+            hook.index = 0
+            node.register_prehook(hook)
+        for port in seen.ports.grad_input:
+            for position, slot in enumerate(seen.slots[: len(node.next_functions)]):
+                if node.next_functions[position][0] is not None:
+                    Sum(taker, steps, port, slot, step, seen.call).expect([(node, position)])

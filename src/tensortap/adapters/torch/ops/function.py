@@ -1,0 +1,198 @@
+"""Operations of code that has no module: a function that is watched, or a block of code.
+
+A function's operations are seen while it runs by `tap.call(...)`, a block's from its beginning to its end, in the
+thread that began it. Modules that would run fused still do, and hide what is in them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from tensortap.adapters.protocol import Clock, Wanted
+from tensortap.adapters.torch.compile.operators import Regions
+from tensortap.adapters.torch.modules.named_values import NamedValues
+from tensortap.adapters.torch.modules.tensors import taker_for
+from tensortap.adapters.torch.ops.names import known_operations
+from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
+from tensortap.errors import UnsupportedError
+from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.sites import Candidate
+
+NOT_CALLED: Final = "the watched function was never called through the tap: write tap.call(...)"
+
+
+class Steps:
+    """Whose step it is: the tap's, unless the thread is inside `tap.span()`."""
+
+    def __init__(self, recorder: Recorder, clock: Clock) -> None:
+        self.spread = False
+        self._recorder = recorder
+        self._clock = clock
+        self._own = threading.local()
+        self._used = False
+
+    def current(self) -> OpenStep:
+        """The calling thread's step."""
+        own: OpenStep | None = getattr(self._own, "step", None)
+        return self._recorder.current if own is None else own
+
+    def enter(self, step: OpenStep | None) -> OpenStep | None:
+        """Give the calling thread a step of its own, or take it away; what it had before."""
+        self.spread = True
+        before: OpenStep | None = getattr(self._own, "step", None)
+        self._own.step = step
+        return before
+
+    def begin(self) -> None:
+        """A call of the function begins: it closes the step before it, unless the user does that."""
+        if getattr(self._own, "step", None) is None and not self._recorder.muted:
+            if self._used and not self._clock.explicit:
+                self._clock.advance()
+            self._used = True
+
+
+class Guard:
+    """Keeps the mode out of modules that would not run the same with it, whoever calls them."""
+
+    def __init__(self, taps: OpTaps) -> None:
+        self._taps = taps
+        self._handles: list[RemovableHandle] = []
+
+    def put_on(self) -> None:
+        """Look out for them."""
+        self._handles = [
+            register_module_forward_pre_hook(self._before),
+            register_module_forward_hook(self._after, always_call=True),
+        ]
+
+    def take_off(self) -> None:
+        """Look out no more."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        taps = self._taps
+        if not torch.compiler.is_compiling() and not taps.idle() and not taps.visibility.of(module):
+            taps.enter(module, taps.parent() or "", module)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not torch.compiler.is_compiling() and not self._taps.idle():
+            self._taps.leave(module)
+
+
+class Operations:
+    """The adapter for a function, or without one for the block of code that follows."""
+
+    default_sites = "op:*"
+
+    def __init__(self, function: Callable[..., Any] | None = None, *, fast_path: str = "keep", **_: Any) -> None:
+        self.function = function
+        self.path = "" if function is None else getattr(function, "__name__", type(function).__name__).strip("<>")
+        self._keep_fused = fast_path == "keep"
+        self._called = False
+
+    def candidates(self) -> list[Candidate]:
+        """None: operations are known only while they run."""
+        return []
+
+    def untappable(self) -> dict[str, str]:
+        """Nothing that would be known before."""
+        return {}
+
+    def describe(self) -> dict[str, Any]:
+        """What is known: the function's name."""
+        return {"framework": "torch", "class": self.path or type(self).__name__, "modules": []}
+
+    def operations(self) -> Collection[str]:
+        """The names of operations that patterns may mean."""
+        return known_operations()
+
+    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
+        """Be ready; in a block, begin."""
+        self._steps = Steps(recorder, clock)
+        self._taker = taker_for(recorder)
+        self._taps = OpTaps(self._taker, self._steps, wanted, op_patterns(wanted, [self.path]), self._keep_fused)
+        self._names = NamedValues(self._taker, self._steps, wanted, Regions())
+        self._guard = Guard(self._taps)
+        self._thread = threading.get_ident()
+        if self.function is None:
+            self._guard.put_on()
+            self._taps.mark()
+            self._enter_block()
+
+    def arm(self) -> None:
+        """Another step may be open: in a block, each has its own numbers, and the mode rests where nobody wants it."""
+        if self.function is None and threading.get_ident() == self._thread:
+            self._taps.leave(self)
+            self._enter_block()
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function and see what it does."""
+        if self.function is None:
+            raise UnsupportedError("a block of code is not called: what runs inside `with tensortap.ops(...)` is seen")
+        self._called = True
+        if self._taps.idle():
+            self._steps.begin()
+            self._guard.put_on()
+            try:
+                return self._run(args, kwargs)
+            finally:
+                self._guard.take_off()
+        return self._run(args, kwargs)
+
+    def detach(self) -> None:
+        """See no more."""
+        self._guard.take_off()
+        self._taps.close()
+        for leaf in self._taker.leaves:
+            leaf.take_off()
+
+    def current(self) -> OpenStep:
+        """The calling thread's step."""
+        return self._steps.current()
+
+    def enter(self, step: OpenStep | None) -> OpenStep | None:
+        """Give the calling thread a step of its own."""
+        before = self._steps.enter(step)
+        self.arm()
+        return before
+
+    def closing(self, step: OpenStep) -> None:
+        """Gradients of leaves that have not come by now belong to no step."""
+        for leaf in [leaf for leaf in self._taker.leaves if leaf.step is step]:
+            leaf.take_off()
+            self._taker.leaves.remove(leaf)
+
+    def left_open(self) -> list[OpenStep]:
+        """None: only `tap.span()` gives threads steps of their own, and it closes them."""
+        return []
+
+    def named(self, name: str, value: Any) -> bool:
+        """A value the user named, and its gradient."""
+        return self._names.see_anywhere(name, value)
+
+    def unseen(self) -> dict[str, str]:
+        """Patterns for operations and names that nothing was recorded for."""
+        seen, missing = self._taps.seen(), self._taps.unseen()
+        if self.function is not None and not self._called:
+            missing = dict.fromkeys(missing, NOT_CALLED)
+        return {text: why for text, why in self._names.unseen().items() if text not in seen} | missing
+
+    def _enter_block(self) -> None:
+        self._taps.enter(self, "", counts=self._steps.current().calls.setdefault(self, {}))
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        assert self.function is not None
+        call = object()
+        self._taps.enter(call, self.path)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self._taps.leave(call)

@@ -1,0 +1,135 @@
+"""One operation of one module as a site: what the probes want of it, and what is taken before and after a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
+
+from tensortap.adapters.protocol import OpName, Port, Wanted
+from tensortap.adapters.torch.autograd.gradients import (
+    Found,
+    Noted,
+    Steps,
+    await_inputs,
+    await_outputs,
+    backward_task,
+    count_call,
+    note_inputs,
+)
+from tensortap.adapters.torch.modules.hooks import NO_TENSOR_OUT
+from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.modules.tensors import Taker
+from tensortap.adapters.torch.source import current_line
+from tensortap.record.recorder import OpenStep
+from tensortap.select.sites import OP_PORTS
+from tensortap.types import Call
+
+Where = Callable[[Call], bool]
+_NO_TENSOR_IN: Final = "takes no tensor"
+
+
+class Ports(NamedTuple):
+    """The ports of an operation that some probes want."""
+
+    output: list[Port]
+    input: list[Port]
+    grad_output: list[Port]
+    grad_input: list[Port]
+
+
+class OpSite:
+    """A site such as `blocks.3.attn/matmul#1`. Made when it is first seen, and then kept."""
+
+    __slots__ = ("_chosen", "_make", "asks", "bits", "name", "ports", "taker", "where")
+
+    def __init__(self, taker: Taker, wanted: Wanted, name: OpName) -> None:
+        self.taker = taker
+        self.name = name
+        self._make = wanted
+        self._chosen: dict[int, Ports] = {}
+        self.ports = self._choose(-1)
+        self.bits = 0
+        for port in (port for group in self.ports for port in group):
+            self.bits |= port.bits
+        self.asks = [
+            (1 << i, p.where) for i, p in enumerate(wanted.probes) if p.where is not None and self.bits >> i & 1
+        ]
+        self.where = f"{wanted.site(name.path)}{name}"
+        if self.bits:
+            taker.recorder.names.lines.setdefault(self.where, current_line())
+
+    def wanted_by(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ports | None:
+        """The ports that the armed probes want of this call; none when every predicate says no."""
+        if not self.asks:
+            return self.ports
+        asked = self._ask(armed, args, kwargs)
+        if asked == armed:
+            return self.ports
+        return (self._chosen.get(asked) or self._choose(asked)) if asked else None
+
+    def before(self, ports: Ports, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: OpenStep) -> Noted | None:
+        """Before the call: the inputs, which an in-place operation changes, and where they lie in the graph."""
+        given = given_in(args, kwargs)
+        self.take_inputs(ports, given, step)
+        return note_inputs(self, given) if ports.grad_input else None
+
+    def after(self, ports: Ports, output: Any, noted: Noted | None, step: OpenStep, steps: Steps) -> None:
+        """After it: the output, and the gradients of both when backward comes."""
+        found: Found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
+        self.take_outputs(ports, found, step)
+        if ports.grad_output or noted:
+            call = count_call(step, self, backward_task() != -1)
+            await_outputs(self.taker, steps, ports.grad_output, found, step, call)
+            if noted:
+                await_inputs(self.taker, steps, ports.grad_input, noted, found, step, call)
+
+    def take_inputs(self, ports: Ports, given: Found, step: OpenStep) -> None:
+        """Record what the operation is given."""
+        self._take(ports.input, given, step, _NO_TENSOR_IN)
+
+    def take_outputs(self, ports: Ports, found: Found, step: OpenStep) -> None:
+        """Record what it gives."""
+        self._take(ports.output, found, step, NO_TENSOR_OUT)
+
+    def failed(self, error: Exception) -> None:
+        """Something of ours went wrong here."""
+        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {self.where}", error)
+
+    def chosen(self) -> list[Ports]:
+        """Every choice of ports that was needed so far."""
+        return list(self._chosen.values())
+
+    def _take(self, ports: list[Port], found: Found, step: OpenStep, none: str) -> None:
+        recomputed = backward_task() != -1
+        for port in ports:
+            if not found:
+                port.note = none
+            for slot, tensor in found:
+                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
+
+    def _ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
+        """Those of the armed probes whose predicate wants this call. One that raises wants nothing."""
+        call = Call(self.name.op, self.name.path, self.name.number, args, kwargs, current_line())
+        for bit, where in self.asks:
+            try:
+                if armed & bit and not where(call):
+                    armed &= ~bit
+            except Exception as error:
+                armed &= ~bit
+                self.taker.recorder.ledger.failed("predicate_errors", f"where= of a probe for {self.where}", error)
+        return armed
+
+    def _choose(self, mask: int) -> Ports:
+        made = [self._make.of_op(self.taker.recorder, self.name, port, mask) for port in OP_PORTS]
+        ports = self._chosen[mask] = Ports(*([port] if port is not None else [] for port in made))
+        return ports
+
+
+def given_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
+    """The tensors of a call by position (`[1]`) or keyword (`.weight`); a single one needs no name, `out` is none."""
+    found = [*tensors_in(tuple(args))]
+    if kwargs:
+        found += tensors_in({key: value for key, value in kwargs.items() if key != "out"})
+    return [("", found[0][1])] if len(found) == 1 else found

@@ -1,0 +1,100 @@
+"""Which modules may be looked into: not those that would run otherwise if a function mode were on.
+
+A mode keeps PyTorch's encoder layers and attention off their fused paths, and torch.compile would compile once more
+with it. So it stays off there, what runs inside is not seen, and that is said.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Final
+
+import torch
+from torch import nn
+
+from tensortap.adapters.torch.compile.code import graphs
+from tensortap.adapters.torch.modules.hookset import may_fuse
+from tensortap.adapters.torch.modules.tree import is_compiled
+from tensortap.adapters.torch.ops.mode import only_ours
+from tensortap.record.counters import Ledger
+
+COMPILED: Final = "lies in a compiled region, or in the module that calls one, where operations are not seen"
+FUSED: Final = (
+    "ran fused, as nn.MultiheadAttention and encoder layers do in inference; watch(..., fast_path='leave') shows it, "
+    "with other rounding"
+)
+_LEFT: Final = (
+    "does not run fused while its operations are watched (fast_path='leave'): its outputs differ by rounding from "
+    "those of the fused path"
+)
+_FUSING: Final = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+
+
+class Visibility:
+    """Answers, when a module begins to run, whether the mode may be on in it. `hidden` says why it was not."""
+
+    def __init__(self, ledger: Ledger, keep_fused: bool) -> None:
+        self.hidden = ""
+        self._ledger = ledger
+        self._keep = keep_fused
+        self._compiled: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self._graphs = -1
+
+    def begin(self) -> None:
+        """The outermost module begins to run: what is compiled is asked anew when something was compiled since."""
+        made = graphs()
+        if made != self._graphs:
+            self._graphs = made
+            self._compiled.clear()
+
+    def ask_anew(self) -> None:
+        """Something of the model is now compiled, and no graph made yet."""
+        self._graphs = -1
+
+    def of(self, module: nn.Module) -> bool:
+        """Whether to look into a module that is about to run."""
+        if "torch._dynamo" in sys.modules and self._calls_compiled(module):
+            self.hidden = COMPILED
+            return False
+        if not isinstance(module, _FUSING) or not only_ours() or not _fuses(module):
+            return True
+        if self._keep:
+            self.hidden = FUSED
+        else:
+            self._ledger.warn("fast_path", f"nn.{type(module).__name__} {_LEFT}")
+        return not self._keep
+
+    def _calls_compiled(self, module: nn.Module) -> bool:
+        """Whether it, or something in it, is compiled: nothing tells when such a module is called."""
+        known = self._compiled.get(module)
+        if known is None:
+            known = self._compiled[module] = any(map(is_compiled, module.modules()))
+        return known
+
+
+def _fuses(module: nn.Module) -> bool:
+    if isinstance(module, nn.TransformerEncoderLayer):
+        return may_fuse(module)
+    if isinstance(module, nn.TransformerEncoder):
+        first = next(iter(module.layers), None)
+        nested = getattr(module, "use_nested_tensor", False)
+        return bool(nested) and isinstance(first, nn.TransformerEncoderLayer) and may_fuse(first)
+    return isinstance(module, nn.MultiheadAttention) and _attention_fuses(module)
+
+
+def _attention_fuses(module: nn.MultiheadAttention) -> bool:
+    """What its forward asks, as far as it is known before."""
+    if module.training or torch.is_autocast_enabled() or not torch.backends.mha.get_fastpath_enabled():
+        return False
+    if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+        return False
+    return not (
+        not module.batch_first
+        or module.num_heads % 2
+        or module.in_proj_weight is None
+        or module.bias_k is not None
+        or module.bias_v is not None
+        or module.add_zero_attn
+        or not module._qkv_same_embed_dim
+    )

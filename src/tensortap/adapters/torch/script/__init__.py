@@ -1,0 +1,1 @@
+"""The models, steps and losses of a script that says nothing about them."""

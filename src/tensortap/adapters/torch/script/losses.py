@@ -1,0 +1,69 @@
+"""The loss of a step, where a script does not say it: what backward is called on, or what loss modules give."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tensortap.adapters.torch.device.operations import floats_on
+from tensortap.adapters.torch.modules.hooks import Hook
+
+
+class Losses:
+    """Gathers numbers during a step without waiting for a device; they are read when the step closes.
+
+    What backward was called on is added up: over micro-batches and over several losses, that is what the optimizer
+    sees the gradient of. A GradScaler's factor is in it. Without backward it is the mean of what loss modules gave.
+    """
+
+    def __init__(self) -> None:
+        self._backward: list[Tensor] = []
+        self._measured: list[Tensor] = []
+
+    def backward_of(self, tensors: Any) -> None:
+        """Backward is called on these."""
+        self._backward += _scalars(tensors)
+
+    def measured(self, output: Any) -> None:
+        """A loss module gave this."""
+        self._measured += _scalars(output)
+
+    def take(self) -> dict[str, Tensor]:
+        """The step's loss, if it had one, where it was computed; and a fresh start."""
+        summed, averaged = self._backward, self._measured
+        self._backward, self._measured = [], []
+        if summed:
+            return {"loss": _sum(summed)}
+        return {"loss": _sum(averaged) / len(averaged)} if averaged else {}
+
+
+class Measured(Hook):
+    """Takes what a loss module gives while nothing is learnt."""
+
+    __slots__ = ("losses",)
+
+    def __init__(self, losses: Losses) -> None:
+        self.losses = losses
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After the module's forward."""
+        if isinstance(output, Tensor) and not output.requires_grad:
+            self.losses.measured(output)
+
+
+def _sum(tensors: list[Tensor]) -> Tensor:
+    """Added on the device of the first, in the widest floats that it has."""
+    device = tensors[0].device
+    wide = [t.to(device, floats_on(device), non_blocking=device.type != "cpu").reshape(()) for t in tensors]
+    return torch.stack(wide).sum()
+
+
+def _scalars(tensors: Any) -> list[Tensor]:
+    """The single numbers among tensors, copied, for the script may go on to change them."""
+    given = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    with contextlib.suppress(Exception), torch.no_grad():
+        return [t.detach().clone() for t in given if isinstance(t, Tensor) and t.numel() == 1 and t.is_floating_point()]
+    return []

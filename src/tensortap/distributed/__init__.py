@@ -1,0 +1,1 @@
+"""Several processes: ranks, and which of them hold copies or parts of one tensor."""

@@ -1,0 +1,133 @@
+"""The quick looks at a model: what can be tapped, what comes out where, and the proof that tapping changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from tensortap.adapters.nested import values_in
+from tensortap.adapters.protocol import adapter_for, part_for
+from tensortap.adapters.results import Captured, Origin, Seen, Verification
+from tensortap.errors import ProbeError, TensortapError
+from tensortap.reduce.summary import Summary, summarize
+from tensortap.select.probes import Probe
+from tensortap.select.sites import Candidate, Pattern
+from tensortap.watch import watch
+
+
+@dataclass(frozen=True, slots=True)
+class Sites(Sequence[Candidate]):
+    """What can be tapped in a model, what cannot, and why. Printed, it is a list to copy patterns from."""
+
+    found: tuple[Candidate, ...]
+    untappable: Mapping[str, str]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.found[index]
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def __str__(self) -> str:
+        rows = [(site.path or "(root)", site.types[0], ", ".join(site.ports)) for site in self.found]
+        widths = [max((len(row[i]) for row in rows), default=0) for i in range(2)]
+        lines = [f"{path:<{widths[0]}}  {kind:<{widths[1]}}  {ports}" for path, kind, ports in rows]
+        return "\n".join(lines + [f"{path:<{widths[0]}}  not tappable: {why}" for path, why in self.untappable.items()])
+
+
+def sites(model: Any, batch: Any = None) -> Sites:
+    """Every place of a model that can be tapped, with its ports; and what cannot be tapped, and why.
+
+    >>> import torch
+    >>> print(sites(torch.nn.Sequential(torch.nn.ReLU())))
+    (root)  Sequential  output, input, grad_output, grad_input
+    0       ReLU        output, input, grad_output, grad_input
+
+    Operations are known only while the model runs. Given a batch (one value, a tuple or a dict), it is called once
+    and left as it was, and its operations are listed too.
+    """
+    adapter = adapter_for(model)
+    found = adapter.candidates()
+    if batch is not None:
+        found = [*found, *part_for(model, "capture").operations(model, batch)]
+    return Sites(tuple(found), adapter.untappable())
+
+
+def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candidate], bool]) -> Captured:
+    """Call the model once and give the tensors at the chosen sites: the quick look.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> [(name, tuple(x.shape)) for name, x in capture(model, torch.ones(2, 4), "1", "0:input").items()]
+    [('0:input', (2, 4)), ('1', (2, 3))]
+
+    `inputs` is the one argument, a tuple of arguments or a dict of keyword arguments. The tensors are copies, in
+    order of execution; a second call of one site is `name#1`.
+    """
+    if not patterns:
+        raise ProbeError('capture(model, x, ...) needs at least one site, e.g. capture(model, x, "layer1")')
+    found: Captured = part_for(model, "capture").capture(model, inputs, patterns)
+    return found
+
+
+def verify(
+    model: Any,
+    batch: Any,
+    *probes: Probe | str | Pattern | Callable[[Candidate], bool],
+    repeats: int = 7,
+) -> Verification:
+    """Prove on your own model that tapping changes nothing, and say what it costs.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout())
+    >>> bool(verify(model, torch.ones(2, 4), repeats=1))
+    True
+
+    `batch` is what the model is called with (one value, a tuple or a dict), or a function that runs a step
+    (forward and backward, no optimizer) and returns what is to be compared. Runs from one seed and state, with and
+    without taps; afterwards model, gradients and random state are as they were.
+    """
+    found: Verification = part_for(model, "verify").verify(model, batch, probes, repeats, watch)
+    return found
+
+
+def locate_nonfinite(model: Any, batch: Any) -> Origin | None:
+    """Run one step and name the first NaN or infinity: module, operation, line, inputs, and why. None if there is none.
+
+    >>> import torch
+    >>> class Bad(torch.nn.Module):
+    ...     def forward(self, x):
+    ...         return (x - 1).log()
+    >>> origin = locate_nonfinite(torch.nn.Sequential(torch.nn.ReLU(), Bad()), torch.ones(2))
+    >>> print(origin.site, origin.operation, origin.why)
+    1 log log of 0
+
+    `batch` is what the model is called with, or a function that runs a step. The model is left as it was. Where no
+    layer made it of finite numbers and the batch holds one, the batch is named.
+    """
+    found: Origin | None = part_for(model, "origin").locate(model, batch)
+    made = found is not None and found.direction == "forward" and all(_usable(seen.summary) for seen in found.inputs)
+    return found if made else _in_batch(batch) or found
+
+
+@runtime_checkable
+class _Tensor(Protocol):
+    shape: Any
+    dtype: Any
+
+
+def _in_batch(batch: Any) -> Origin | None:
+    """The first tensor of a batch that was not finite when it came in."""
+    for slot, tensor in values_in(batch, _Tensor):  # type: ignore[type-abstract]
+        with contextlib.suppress(TensortapError):  # what cannot be read was not looked at by anybody
+            if not _usable(summary := summarize(tensor)):
+                why = "the batch was not finite when it came in"
+                return Origin("forward", "", "", inputs=(Seen(slot, summary),), why=why)
+    return None
+
+
+def _usable(summary: Summary) -> bool:
+    """Neither NaN nor infinite; −inf may be a mask."""
+    return not (summary.nan or summary.posinf)

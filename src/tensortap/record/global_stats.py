@@ -1,0 +1,149 @@
+"""Statistics over all ranks while they run: the rows of a step, combined by one all-reduce at its end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.distributed.ranks import World
+from tensortap.errors import ProbeError
+from tensortap.record.counters import Ledger
+from tensortap.record.recorder import OpenStep
+from tensortap.record.table import Names, StepTable
+from tensortap.reduce.merge import merge_groups
+from tensortap.select.probes import Probe
+from tensortap.select.triggers import Answer
+from tensortap.types import COUNTS, STATISTICS
+
+Doubles = npt.NDArray[np.float64]
+Sum = Callable[[Doubles], Doubles]
+COLUMNS: Final = ("numel", *COUNTS, *STATISTICS)
+
+
+class GlobalStats(Mapping[str, Mapping[str, float]]):
+    """The last shared step: by `path:port`, what all ranks together saw there. Counts are exact.
+
+    >>> shared = GlobalStats(3, ["fc:output"], {name: np.ones(1) for name in COLUMNS})
+    >>> shared.step, shared["fc:output"]["mean"]
+    (3, 1.0)
+    """
+
+    def __init__(self, step: int, names: Sequence[str], columns: Mapping[str, npt.NDArray[Any]]) -> None:
+        self.step = step
+        self._rows = {
+            name: {column: _number(column, values[i]) for column, values in columns.items()}
+            for i, name in enumerate(names)
+            if columns["numel"][i]
+        }
+
+    def __getitem__(self, name: str) -> Mapping[str, float]:
+        return self._rows[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"<GlobalStats of step {self.step}: {len(self)} sites>"
+
+
+class Sharing:
+    """Combines a step's rows over all ranks.
+
+    Every rank has a slot of its own in one array, so that the sum over ranks is the rows of all of them, which fold as
+    records do. Calls and slots of a port are folded first: which ones there are is not known beforehand, and all
+    ranks must send the same number of rows.
+    """
+
+    def __init__(
+        self, probes: Sequence[Probe], ports: Iterable[tuple[str, str]], world: World, total: Sum, ledger: Ledger
+    ) -> None:
+        self.latest: GlobalStats | None = None
+        self._probes = probes
+        self._ports = {key: i for i, key in enumerate(sorted(ports))}
+        self._world = world
+        self._total = total
+        self._ledger = ledger
+        self._agree()
+
+    def share(self, step: OpenStep, names: Names) -> None:
+        """At the end of a step that a probe wanted, as the step's number tells: on all ranks alike."""
+        if not any(probe.when.before(step.number) is Answer.YES for probe in self._probes):
+            return
+        packed = np.zeros((self._world.size, len(self._ports), len(COLUMNS)))
+        try:
+            self._pack(step.table, names, packed[self._world.rank])
+        except Exception as error:  # the others are waiting: take part with nothing
+            packed[:] = 0
+            self._ledger.failed("global_stats_errors", "packing rows for all ranks", error)
+        rows = self._total(packed)
+        self.latest = GlobalStats(step.number, [":".join(key) for key in self._ports], _merged(rows))
+
+    def _pack(self, table: StepTable, names: Names, into: Doubles) -> None:
+        port = np.array([self._port(names, key) for key in table.column("key").tolist()], np.int64)
+        rows = np.flatnonzero((port >= 0) & ~table.column("recomputed"))
+        if not len(rows):
+            return
+        rows = rows[np.argsort(port[rows], kind="stable")]
+        used, starts = np.unique(port[rows], return_index=True)
+        merged = merge_groups({name: table.column(name)[rows] for name in COLUMNS}, starts.astype(np.int64))
+        into[used] = np.nan_to_num(np.stack([merged[name].astype(np.float64) for name in COLUMNS], axis=1))
+
+    def _port(self, names: Names, key: int) -> int:
+        place = names.places[key]
+        part = names.parts.get(place)
+        counts = part is None or not (part.replica or part.summand)
+        return self._ports.get((place.site, place.port), -1) if counts and not place.op else -1
+
+    def _agree(self) -> None:
+        """Once, at set-up: ranks that would send different rows must not begin."""
+        text = "\n".join(":".join(key) for key in self._ports) + repr([str(p.when) for p in self._probes])
+        digest = float(int(hashlib.sha256(text.encode()).hexdigest()[:12], 16))
+        slots = np.zeros((self._world.size, 2))
+        slots[self._world.rank] = digest, len(self._ports)
+        said = self._total(slots)
+        if (other := np.flatnonzero((said != said[self._world.rank]).any(axis=1))).size:
+            raise ProbeError(
+                f"global_stats=True needs the same sites and triggers on every rank, and rank {other[0]} watches "
+                f"{int(said[other[0], 1])} places where rank {self._world.rank} watches {len(self._ports)}, or others; "
+                "leave it out and use run.merged(over='ranks')"
+            )
+
+
+def check(probes: Sequence[Probe], *, model: bool, all_ranks: bool, budget: bool) -> None:
+    """Refuse what could make ranks disagree about when they meet, for then they would wait for each other for ever."""
+    late = [str(probe.when) for probe in probes if not probe.when.scheduled]
+    if late:
+        raise ProbeError(
+            f"global_stats=True cannot go with when={late[0]}, which each rank answers for itself and only after the "
+            "step: ranks that disagree would wait for each other for ever. Use every(), at(), between(), first(), "
+            "powers_of() or chance(), and a second watch for the other probes"
+        )
+    for wrong, what in (
+        (not model, "needs a model: tensortap.watch(model, ..., global_stats=True)"),
+        (not all_ranks, "needs every rank to record; leave ranks= out"),
+        (budget, "cannot go with budget=, by which each rank thins its own steps; use when=every(n)"),
+    ):
+        if wrong:
+            raise ProbeError(f"global_stats=True {what}")
+
+
+def _merged(rows: Doubles) -> dict[str, npt.NDArray[Any]]:
+    """The slots of all ranks, folded place by place. Slots without finite elements add nothing to the moments."""
+    ranks, places, _ = rows.shape
+    flat = rows.transpose(1, 0, 2).reshape(ranks * places, len(COLUMNS))
+    columns = {name: flat[:, i].copy() for i, name in enumerate(COLUMNS)}
+    finite = columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]
+    for name in ("min", "max", "mean", "std"):
+        columns[name][finite == 0] = np.nan
+    return merge_groups(columns, np.arange(places, dtype=np.int64) * ranks) if places else columns
+
+
+def _number(column: str, value: Any) -> float:
+    return int(value) if column == "numel" or column in COUNTS else float(value)

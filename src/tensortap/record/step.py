@@ -1,0 +1,154 @@
+"""A finished step, and one record of it: what sinks receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tensortap import markup, text
+from tensortap.record.pending import LateNumbers
+from tensortap.record.table import Kept, Names, StepTable
+from tensortap.reduce.summary import Summary, describe
+from tensortap.types import COLUMNS, COUNTS, DTYPES, STATISTICS, Place
+
+_OF_SUMMARY = frozenset(("dtype", "shape", "numel", *COUNTS, *STATISTICS, "hist_offset", "hist_counts"))
+_OF_PLACE = frozenset(Place._fields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Record(Mapping[str, Any]):
+    """One row: where and when, what was seen, and why it was kept. A mapping over the contract's columns.
+
+    `numbers` are what quantiles and the user's own functions gave.
+    """
+
+    step: int
+    phase: str
+    rank: int
+    place: Place
+    call: int
+    seq: int
+    reason: str
+    recomputed: bool
+    time: int
+    summary: Summary
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Any:
+        if name in _OF_SUMMARY:
+            return getattr(self.summary, name)
+        if name in _OF_PLACE:
+            return getattr(self.place, name)
+        if name in COLUMNS:
+            return getattr(self, name)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COLUMNS)
+
+    def __len__(self) -> int:
+        return len(COLUMNS)
+
+    def __str__(self) -> str:
+        call = f" call {self.call}" if self.call else ""
+        return f"{self.place}{call} {describe(self.summary)}"
+
+    def _repr_html_(self) -> str:
+        call, why = f" call {self.call}" if self.call else "", f", kept because {self.reason}" if self.reason else ""
+        own = [markup.line(f"{name} {text.number(value)}") for name, value in self.numbers.items()]
+        title = markup.line(markup.element("b", str(self.place)), f"{call} at step {self.step}{why}")
+        return markup.page(title, markup.Html(self.summary._repr_html_()), *own)
+
+
+class _Known(NamedTuple):
+    reasons: tuple[str, ...]
+    numbers: Mapping[int, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """A closed step: its number, the user's metrics and labels, and the rows that were kept.
+
+    `tensors_only` marks a look-back step whose rows were written when it closed; its tensors come now.
+    """
+
+    number: int
+    phase: str
+    rank: int
+    time: int
+    metrics: Mapping[str, float]
+    table: StepTable
+    names: Names
+    tensors_only: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def late(self) -> bool:
+        """Whether values of it are still on their way from a device."""
+        return bool(self.table.late) or (isinstance(self.metrics, LateNumbers) and self.metrics.waiting)
+
+    def settle(self) -> None:
+        """Wait for them."""
+        self.table.settle()
+        for name in self.metrics:
+            self.metrics[name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes it holds in memory."""
+        return self.table.nbytes
+
+    def place(self, row: int) -> Place:
+        """Where a row was seen."""
+        return self.names.places[int(self.table.columns["key"][row])]
+
+    def tensors(self) -> Iterator[tuple[Record, Kept]]:
+        """What was kept of tensors, each with its record."""
+        known = self._known()
+        for kept in self.table.tensors:
+            yield self._record(kept.row, known), kept
+
+    def records(self) -> Iterator[Record]:
+        """The rows, one by one."""
+        known = self._known()
+        return (self._record(row, known) for row in range(self.table.rows))
+
+    def record(self, row: int) -> Record:
+        """One row as a value of its own."""
+        return self._record(row, self._known())
+
+    def _known(self) -> _Known:
+        """What rows share, looked up once for all of them."""
+        by_row: dict[int, dict[str, float]] = {}
+        for value in self.table.values:
+            by_row.setdefault(value.row, {})[value.name] = float(value.number)
+        return _Known(tuple(self.names.words["reason"]), by_row)
+
+    def _record(self, row: int, known: _Known) -> Record:
+        table = self.table
+        return Record(
+            step=self.number,
+            phase=self.phase,
+            rank=self.rank,
+            place=self.place(row),
+            call=int(table.columns["call"][row]),
+            seq=int(table.columns["seq"][row]),
+            reason=known.reasons[int(table.columns["reason"][row])],
+            recomputed=bool(table.columns["recomputed"][row >> 3] >> (row & 7) & 1),
+            time=int(table.columns["time"][row]),
+            summary=summary_of(table, row),
+            numbers=known.numbers.get(row, {}),
+        )
+
+
+def summary_of(table: StepTable, row: int) -> Summary:
+    """The statistics of one row of a table."""
+    offset, counts = table.histogram(row) or (None, None)
+    return Summary(
+        dtype=DTYPES[int(table.columns["dtype"][row])].name,
+        shape=table.shape(row),
+        hist_offset=offset,
+        hist_counts=counts,
+        **{name: table.columns[name][row].item() for name in ("numel", *COUNTS, *STATISTICS)},
+    )

@@ -1,0 +1,152 @@
+"""The kernel in use: the C extension where it was built, otherwise its NumPy twin, which gives the same results.
+
+`TENSORTAP_KERNEL` = `avx512`, `avx2`, `plain` or `numpy` forces one; `ACTIVE` says which was chosen.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Final
+
+import numpy as np
+
+from tensortap.reduce import numpy_kernel as fallback
+
+try:
+    from tensortap.reduce import _kernel
+except ImportError:
+    _kernel = None  # type: ignore[assignment]
+
+ROW: Final = np.dtype(
+    [(name, np.int64) for name in ("numel", "nan", "posinf", "neginf", "zeros")]
+    + [(name, np.float64) for name in ("min", "max", "mean", "std", "l1", "l2")]
+)
+"""One reduction, as `reduce` writes it."""
+
+# A step table's header: these counters, room for more, then the address of each column in this order.
+HEADER: Final = (
+    "rows", "row_capacity", "hist_used", "hist_capacity", "dims_used", "dims_capacity", "nonfinite", "fixed_time",
+    "key_capacity",
+)  # fmt: skip
+FIRST_POINTER: Final = 16
+COLUMNS: Final = (
+    ("key", np.int32), ("call", np.int32), ("seq", np.int32), ("dtype", np.int8), ("recomputed", np.uint8),
+    ("probes", np.uint64), ("time", np.int64), ("numel", np.int64), ("nan", np.int64), ("posinf", np.int64),
+    ("neginf", np.int64), ("zeros", np.int64), ("min", np.float64), ("max", np.float64), ("mean", np.float64),
+    ("std", np.float64), ("l1", np.float64), ("l2", np.float64), ("defined", np.uint8), ("hist_offset", np.int32),
+    ("hist_valid", np.uint8), ("hist_ends", np.int32), ("hist_counts", np.uint32), ("dims_ends", np.int32),
+    ("dims", np.int64), ("calls", np.int32), ("cost", np.int64),
+)  # fmt: skip
+HEADER_LENGTH: Final = FIRST_POINTER + len(COLUMNS)
+
+_MISSING = (
+    "tensortap's C kernel is not built, so NumPy reduces the tensors: the same results, but slower. Install a C "
+    "compiler and run `pip install --force-reinstall --no-binary tensortap tensortap`."
+)
+
+
+def _choose(forced: str) -> str:
+    """The name of the kernel to use; the C extension is set to its level."""
+    available = (*(_kernel.LEVELS if _kernel is not None else ()), "numpy")
+    if forced and forced not in available:
+        raise ValueError(f"TENSORTAP_KERNEL={forced!r} is not available here; choose one of {', '.join(available)}")
+    chosen = forced or available[0]
+    if chosen == "numpy":
+        return chosen
+    _kernel.set_level(chosen)
+    return f"c:{chosen}"
+
+
+_FORCED: Final = os.environ.get("TENSORTAP_KERNEL", "")
+ACTIVE: Final[str] = _choose(_FORCED)
+_warned = ACTIVE != "numpy" or bool(_FORCED)
+
+
+def _warn_once() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(_MISSING, RuntimeWarning, stacklevel=3)
+
+
+def _numpy_reduce(*args: Any) -> tuple[int, int]:
+    _warn_once()
+    return fallback.reduce(*args)
+
+
+def _numpy_record(*args: Any) -> int:
+    _warn_once()
+    return fallback.record(*args)
+
+
+reduce = _numpy_reduce if ACTIVE == "numpy" else _kernel.reduce
+"""`reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)`.
+
+Writes a `ROW` and, unless `hist_address` is 0, up to `buckets.BUCKETS` uint32 counts; a length of -1 says that no
+histogram was taken. `strides` are in bytes; None means one dense run.
+"""
+
+record = _numpy_record if ACTIVE == "numpy" else _kernel.record
+"""`record(bound, key, probes, want, recomputed, dtype, address, shape, strides) -> row`.
+
+Reduces and appends a row to the step table that `bind` was given; -1, with nothing written, says that the table has
+to grow first. Bit 1 of `want` asks for the histogram.
+"""
+
+borrow = fallback.borrow if ACTIVE == "numpy" else _kernel.borrow
+"""`borrow(address, threads)`: let a framework's threads help with large tensors.
+
+The address is that of a function like libgomp's `GOMP_parallel`; 0 means threads of our own. The results are the same.
+"""
+MOST_THREADS: Final = 64
+
+address = fallback.address if ACTIVE == "numpy" else _kernel.address
+"""`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
+
+xla = None if ACTIVE == "numpy" else _kernel.xla
+"""`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""
+
+library: Final[str | None] = None if ACTIVE == "numpy" else _kernel.__file__
+"""The library with the operators that sessions of ONNX Runtime can be told of; None without the C extension."""
+
+
+def bind(table: Any) -> Any:
+    """What `record` and `commit` take first for `table`, an object with `header` and the `COLUMNS` as arrays.
+
+    Called again whenever the table has replaced an array: the addresses are written into its header here.
+    """
+    for i, (name, dtype) in enumerate(COLUMNS):
+        array = getattr(table, name)
+        if array.dtype != dtype or not array.flags.c_contiguous:
+            raise TypeError(f"column {name!r} must be a contiguous array of {np.dtype(dtype)}, not {array.dtype}")
+        table.header[FIRST_POINTER + i] = array.ctypes.data
+    return table if ACTIVE == "numpy" else table.header.ctypes.data
+
+
+def _c_commit(
+    bound: int,
+    key: int,
+    probes: int,
+    recomputed: bool | int,
+    dtype: int,
+    shape: tuple[int, ...],
+    row: Any,
+    hist_offset: int,
+    hist_counts: Any,
+) -> int:
+    values = row if type(row) is np.void and row.dtype == ROW else np.array(tuple(row), ROW)
+    if hist_counts is None:
+        histogram = hist_offset, 0, -1
+    else:
+        hist_counts = np.ascontiguousarray(hist_counts, np.uint32)
+        histogram = hist_offset, _kernel.address(hist_counts), len(hist_counts)
+    return _kernel.commit(bound, key, probes, recomputed, dtype, shape, _kernel.address(values), *histogram)
+
+
+commit = fallback.append if ACTIVE == "numpy" else _c_commit
+"""`commit(bound, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts) -> row`.
+
+Appends a row that was computed elsewhere; `hist_counts` None says it has no histogram. -1, with nothing written, says
+that the table has to grow first, or is closed.
+"""

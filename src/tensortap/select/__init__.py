@@ -1,0 +1,1 @@
+"""What to observe and when: sites, operations, probes, triggers."""

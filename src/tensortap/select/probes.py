@@ -1,0 +1,141 @@
+"""A probe: which sites, what to keep of them, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tensortap.errors import ProbeError
+from tensortap.reduce.reducers import Custom, Histogram, Keeper, Quantiles, Reducer, as_reducers
+from tensortap.select.sites import Candidate, Pattern
+from tensortap.select.triggers import Trigger, as_trigger, following, nonfinite
+from tensortap.types import Call
+
+MOST_PROBES = 63  # a row notes the probes it was taken for in one 64-bit word
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Which sites, what to keep, when.
+
+    >>> probe("blocks.*.mlp:output", "head:input").patterns[1].text
+    'head:input'
+    """
+
+    patterns: tuple[Pattern, ...]
+    keep: tuple[Reducer, ...]
+    when: Trigger
+    escalate: Probe | None = None
+    where: Callable[[Call], bool] | None = None
+
+    @property
+    def histogram(self) -> bool:
+        """Whether the histogram is needed for what is kept."""
+        return any(isinstance(r, (Histogram, Quantiles)) for r in self.keep)
+
+    @property
+    def quantiles(self) -> tuple[float, ...]:
+        """The quantiles to write beside the statistics."""
+        return tuple(q for r in self.keep if isinstance(r, Quantiles) for q in r.at)
+
+    @property
+    def keepers(self) -> tuple[Keeper, ...]:
+        """The reducers that keep elements."""
+        return tuple(r for r in self.keep if isinstance(r, Keeper))
+
+    @property
+    def customs(self) -> tuple[Custom, ...]:
+        """The user's functions."""
+        return tuple(r for r in self.keep if isinstance(r, Custom))
+
+    def describe(self) -> dict[str, Any]:
+        """Itself as plain data, for `run.json`."""
+        return {
+            "sites": [pattern.text for pattern in self.patterns],
+            "keep": [str(reducer) for reducer in self.keep],
+            "when": str(self.when),
+        } | ({} if self.where is None else {"where": getattr(self.where, "__qualname__", str(self.where))})
+
+
+def probe(
+    *sites: str | Pattern | Callable[[Candidate], bool],
+    keep: Reducer | Callable[[Any], Any] | Iterable[Reducer | Callable[[Any], Any]] | None = None,
+    when: Trigger | Callable[..., bool] | None = None,
+    escalate: Escalation | None = None,
+    where: Callable[[Call], bool] | None = None,
+) -> Probe:
+    """Observe `sites`, keep statistics and histogram (or what `keep` says), at every step (or when `when` says so).
+
+    >>> from tensortap.reduce.reducers import sample
+    >>> from tensortap.select.triggers import every
+    >>> print(probe("fc", keep=sample(256), when=every(100)).when)
+    every(100)
+
+    With `escalate` more is kept, for some steps after a trigger: see `escalation`. With `where` only those calls of
+    an operation are recorded for which it says yes, given the `Call`:
+
+    >>> wide = probe("op:matmul", where=lambda call: call.args[0].shape[-1] > 64)
+    """
+    if not sites:
+        raise ProbeError('a probe needs at least one site pattern: probe("**") observes everything')
+    patterns = tuple(Pattern.parse(site) for site in sites)
+    _check_where(where, patterns)
+    raised = None if escalate is None else escalate.probe(patterns, where)
+    return Probe(patterns, as_reducers(keep), as_trigger(when), raised, where)
+
+
+def _check_where(where: Any, patterns: tuple[Pattern, ...]) -> None:
+    """A predicate is asked about calls of operations, so there must be no other sites."""
+    if where is None:
+        return
+    if not callable(where):
+        raise ProbeError(f"where={where!r} is no function of the call: where=lambda call: call.number == 0")
+    if other := next((pattern for pattern in patterns if not pattern.is_op), None):
+        raise ProbeError(
+            f"where= is asked about calls of operations, and {other.text!r} means none: give it to a probe of its own, "
+            f"such as probe('op:matmul', where=...)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Escalation:
+    """More detail for a while: what to keep besides, from when on, and for how many steps."""
+
+    sites: tuple[Pattern, ...]
+    keep: tuple[Reducer, ...]
+    when: Trigger
+
+    def probe(self, patterns: tuple[Pattern, ...], where: Callable[[Call], bool] | None = None) -> Probe:
+        """The probe that does it, on sites of its own or on those it escalates from, by the same predicate."""
+        return Probe(self.sites or patterns, self.keep, self.when, where=None if self.sites else where)
+
+
+def escalation(
+    *sites: str | Pattern | Callable[[Candidate], bool],
+    keep: Any,
+    when: Trigger | Callable[..., bool] | None = None,
+    steps: int = 10,
+) -> Escalation:
+    """Keep more for `steps` steps after a trigger (by default a non-finite value), then fall back by itself.
+
+    >>> from tensortap.reduce.reducers import full, stats
+    >>> probe("**", keep=stats(), escalate=escalation(keep=full(), steps=3)).escalate.when
+    following(nonfinite(), 3)
+    """
+    trigger = following(nonfinite() if when is None else when, steps)
+    return Escalation(tuple(Pattern.parse(site) for site in sites), as_reducers(keep), trigger)
+
+
+def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool]]) -> tuple[Probe, ...]:
+    """What was given to `watch`: probes as they are, bare patterns gathered into one default probe."""
+    given = tuple(items)
+    bare = [item for item in given if not isinstance(item, Probe)]
+    # A trigger may keep history: a probe given to two taps must not share it.
+    probes = tuple(replace(item, when=item.when.fresh()) for item in given if isinstance(item, Probe))
+    probes = (probe(*bare), *probes) if bare else probes
+    raised = tuple(replace(p.escalate, when=p.escalate.when.fresh()) for p in probes if p.escalate is not None)
+    probes += raised
+    if len(probes) > MOST_PROBES:
+        raise ProbeError(f"{len(probes)} probes are more than {MOST_PROBES}; give one probe several patterns instead")
+    return probes

@@ -1,0 +1,216 @@
+"""What a trigger is, how triggers combine, and how a function becomes one."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, TypeVar
+
+from tensortap.errors import ProbeError
+from tensortap.types import Seen
+
+MAKERS: Final[list[Callable[..., Any]]] = []
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+
+def maker(function: Maker) -> Maker:
+    """Marks a function that makes triggers, so that giving it uncalled is told from giving a function."""
+    MAKERS.append(function)
+    return function
+
+
+class Incomplete:
+    """Something that becomes a trigger only by one more step."""
+
+    def hint(self) -> str:
+        """What to write instead."""
+        raise NotImplementedError
+
+
+class Answer(enum.IntEnum):
+    """What a trigger can say before the step runs. Ordered, so that `|` is max and `&` is min."""
+
+    NO = 0
+    MAYBE = 1
+    YES = 2
+
+
+class Trigger:
+    """Decides which steps are kept; combine with `|`, `&`, `~`. Subclasses need only `after`.
+
+    >>> from tensortap.select.triggers import every, metric
+    >>> when = every(100) | (metric("loss") > 1.0)
+    >>> when.before(7).name, when.before(100).name
+    ('MAYBE', 'YES')
+    >>> when.after(7, Seen({"loss": 3.0}))
+    "metric('loss') > 1.0"
+    """
+
+    bracketed: ClassVar[bool] = False  # inside a larger expression its text needs brackets
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the step's number alone decides, so that every process decides the same, and before the step."""
+        return False
+
+    def before(self, step: int) -> Answer:
+        """Whether `step` will be kept, as far as its number tells."""
+        return Answer.MAYBE
+
+    def after(self, step: int, seen: Seen) -> str | None:
+        """Why the closed `step` is kept, or None. Asked exactly once for every closed step."""
+        raise NotImplementedError(f"{type(self).__name__} must define after(step, seen)")
+
+    def metrics(self) -> frozenset[str]:
+        """The names of the metrics it reads."""
+        return frozenset()
+
+    def fresh(self) -> Trigger:
+        """A copy with empty history. A subclass that keeps history and may be reused overrides this."""
+        return copy.deepcopy(self)
+
+    def __or__(self, other: TriggerLike) -> Trigger:
+        return _Either(self, coerce(other))
+
+    def __ror__(self, other: TriggerLike) -> Trigger:
+        return _Either(coerce(other), self)
+
+    def __and__(self, other: TriggerLike) -> Trigger:
+        return _Both(self, coerce(other))
+
+    def __rand__(self, other: TriggerLike) -> Trigger:
+        return _Both(coerce(other), self)
+
+    def __invert__(self) -> Trigger:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        raise ProbeError(
+            f"{self} is decided at each step and has no truth value here: use & and | instead of `and`, `or`, "
+            'and (metric("loss") > 0) & (metric("loss") < 1) instead of 0 < metric("loss") < 1'
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+TriggerLike = Trigger | Callable[[int, Mapping[str, float]], bool]
+
+
+class _Pair(Trigger):
+    sign: ClassVar[str]
+    needed: ClassVar[int]
+
+    def __init__(self, left: Trigger, right: Trigger) -> None:
+        self.left, self.right = left, right
+
+    def after(self, step: int, seen: Seen) -> str | None:
+        # Both are asked whatever the first says: a spike must see every step to know its history.
+        asked = [side.after(step, seen) for side in (self.left, self.right)]
+        reasons = [reason for reason in asked if reason is not None]
+        return f" {self.sign} ".join(reasons) if len(reasons) >= self.needed else None
+
+    @property
+    def scheduled(self) -> bool:
+        return self.left.scheduled and self.right.scheduled
+
+    def metrics(self) -> frozenset[str]:
+        return self.left.metrics() | self.right.metrics()
+
+    def fresh(self) -> Trigger:
+        return type(self)(self.left.fresh(), self.right.fresh())
+
+    def __repr__(self) -> str:
+        return f"({nested(self.left)} {self.sign} {nested(self.right)})"
+
+
+class _Either(_Pair):
+    sign, needed = "|", 1
+
+    def before(self, step: int) -> Answer:
+        return max(self.left.before(step), self.right.before(step))
+
+
+class _Both(_Pair):
+    sign, needed = "&", 2
+
+    def before(self, step: int) -> Answer:
+        return min(self.left.before(step), self.right.before(step))
+
+
+class _Not(Trigger):
+    def __init__(self, inner: Trigger) -> None:
+        self.inner = inner
+
+    def before(self, step: int) -> Answer:
+        return Answer(Answer.YES - self.inner.before(step))
+
+    def after(self, step: int, seen: Seen) -> str | None:
+        return str(self) if self.inner.after(step, seen) is None else None
+
+    @property
+    def scheduled(self) -> bool:
+        return self.inner.scheduled
+
+    def metrics(self) -> frozenset[str]:
+        return self.inner.metrics()
+
+    def fresh(self) -> Trigger:
+        return _Not(self.inner.fresh())
+
+    def __repr__(self) -> str:
+        return f"~{nested(self.inner)}"
+
+
+def nested(trigger: Trigger) -> str:
+    """A trigger's text inside a larger one's."""
+    return f"({trigger})" if trigger.bracketed else str(trigger)
+
+
+class _Predicate(Trigger):
+    def __init__(self, function: Callable[[int, Mapping[str, float]], bool]) -> None:
+        self.function = function
+        self.text: str = getattr(function, "__name__", type(function).__name__)
+
+    def after(self, step: int, seen: Seen) -> str | None:
+        return self.text if self.function(step, seen.metrics) else None
+
+    def fresh(self) -> Trigger:
+        return self  # the function and whatever it remembers are the user's
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def coerce(value: object) -> Trigger:
+    """A trigger, or a function as one; anything else is an error that says what to write."""
+    if isinstance(value, Trigger):
+        return value
+    if not callable(value) or isinstance(value, type) or value in MAKERS:
+        raise ProbeError(_hint(value))
+    try:
+        inspect.signature(value).bind(0, {})
+    except TypeError as error:
+        raise ProbeError(f"{value!r} cannot be called as (step, metrics) -> bool: {error}") from error
+    except ValueError:
+        pass  # some built-ins do not tell their signature
+    return _Predicate(value)
+
+
+def _hint(value: object) -> str:
+    match value:
+        case Incomplete():
+            return value.hint()
+        case int() | float():
+            n = int(value) if 1 <= value < sys.maxsize else 1
+            instead = f"write every({n}), or put comparisons in parentheses: (metric('loss') > {value})"
+        case list() | tuple() | set() | frozenset() | range():
+            instead = f"write at({value!r})"
+        case _ if callable(value):
+            instead = f"it makes one: call it, as in {getattr(value, '__name__', value)}()"
+        case _:
+            instead = "use every(100), metric('loss') > 1.0, nonfinite() or a function (step, metrics) -> bool"
+    return f"{value!r} is no trigger: {instead}"

@@ -1,0 +1,88 @@
+"""Folding records over ranks, steps or calls when they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tensortap.distributed.replicas import Parts
+from tensortap.errors import RunError, suggest
+from tensortap.reduce.merge import merge_groups, merge_histograms
+from tensortap.types import COUNTS, STATISTICS
+
+Over = Literal["ranks", "steps", "calls"]
+_FOLDED: Final = {"ranks": "rank", "steps": "step", "calls": "call"}
+_KEYS: Final = ("step", "rank", "site", "port", "slot", "call", "op", "recomputed")
+_NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
+
+
+def fold(rows: Any, over: Over | Sequence[Over], parts: Parts | None = None) -> Any:
+    """One row for each place, and for each of step, rank and call that is not folded over.
+
+    `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
+    one tensor (`parts` tells) count once, and `summands` says where ranks hold summands of it instead of pieces.
+    """
+    names = [over] if isinstance(over, str) else list(over)
+    if "ranks" in names and parts:
+        rows = parts.without_replicas(rows)
+    for name in names:
+        if name not in _FOLDED:
+            raise RunError(f"cannot fold over {name!r}; over= takes ranks, steps or calls.{suggest(name, _FOLDED)}")
+    keys = [key for key in _KEYS if key in rows.column_names and key not in {_FOLDED[name] for name in names}]
+    order, starts = _group(rows, keys)
+    rows = rows.take(pa.array(order))
+    columns = {name: rows[name].to_numpy(zero_copy_only=False) for name in _NUMBERS}
+    folded: dict[str, Any] = {key: rows[key].take(pa.array(starts)) for key in keys}
+    folded |= {name: rows[name].take(pa.array(starts)) for name in ("dtype", "shape") if name in rows.column_names}
+    folded["records"] = np.diff(np.append(starts, len(rows)))
+    if "steps" in names and len(rows):
+        steps = rows["step"].to_numpy()
+        folded["first_step"] = np.minimum.reduceat(steps, starts)
+        folded["last_step"] = np.maximum.reduceat(steps, starts)
+    merged = merge_groups(columns, starts) if len(rows) else columns
+    folded |= {name: pa.array(merged[name], from_pandas=True) for name in _NUMBERS}
+    if "hist_counts" in rows.column_names:
+        folded |= _histograms(rows, starts)
+    if "ranks" in names and parts and parts.summands:
+        folded["summands"] = parts.are_summands(folded)
+    return pa.table(folded)
+
+
+def _group(rows: Any, keys: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """An order that brings equal keys together, and where each group begins. Groups stay in order of appearance."""
+    code = np.zeros(len(rows), np.int64)
+    for key in keys:
+        encoded = rows[key].combine_chunks().dictionary_encode(null_encoding="encode")
+        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        code = np.unique(
+            code * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False),
+            return_inverse=True,
+        )[1]
+    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+    code = np.argsort(np.argsort(first))[code]
+    order = np.argsort(code, kind="stable")
+    return order, np.flatnonzero(np.diff(code[order], prepend=-1)).astype(np.int64)
+
+
+def _histograms(rows: Any, starts: npt.NDArray[np.int64]) -> dict[str, Any]:
+    lists = rows["hist_counts"].combine_chunks()
+    lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+    valid = lists.is_valid().to_numpy(zero_copy_only=False)
+    taken = np.logical_and.reduceat(valid, starts) if len(rows) else valid
+    lists = lists.fill_null([]) if lists.null_count else lists
+    offsets = rows["hist_offset"].to_numpy(zero_copy_only=False)
+    merged = merge_histograms(
+        np.nan_to_num(offsets).astype(np.int64),
+        lists.offsets.to_numpy().astype(np.int64),
+        lists.values.to_numpy().astype(np.int64),
+        starts,
+    )
+    kept = [pair if whole else (None, None) for pair, whole in zip(merged, taken, strict=True)]
+    return {
+        "hist_offset": pa.array([offset for offset, _ in kept], pa.int32()),
+        "hist_counts": pa.array([counts for _, counts in kept], pa.list_(pa.int64())),
+    }

@@ -1,0 +1,170 @@
+"""The viewer's server: this machine only, GET only, the runs' folder only, and the page that came with the package."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import mimetypes
+import socket
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import anyio
+import uvicorn
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tensortap.errors import NotARunError, TensortapError
+from tensortap.view.api.service import PATHS, Api
+from tensortap.view.server.events import Poller, state_of, stream
+from tensortap.view.server.launch import NOT_BUILT, STATIC
+
+LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
+ANY_ADDRESS: Final = "*"
+AT_ONCE: Final = 4
+_KINDS: Final = {"json": "application/json", "columns": "application/octet-stream"}
+_HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class Guard:
+    """Refuses what no page of ours asks: other methods, other hosts (DNS rebinding), other origins."""
+
+    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+        self._app = app
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on what is allowed."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        refused = self._refused(Request(scope))
+        await (refused or self._app)(scope, receive, send)
+
+    def _serves(self, name: str) -> bool:
+        return name in self._hosts - {ANY_ADDRESS} or (ANY_ADDRESS in self._hosts and _is_address(name))
+
+    def _refused(self, request: Request) -> Response | None:
+        if request.method not in ("GET", "HEAD"):
+            return problem(405, f"{request.method} is not allowed: this server only shows", headers={"Allow": "GET"})
+        hosts = request.headers.getlist("host")
+        if len(hosts) != 1 or not self._serves(_name(hosts[0])):
+            return problem(403, "this host name is not served", "open the address that `tensortap view` printed")
+        origin = request.headers.get("origin")
+        site = request.headers.get("sec-fetch-site", "none")
+        if (origin and origin.partition("://")[2] != hosts[0]) or site in ("cross-site", "same-site"):
+            return problem(403, "another site's page may not ask here", "open the address that was printed")
+        return None
+
+
+def _name(host: str) -> str:
+    """A Host header without its port."""
+    name, colon, port = host.lower().rpartition(":")
+    return name if colon and port.isdigit() else host.lower()
+
+
+def _is_address(name: str) -> bool:
+    """Whether it is a number: a page that was lured here by DNS has a name."""
+    try:
+        return bool(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        return False
+
+
+def problem(status: int, error: str, hint: str = "", headers: dict[str, str] | None = None) -> JSONResponse:
+    """An error as the page reads it."""
+    return JSONResponse({"error": error, "hint": hint}, status, {**_HEADERS, **(headers or {})})
+
+
+def app_for(api: Api, hosts: frozenset[str] = LOCAL, static: Path = STATIC) -> ASGIApp:
+    """The whole server as an ASGI application."""
+    limit = CapacityLimiter(AT_ONCE)
+    routes = [Route(path, _answering(api, limit), methods=["GET"]) for path in PATHS]
+    routes += [Route("/api/events", _events(api), methods=["GET"])]
+    routes += [Route("/{path:path}", partial(_static, static=static), methods=["GET"])]
+    return Guard(Starlette(routes=routes), hosts)
+
+
+def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitable[Response]]:
+    """A request answered on one of a few threads: what waits costs nothing, and memory stays bounded."""
+
+    async def answer(request: Request) -> Response:
+        try:
+            work = partial(api.sent, request.url.path, dict(request.query_params))
+            sent = await to_thread.run_sync(work, limiter=limit)
+        except Exception as error:
+            return _explained(error)
+        return Response(sent.data, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type=_KINDS[sent.kind])
+
+    return answer
+
+
+def _events(api: Api) -> Callable[[Request], Awaitable[Response]]:
+    """A stream that says when there is more to ask for."""
+    pollers: dict[str, Poller] = {}
+
+    async def listen(request: Request) -> Response:
+        try:
+            opened = await to_thread.run_sync(api.opened, request.query_params.get("run", ""))
+        except Exception as error:
+            return _explained(error)
+        poller = pollers.setdefault(opened.ident, Poller(partial(state_of, opened)))
+        headers = {**_HEADERS, "Cache-Control": "no-store"}
+        return StreamingResponse(stream(poller), headers=headers, media_type="text/event-stream")
+
+    return listen
+
+
+def _explained(error: Exception) -> Response:
+    hint = getattr(error, "hint", "")
+    if isinstance(error, NotARunError):
+        return problem(404, str(error), hint or "choose one of the runs that are listed")
+    if isinstance(error, TensortapError):
+        return problem(400, str(error), hint)
+    if isinstance(error, OSError):
+        return problem(500, f"the run could not be read: {error}", "is it being moved or deleted?")
+    return problem(500, f"{type(error).__name__}: {error}", "this is a fault of tensortap: please report it")
+
+
+def _files(static: Path) -> dict[str, Path]:
+    """Everything the page is made of, by its address: a request can name nothing else."""
+    return {file.relative_to(static).as_posix(): file for file in static.rglob("*") if file.is_file()}
+
+
+async def _static(request: Request, static: Path) -> Response:
+    path, files = request.path_params["path"] or "index.html", _files(static)
+    if path not in files:
+        missing = "" if files else "the page was not built"
+        hint = NOT_BUILT if missing else ""
+        return problem(404, missing or f"there is no {path!r} here", hint)
+    data = await anyio.Path(files[path]).read_bytes()
+    kept = "public, max-age=31536000, immutable" if path.startswith("assets/") else "no-cache"
+    kind = mimetypes.guess_type(path)[0] or "application/octet-stream"
+    return Response(data, headers={**_HEADERS, "Cache-Control": kept}, media_type=kind)
+
+
+def hosts_for(host: str) -> frozenset[str]:
+    """The host names that are served when listening at `host`: this machine's, and what was asked for by name."""
+    named = {host.lower()} | ({f"[{host}]"} if ":" in host else set())
+    return LOCAL | named | ({ANY_ADDRESS, socket.gethostname().lower()} if host in ("0.0.0.0", "::") else set())
+
+
+def serve(app: ASGIApp, heard: socket.socket) -> None:
+    """Serve until interrupted, and end without a word."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[heard])

@@ -1,0 +1,105 @@
+"""`tensortap view`: find a free port, say where, open the page, serve until Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import ipaddress
+import socket
+import webbrowser
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from tensortap.errors import MissingExtraError, RunError
+
+PORT: Final = 6160
+_TRIED: Final = 50
+STATIC: Final = Path(__file__).with_name("static")
+NOT_BUILT: Final = (
+    "the viewer's page was not built into this installation: install Node 20 or later, then "
+    "`pip install --force-reinstall --no-deps --no-binary tensortap tensortap` (in a source tree: `make page`)"
+)
+
+
+class Listening(NamedTuple):
+    """An open socket and the address to open in a browser."""
+
+    socket: socket.socket
+    url: str
+    port: int
+
+
+def view(
+    path: str, host: str = "127.0.0.1", port: int | None = None, browser: bool = True,
+    say: Callable[[str], None] = print,
+) -> None:  # fmt: skip
+    """Serve the runs at a path, until interrupted."""
+    require_extra()
+    from tensortap.view.api.service import Api
+    from tensortap.view.server import app as server
+
+    api = Api(path)
+    heard = listen(host, port or PORT)
+    try:
+        for line in remarks(host, port, heard):
+            say(line)
+        say(f"{api.shelf.path} is shown at {heard.url}  (Ctrl-C ends it)")
+        if browser and built():
+            webbrowser.open(heard.url)
+        server.serve(server.app_for(api, server.hosts_for(host)), heard.socket)
+    finally:
+        heard.socket.close()
+        api.close()
+
+
+def require_extra() -> None:
+    """Say what to install when the server's packages are missing."""
+    missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(f"the viewer needs {' and '.join(missing)}: pip install 'tensortap[view]'")
+
+
+def built(static: Path = STATIC) -> bool:
+    """Whether the page is there."""
+    return (static / "index.html").is_file()
+
+
+def remarks(host: str, asked: int | None, heard: Listening) -> list[str]:
+    """What the user should know before the address."""
+    lines = []
+    if asked is not None and heard.port != asked:
+        lines.append(f"port {asked} is in use, so it is {heard.port}")
+    if not is_loopback(host):
+        lines.append(f"anyone who can reach this machine at {host} can read these runs")
+    if not built():
+        lines.append(NOT_BUILT)
+    return lines
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listen(host: str, port: int) -> Listening:
+    """Take the port, or the next free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in [*range(port, min(port + _TRIED, 65536)), 0]:
+        taken = socket.socket(family, socket.SOCK_STREAM)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind((host.strip("[]"), candidate))
+        except OSError as error:
+            taken.close()
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise RunError(f"cannot listen at {host}: {error}; leave --host out to use this machine") from error
+            continue
+        taken.listen(128)
+        number = taken.getsockname()[1]
+        shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host.strip('[]')}]" if ":" in host else host
+        return Listening(taken, f"http://{shown}:{number}/", number)
+    raise RunError(f"no port from {port} on is free; give another: --port 8000")

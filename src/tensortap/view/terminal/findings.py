@@ -1,0 +1,105 @@
+"""What rules found, on the terminal: the worst first, and where."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import IO, Any, Final
+
+from rich.text import Text
+
+from tensortap.diagnose.rule import REGISTRY
+from tensortap.errors import ProbeError
+from tensortap.finding import Finding, Findings
+from tensortap.sinks.line import printable
+from tensortap.store.run import Run
+from tensortap.view.terminal import cells
+from tensortap.view.terminal.columns import shorten
+from tensortap.view.terminal.overview import about
+from tensortap.view.terminal.screen import Screen, title
+
+_STYLES: Final = {"error": cells.ALARM, "warning": cells.WARN, "info": "cyan"}
+_INDENT: Final = "  "
+_WIDEST: Final = 100  # lines of prose are no wider, however wide the terminal is
+_AT_ONCE: Final = 3  # findings of one rule that are shown one by one; of the others the sites are named
+
+
+def rules_asked(names: Sequence[str]) -> list[Any] | None:
+    """The rules named: ours by name, the user's as `module:name`, from the current folder too; None means all."""
+    return [_imported(name) if ":" in name else name for name in names] or None
+
+
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ProbeError(
+            f"--rule {name}: {error}; write --rule module:name, or one of {', '.join(REGISTRY)}"
+        ) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
+def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
+    """Everything the terminal shows, and more, as plain values."""
+    return {**about(run), "failed": failed, **found.as_json()}
+
+
+def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
+    """The worst first, each with where, what and what to do; then what the run is, and what could not be judged."""
+    screen = Screen(stream)
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.severity, finding.rule), []).append(finding)
+    for group in groups.values():
+        _draw_group(screen, group, every)
+    screen.draw(title(about(run), f"{len(run.steps)} steps", len(run.sites), _records(run)))
+    screen.draw(Text(found.summary(), style="bold" if found else "green"))
+    if found.skipped:
+        screen.draw(*_skipped(found, every))
+
+
+def _draw_group(screen: Screen, group: list[Finding], every: bool) -> None:
+    shown = group if every else group[:_AT_ONCE]
+    for finding, after in zip(shown, [*shown[1:], None], strict=True):
+        screen.draw(_head(finding, screen.width), _prose(finding.message, screen))
+        if finding.advice and (after is None or after.advice != finding.advice):
+            screen.draw(_prose(f"→ {finding.advice}", screen, "dim"))
+    if hidden := group[len(shown) :]:
+        names = ", ".join(printable(f.site) for f in hidden[:_AT_ONCE])
+        more = f" and {len(hidden) - _AT_ONCE} more" if len(hidden) > _AT_ONCE else ""
+        screen.draw(_prose(f"also {names}{more}; --all shows them", screen, "dim"))
+    screen.draw(Text())
+
+
+def _head(finding: Finding, width: int) -> Text:
+    when = f"  {finding.steps}" if finding.steps else ""
+    taken = len(finding.severity) + len(finding.rule) + len(when) + 4
+    site = shorten(printable(finding.site), max(width - taken, 12))
+    style = _STYLES[finding.severity or "warning"]
+    return Text.assemble((finding.severity, style), "  ", (site, "bold"), f"  {finding.rule}", (when, "dim"))
+
+
+def _prose(said: str, screen: Screen, style: str = "") -> Text:
+    hanging = _INDENT * 2 if said.startswith("→") else _INDENT
+    lines = wrap(
+        printable(said), max(min(screen.width, _WIDEST), 30), initial_indent=_INDENT, subsequent_indent=hanging
+    )
+    return Text("\n".join(lines), style=style)
+
+
+def _skipped(found: Findings, every: bool) -> Iterator[Text]:
+    if not every:
+        yield Text(f"no data: {', '.join(found.skipped)}; --all says why", style="dim")
+        return
+    for name, reason in found.skipped.items():
+        yield Text(f"no data: {name}: {printable(reason)}", style="dim")
+
+
+def _records(run: Run) -> int:
+    return int(run.table(columns=["step"]).num_rows)

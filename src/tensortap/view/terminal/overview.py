@@ -1,0 +1,210 @@
+"""What `show` knows of a run before anything is drawn: one row a site, and what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.record.step import Record
+from tensortap.sinks.line import nonfinite
+from tensortap.sinks.plain import plain, row
+from tensortap.store.run import Run
+from tensortap.types import COUNTS
+
+TREND: Final = 16  # points in a line over steps
+TREND_OF: Final = {"absmax": ("min", "max"), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
+_LIGHT: Final = ("step", "site", "port", "slot", "seq", *COUNTS[:3])
+_BAD: Final = COUNTS[:3]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Event(NamedTuple):
+    """The first time something was not finite: when, and how early in the step."""
+
+    step: int
+    seq: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SiteRow:
+    """One site at the last step asked for; of several calls and ranks, the worst. `of` says how many there were."""
+
+    name: str
+    record: Record
+    of: int
+    first_bad: Event | None
+    bad_steps: int
+    trend: list[float]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Overview:
+    """The rows, and what there is to say about the run as a whole."""
+
+    run: Run
+    rows: list[SiteRow]
+    records: int
+    steps: list[int]
+    bad_records: int
+    first_bad: Event | None
+    trend_of: str
+
+    def as_json(self, shown: list[SiteRow]) -> dict[str, Any]:
+        """Everything the terminal shows, as plain values."""
+        return {
+            **about(self.run),
+            "steps": {"count": len(self.steps), "first": self.steps[0], "last": self.steps[-1]},
+            "sites": len(self.rows),
+            "records": self.records,
+            "nonfinite": {"records": self.bad_records, "first": self.first_bad and self.first_bad._asdict()},
+            "rows": [self._row(item) for item in shown],
+            "hidden": len(self.rows) - len(shown),
+        }
+
+    def _row(self, item: SiteRow) -> dict[str, Any]:
+        trend = {"stat": self.trend_of, "values": plain(item.trend)}
+        first = item.first_bad and item.first_bad.step
+        more = {"of": item.of, "first_nonfinite_step": first, "nonfinite_steps": item.bad_steps, "trend": trend}
+        return {"name": item.name, **row(item.record), **more}
+
+
+def about(run: Run) -> dict[str, Any]:
+    """What a run is, in a few plain values."""
+    return {
+        "path": str(run.path),
+        "state": run.state,
+        "model": model_name(run.info),
+        "ranks": list(run.ranks),
+        "counts": {name: count for name, count in run.counts.items() if count},
+    }
+
+
+def model_name(info: Mapping[str, Any]) -> str:
+    """The class of the model that was watched, if the run says so."""
+    model = info.get("model")
+    if isinstance(model, Mapping):
+        model = next((model[key] for key in ("class", "type", "name") if model.get(key)), "")
+    return str(model or "")
+
+
+def overview(run: Run, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std") -> Overview | None:
+    """One row a site of what was asked for; None when there is nothing."""
+    stats = TREND_OF.get(trend_of, (trend_of,))
+    table = run.table(sites=sites, steps=steps, columns=list(dict.fromkeys((*_LIGHT, *stats))))
+    if not table.num_rows:
+        return None
+    columns = {name: _numbers(table, name) for name in table.column_names if name not in ("site", "port", "slot")}
+    group, names = _groups(table)
+    bad = _nonfinite(columns) > 0
+    firsts, counts = _first_events(columns, group, bad, names)
+    trends = _trends(columns["step"], group, len(names), _stat(columns, trend_of), bad)
+    last = _last_records(run, sites, columns["step"], group, names)
+    rows = [
+        SiteRow(name, *last[name], firsts.get(name), counts[i], trends[i])
+        for i, name in enumerate(names)
+        if name in last
+    ]
+    return Overview(
+        run=run,
+        rows=rows,
+        records=table.num_rows,
+        steps=np.unique(columns["step"]).tolist(),
+        bad_records=int(bad.sum()),
+        first_bad=min(firsts.values(), default=None),
+        trend_of=trend_of,
+    )
+
+
+def _numbers(table: Any, name: str) -> npt.NDArray[Any]:
+    return np.asarray(table[name].to_numpy())
+
+
+def _groups(table: Any) -> tuple[Ints, list[str]]:
+    """A number for each row's site, and the sites' names in order of execution."""
+    encoded = [_words(table[name]) for name in ("site", "port", "slot")]
+    codes = np.zeros(table.num_rows, np.int64)
+    for numbers, words in encoded:
+        codes = codes * max(len(words), 1) + numbers
+    _, first, group = np.unique(codes, return_index=True, return_inverse=True)
+    seq = _numbers(table, "seq")
+    order = np.lexsort((first, seq[first]))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    sites, ports, slots = ([words[numbers[i]] for i in first[order]] for numbers, words in encoded)
+    return place[group], [f"{s}:{p}{t}" for s, p, t in zip(sites, ports, slots, strict=True)]
+
+
+def _words(column: Any) -> tuple[Ints, list[str]]:
+    array = column.unify_dictionaries().combine_chunks()
+    if not hasattr(array, "indices"):
+        array = array.dictionary_encode()
+    return np.asarray(array.indices.to_numpy(zero_copy_only=False), np.int64), array.dictionary.to_pylist()
+
+
+def _first_events(
+    columns: Mapping[str, npt.NDArray[Any]], group: Ints, bad: npt.NDArray[np.bool_], names: list[str]
+) -> tuple[dict[str, Event], list[int]]:
+    """For each site that ever was not finite, when first; and in how many steps."""
+    rows = np.flatnonzero(bad)
+    rows = rows[np.lexsort((columns["seq"][rows], columns["step"][rows]))]
+    which, at = np.unique(group[rows], return_index=True)
+    firsts = {
+        names[g]: Event(int(columns["step"][r]), int(columns["seq"][r]), names[g])
+        for g, r in zip(which.tolist(), rows[at].tolist(), strict=True)
+    }
+    pairs = np.unique(np.stack([group[rows], columns["step"][rows]]), axis=1)
+    return firsts, np.bincount(pairs[0], minlength=len(names)).tolist()
+
+
+def _nonfinite(columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
+    return np.asarray(np.sum([columns[name] for name in _BAD], axis=0), np.float64)
+
+
+def _stat(columns: Mapping[str, npt.NDArray[Any]], name: str) -> Floats:
+    if name == "absmax":
+        return np.asarray(np.fmax(-columns["min"], columns["max"]))
+    if name == "zeros":
+        return np.asarray(columns["zeros"] / np.maximum(columns["numel"], 1))
+    if name == "nan":
+        return _nonfinite(columns)
+    return np.asarray(columns[name], np.float64)
+
+
+def _trends(step: Ints, group: Ints, groups: int, values: Floats, bad: npt.NDArray[np.bool_]) -> list[list[float]]:
+    """Means over at most TREND stretches of steps, NaN for a stretch in which anything was not finite."""
+    steps, index = np.unique(step, return_inverse=True)
+    stretch = index * TREND // len(steps) if len(steps) > TREND else index
+    cell, cells = group * TREND + stretch, groups * TREND
+    known = ~np.isnan(values)
+    count = np.bincount(cell[known], minlength=cells)
+    mean = np.bincount(cell[known], values[known], minlength=cells) / np.maximum(count, 1)
+    spoilt = np.bincount(cell[bad], minlength=cells) > 0
+    mean[spoilt] = np.nan
+    seen = (count > 0) | spoilt
+    return [mean[i : i + TREND][seen[i : i + TREND]].tolist() for i in range(0, cells, TREND)]
+
+
+def _last_records(
+    run: Run, sites: list[str] | None, step: Ints, group: Ints, names: list[str]
+) -> dict[str, tuple[Record, int]]:
+    """Each site's worst record at its last step, and how many it has there."""
+    last = np.full(len(names), np.iinfo(np.int64).min)
+    np.maximum.at(last, group, step)
+    at = dict(zip(names, last.tolist(), strict=True))
+    found: dict[str, list[Record]] = {}
+    for record in run.records(sites=sites, steps=sorted(set(at.values()))):
+        name = str(record.place)
+        if at.get(name) == record.step:
+            found.setdefault(name, []).append(record)
+    return {name: (_worst(records), len(records)) for name, records in found.items()}
+
+
+def _worst(records: Iterable[Record]) -> Record:
+    return max(records, key=lambda r: (nonfinite(r.summary), r.summary.zeros / max(r.summary.numel, 1), -r.seq))

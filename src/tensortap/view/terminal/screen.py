@@ -1,0 +1,152 @@
+"""A run on the terminal: what it is, what is wrong with it, and one line a site."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import IO, Any, Final
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tensortap import text
+from tensortap.sinks.line import nonfinite, printable
+from tensortap.view.terminal import cells
+from tensortap.view.terminal.columns import Column, grid
+from tensortap.view.terminal.overview import TREND, Event, Overview, SiteRow, about
+
+_UNBOUNDED: Final = 10_000
+_BARS: Final = 10
+_STATES: Final = {"live": "green", "crashed": cells.WARN}
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command, whose exit codes are its own; rich would exit with 1."""
+        raise BrokenPipeError
+
+
+class Screen:
+    """Where things are drawn: as wide as the terminal or COLUMNS says; piped, plain and as wide as they need to be.
+
+    >>> import sys
+    >>> Screen(sys.stdout).draw(Text("hello"))
+    hello
+    """
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self._console = _Console(file=stream, highlight=False, markup=False, emoji=False)
+        columns = os.environ.get("COLUMNS", "")
+        if not self._console.is_terminal and not (columns.isdecimal() and int(columns)):
+            self._console.width = _UNBOUNDED
+        self.width = self._console.width
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Columns and lines of the terminal as it is now; None when it is none."""
+        return tuple(self._console.size) if self._console.is_terminal else None  # type: ignore[return-value]
+
+    def live(self) -> Live:
+        """What draws over itself, on the terminal's other screen."""
+        return Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
+
+    def draw(self, *parts: RenderableType) -> None:
+        """Print parts one below the other."""
+        for part in parts:
+            if self._console.is_terminal:
+                self._console.print(part)
+            else:
+                self._print_trimmed(part)
+
+    def _print_trimmed(self, part: RenderableType) -> None:
+        """Without the blanks that fill a table's last column: files and diffs want none."""
+        with self._console.capture() as captured:
+            self._console.print(part)
+        for line in captured.get().splitlines():
+            self._console.print(Text(line.rstrip()), soft_wrap=True)
+
+
+def draw_overview(view: Overview, shown: Sequence[SiteRow], screen: Screen) -> None:
+    """The head, what is not finite, then the rows; and how many there is no room for."""
+    screen.draw(*head(view), Text(), sites(view, shown, screen.width))
+    if hidden := len(view.rows) - len(shown):
+        screen.draw(Text(f"… {hidden} more sites; --limit 0 shows all", style="dim"))
+
+
+def sites(view: Overview, shown: Sequence[SiteRow], width: int) -> Table:
+    """The rows as a table."""
+    return grid(list(_columns(view, shown)), shown, width)
+
+
+def head(view: Overview) -> Iterator[Text]:
+    """What the run is, in a line; and what the user must not miss, in lines of their own."""
+    facts = about(view.run)
+    yield title(facts, f"{_many(len(view.steps), 'step')}{_range(view.steps)}", len(view.rows), view.records)
+    if view.first_bad:
+        yield Text(_alarm(view, view.first_bad), style=cells.ALARM)
+    if counts := facts["counts"]:
+        said = ", ".join(f"{printable(name).replace('_', ' ')} {count}" for name, count in counts.items())
+        yield Text(f"not recorded or went wrong: {said}", style=cells.WARN)
+
+
+def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:
+    """The first line: path, state, size."""
+    ranks = len(facts["ranks"])
+    parts = [
+        Text(printable(facts["path"]), style="bold"),
+        Text(facts["state"], style=_STATES.get(facts["state"], "")),
+        Text(printable(facts["model"])),
+        Text(steps),
+        Text(_many(sites, "site")),
+        Text(_many(records, "record")),
+        Text(_many(ranks, "rank") if ranks > 1 else ""),
+    ]
+    return Text(" · ").join(part for part in parts if part)
+
+
+def _alarm(view: Overview, first: Event) -> str:
+    sites = sum(row.first_bad is not None for row in view.rows)
+    records, where = _many(view.bad_records, "record"), _many(sites, "site")
+    return f"NaN or Inf in {records} of {where}, first at step {first.step} in {printable(first.site)}"
+
+
+def _columns(view: Overview, rows: Sequence[SiteRow]) -> Iterator[Column[SiteRow]]:
+    """From left to right; `keep` says which go first when there is too little room."""
+    yield Column("site", _site, 99, _row_style, left=True)
+    yield Column("nan/inf", lambda r: cells.bad(r.record.summary), 10, lambda r: cells.bad_style(r.record.summary))
+    yield _stat("mean", 5)
+    yield _stat("std", 9)
+    yield _stat("min", 4)
+    yield _stat("max", 6)
+    yield Column("zeros", lambda r: cells.zeros(r.record.summary), 7, lambda r: cells.zeros_style(r.record.summary))
+    yield Column("histogram", lambda r: r.record.summary.bars(_BARS), 8, left=True)
+    if len(view.steps) > 1:
+        yield Column(f"{view.trend_of} over steps", lambda r: text.spark(r.trend, TREND), 4.5, _row_style, left=True)
+    yield Column("shape", lambda r: text.shape(r.record.summary.shape), 3, left=True)
+    yield Column("dtype", lambda r: cells.SHORT.get(r.record["dtype"], r.record["dtype"]), 2, left=True)
+    if any(row.record.step != view.steps[-1] for row in rows):
+        yield Column("step", lambda r: str(r.record.step), 9.5)
+
+
+def _stat(name: str, keep: float) -> Column[SiteRow]:
+    return Column(name, lambda r: cells.stat(r.record.summary, name), keep)
+
+
+def _site(row: SiteRow) -> str:
+    return printable(row.name) + (f" ×{row.of}" if row.of > 1 else "")
+
+
+def _row_style(row: SiteRow) -> str:
+    if nonfinite(row.record.summary):
+        return cells.ALARM
+    return "red" if row.first_bad else cells.zeros_style(row.record.summary)
+
+
+def _range(steps: Sequence[int]) -> str:
+    return f" ({steps[0]}–{steps[-1]})" if len(steps) > 1 else f" ({steps[0]})"
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
