@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
@@ -73,9 +73,9 @@ class Taken(NamedTuple):
 
 def record(path: Path, buffers: list[Buffer], steps: int, keep: list[Reducer]) -> Taken:
     """Record steps into a run, all of it."""
-    ledger = Ledger()
-    recorder = Recorder([probe("**", keep=keep)], ledger=ledger)
-    writer = Writer([RunFolder(path, ledger=ledger)], ledger=ledger, release=recorder.release)
+    counters = Counters()
+    recorder = Recorder([probe("**", keep=keep)], counters=counters)
+    writer = Writer([RunFolder(path, counters=counters)], counters=counters, release=recorder.release)
     points = [recorder.point(Place(f"blocks.{i // 5}.{LAYERS[i % 5]}"), 1) for i in range(SITES)]
     groups = [buffers[i : i + SITES] for i in range(0, len(buffers), SITES)]
     observe, put = recorder.observe, writer.put
@@ -87,7 +87,7 @@ def record(path: Path, buffers: list[Buffer], steps: int, keep: list[Reducer]) -
             put(step)
     writer.close()
     taken = Taken(time.perf_counter() - begin, time.process_time() - cpu)
-    assert ledger.counts() == {}, ledger.counts()
+    assert counters.counts() == {}, counters.counts()
     return taken
 
 

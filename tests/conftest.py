@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
 from tensortap.record.step import Step
 from tensortap.record.writer import Writer
@@ -61,16 +61,16 @@ def make_run(tmp_path: Path) -> Callable[..., str]:
         close: bool = True,
         about: Mapping[str, Any] | None = None,
     ) -> str:
-        path, ledger = str(tmp_path / name), Ledger()
-        recorder = Recorder([probe("**", keep=keep)], rank=rank, clock=lambda: 1_700_000_000.0, ledger=ledger)
-        folder = RunFolder(path, rank=rank, about=about, launch=launch, ledger=ledger)
-        writer = Writer([folder], ledger=ledger, release=recorder.release)
+        path, counters = str(tmp_path / name), Counters()
+        recorder = Recorder([probe("**", keep=keep)], rank=rank, clock=lambda: 1_700_000_000.0, counters=counters)
+        folder = RunFolder(path, rank=rank, about=about, launch=launch, counters=counters)
+        writer = Writer([folder], counters=counters, release=recorder.release)
         for tensors, metrics in steps:
             observe(recorder, tensors)
             for step in recorder.close(metrics):
                 writer.put(step)
         for what, count in (counts or {}).items():
-            ledger.add(what, count)
+            counters.add(what, count)
         writer.close()
         return path
 

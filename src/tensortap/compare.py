@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from tensortap.adapters.protocol import adapter_for, part_for
-from tensortap.adapters.rng import kept_seeds
+from tensortap.adapters.rng import preserve_rng_state
 from tensortap.diff import Diff, diff
 from tensortap.diff.align import Renames
 from tensortap.errors import UnsupportedError
@@ -136,7 +136,7 @@ def _call(function: Callable[..., Any], batch: Any) -> Any:
 @contextmanager
 def _same_random() -> Iterator[None]:
     """Python's and NumPy's generators, put back."""
-    put_back = kept_seeds()
+    put_back = preserve_rng_state()
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tensortap.adapters.nested import values_in
 from tensortap.adapters.protocol import adapter_for, part_for
-from tensortap.adapters.results import Captured, Origin, Seen, Verification
+from tensortap.adapters.results import Captured, Origin, TensorSummary, Verification
 from tensortap.errors import ProbeError, TensortapError
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.select.probes import Probe
@@ -124,7 +124,7 @@ def _in_batch(batch: Any) -> Origin | None:
         with contextlib.suppress(TensortapError):  # what cannot be read was not looked at by anybody
             if not _usable(summary := summarize(tensor)):
                 why = "the batch was not finite when it came in"
-                return Origin("forward", "", "", inputs=(Seen(slot, summary),), why=why)
+                return Origin("forward", "", "", inputs=(TensorSummary(slot, summary),), why=why)
     return None
 
 

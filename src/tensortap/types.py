@@ -87,7 +87,7 @@ class Call(NamedTuple):
     line: str
 
 
-class Seen(NamedTuple):
+class StepOutcome(NamedTuple):
     """What is known of a step when it closes: the user's metrics, and how many tensors were non-finite."""
 
     metrics: Mapping[str, float]

@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Any, Final, Literal, TypeVar
 
 from tensortap import markup, text
-from tensortap.adapters.nonfinite import OnNonFinite, Watchman
-from tensortap.adapters.null import Bystander
+from tensortap.adapters.nonfinite import NonFiniteMonitor, OnNonFinite
+from tensortap.adapters.null import NullAdapter
 from tensortap.adapters.protocol import (
     Adapter,
-    Wanted,
+    Plan,
     adapter_for,
     check_operations,
     compiled_values,
@@ -29,7 +29,7 @@ from tensortap.distributed.ranks import Ranks, World, records
 from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.record.budget import Budget
 from tensortap.record.cost import Cost
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing, check
 from tensortap.record.pending import LateNumber, LateNumbers
 from tensortap.record.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
@@ -62,8 +62,8 @@ class Tap:
     """
 
     def __init__(
-        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, wanted: Wanted,
-        watchman: Watchman, sharing: Sharing | None = None, watched: str = "values",
+        self, recorder: Recorder, writer: Writer, folder: RunFolder | None, adapter: Adapter | None, plan: Plan,
+        monitor: NonFiniteMonitor, sharing: Sharing | None = None, watched: str = "values",
     ) -> None:  # fmt: skip
         self.recorder = recorder
         self.watched = watched
@@ -72,7 +72,7 @@ class Tap:
         self.explicit = False
         self._folder = folder
         self._adapter = adapter
-        self._watchman = watchman
+        self._monitor = monitor
         self._sharing = sharing
         self._agreed: Callable[[], str | None] = lambda: None  # where other ranks write, when this one does not
         self._last = time.perf_counter()
@@ -80,7 +80,7 @@ class Tap:
         self._closed = False
         self._compiled = compiled_values(self.see) if adapter is None else None
         if adapter is not None:
-            adapter.attach(recorder, wanted, self)
+            adapter.attach(recorder, plan, self)
         if recorder.probes:
             _ACTIVE.add(self)
 
@@ -117,7 +117,7 @@ class Tap:
     @property
     def counts(self) -> dict[str, int]:
         """What was dropped, thinned, skipped or not seen so far."""
-        return self.recorder.ledger.counts()
+        return self.recorder.counters.counts()
 
     @property
     def cost(self) -> Cost:
@@ -144,7 +144,7 @@ class Tap:
             if point is not None and step.armed & point.probes:
                 self.recorder.observe(point, buffer_of(value), value, step=step)
         except Exception as error:
-            self.recorder.ledger.failed("skipped_values", f"recording {name!r}", error)
+            self.recorder.counters.failed("skipped_values", f"recording {name!r}", error)
         return value
 
     def step(self, **metrics: Any) -> None:
@@ -187,7 +187,7 @@ class Tap:
         if self._sharing is not None and closing is self.recorder.current and not self._closed:
             self._sharing.share(closing, self.recorder.names)
         observed = closing.table.rows > 0
-        origin = self._watchman.look(closing, self.recorder.names)
+        origin = self._monitor.look(closing, self.recorder.names)
         for finished in self.recorder.close(metrics, step=step):
             self.writer.put(finished)
         self._arm()
@@ -195,7 +195,7 @@ class Tap:
         self.recorder.account.closed(now - begin, now - self._last, observed)
         self._last = now
         if origin is not None:
-            self._watchman.tell(origin, closing.number)
+            self._monitor.tell(origin, closing.number)
 
     def _arm(self) -> None:
         if self._adapter is not None:
@@ -278,7 +278,7 @@ class Tap:
         """What was wanted and never seen is counted, and listed in `run.json`."""
         unseen = self._adapter.unseen() if self._adapter is not None else self._unseen_names()
         if unseen:
-            self.recorder.ledger.add("unseen", len(unseen))
+            self.recorder.counters.add("unseen", len(unseen))
             if self._folder is not None:
                 self._folder.note(unseen=unseen)
 
@@ -331,9 +331,9 @@ def watch(
         model, probes = None, (model, *probes)
     if when_full not in ("block", "drop"):
         raise ProbeError(f"when_full={when_full!r} is neither 'block' nor 'drop'")
-    ledger = Ledger(strict=strict)
+    counters = Counters(strict=strict)
     world = world_now() if rank is None else World(rank, max(world_now().size, rank + 1))
-    watchman = Watchman(on_nonfinite, ledger, f" on rank {world.rank}" if world.size > 1 else "")
+    monitor = NonFiniteMonitor(on_nonfinite, counters, f" on rank {world.rank}" if world.size > 1 else "")
     adapter = None if model is None else adapter_for(model, fast_path=fast_path, origins=on_nonfinite is not None)
     chosen = as_probes(probes) or (probe("**" if adapter is None else getattr(adapter, "default_sites", leaves)),)
     # A pattern that matches nothing raises before anything is made.
@@ -341,21 +341,21 @@ def watch(
     if global_stats:
         check(chosen, model=adapter is not None, all_ranks=ranks is None, budget=budget is not None)
     if not records(ranks, world):
-        return _bystander(Bystander(getattr(adapter, "function", None)), to, world, ledger, watchman)
+        return _unrecorded_tap(NullAdapter(getattr(adapter, "function", None)), to, world, counters, monitor)
     about: dict[str, Any] = {"probes": [p.describe() for p in chosen]}
     if adapter is not None:
         about["model"] = adapter.describe()
     kind = about["model"]["class"] if adapter is not None else "values"
-    sinks, folder = _sinks(to, kind, world, about, ledger, resume, overwrite)
+    sinks, folder = _sinks(to, kind, world, about, counters, resume, overwrite)
     recorder = Recorder(
         chosen, rank=world.rank, start=max(start, folder.start if resume and folder is not None else 0),
         lookback=lookback,
-        lookback_bytes=lookback_bytes, ledger=ledger, budget=None if budget is None else Budget(budget),
+        lookback_bytes=lookback_bytes, counters=counters, budget=None if budget is None else Budget(budget),
     )  # fmt: skip
-    writer = Writer(sinks, ledger=ledger, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
+    writer = Writer(sinks, counters=counters, queue_bytes=queue_bytes, when_full=when_full, release=recorder.release)
     try:
-        sharing = _sharing(model, chosen, wanted, world, ledger) if global_stats else None
-        return Tap(recorder, writer, folder, adapter, wanted, watchman, sharing, kind)
+        sharing = _sharing(model, chosen, wanted, world, counters) if global_stats else None
+        return Tap(recorder, writer, folder, adapter, wanted, monitor, sharing, kind)
     except BaseException:
         writer.close()
         raise
@@ -394,7 +394,7 @@ _UNKNOWN: Final = Point(Place(""), -1, 0, 0)
 
 
 def _sinks(
-    to: Any, kind: str, world: World, about: Mapping[str, Any], ledger: Ledger, resume: bool, overwrite: bool
+    to: Any, kind: str, world: World, about: Mapping[str, Any], counters: Counters, resume: bool, overwrite: bool
 ) -> tuple[list[Sink], RunFolder | None]:
     given: Iterable[Any] = to if isinstance(to, (list, tuple)) else [to]
     sinks: list[Sink] = []
@@ -403,7 +403,7 @@ def _sinks(
         if item is None or isinstance(item, (str, os.PathLike)):
             path = _default_path(kind, world) if item is None else item
             folder = RunFolder(
-                path, rank=world.rank, about=about, resume=resume, overwrite=overwrite, ledger=ledger,
+                path, rank=world.rank, about=about, resume=resume, overwrite=overwrite, counters=counters,
                 launch=launch_id(world.size > 1), after=functools.partial(_next_step, path),
             )  # fmt: skip
             sinks.append(folder)
@@ -424,16 +424,16 @@ def _default_path(kind: str, world: World) -> str:
     return default_path(kind, world.rank, turn=next(_TURNS), spawned=world.size > 1)
 
 
-def _no_model(probes: tuple[Probe, ...]) -> Wanted:
+def _no_model(probes: tuple[Probe, ...]) -> Plan:
     check_operations(probes, None)
-    return Wanted({}, probes)
+    return Plan({}, probes)
 
 
-def _bystander(adapter: Bystander, to: Any, world: World, ledger: Ledger, watchman: Watchman) -> Tap:
+def _unrecorded_tap(adapter: NullAdapter, to: Any, world: World, counters: Counters, monitor: NonFiniteMonitor) -> Tap:
     """The tap of a rank that does not record: it works, costs nothing and writes nothing."""
-    recorder = Recorder((), rank=world.rank, ledger=ledger)
-    writer = Writer((), ledger=ledger, release=recorder.release)
-    tap = Tap(recorder, writer, None, adapter, Wanted({}), watchman, watched="nothing")
+    recorder = Recorder((), rank=world.rank, counters=counters)
+    writer = Writer((), counters=counters, release=recorder.release)
+    tap = Tap(recorder, writer, None, adapter, Plan({}), monitor, watched="nothing")
     for item in to if isinstance(to, (list, tuple)) else [to]:
         if isinstance(item, (str, os.PathLike)):
             tap.path = str(Files(item))
@@ -442,10 +442,10 @@ def _bystander(adapter: Bystander, to: Any, world: World, ledger: Ledger, watchm
     return tap
 
 
-def _sharing(model: Any, probes: tuple[Probe, ...], wanted: Wanted, world: World, ledger: Ledger) -> Sharing | None:
+def _sharing(model: Any, probes: tuple[Probe, ...], plan: Plan, world: World, counters: Counters) -> Sharing | None:
     if world.size == 1:
-        return Sharing(probes, wanted.ports, world, lambda packed: packed, ledger)
-    return Sharing(probes, wanted.ports, world, part_for(model, "world").summed, ledger)
+        return Sharing(probes, plan.ports, world, lambda packed: packed, counters)
+    return Sharing(probes, plan.ports, world, part_for(model, "world").summed, counters)
 
 
 def _number(name: str, value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensortap.adapters.arrays import Catcher, Taker
+from tensortap.adapters.arrays import ArrayObserver, Catcher
 from tensortap.adapters.results import Captured
 from tensortap.record.recorder import Recorder
 from tensortap.reduce.packed import Reduced
@@ -17,12 +17,12 @@ def test_a_row_that_comes_after_its_step_closed_is_counted() -> None:
     recorder = Recorder([probe("**")])
     step = recorder.current
     step.table.close()
-    Taker(recorder).take(recorder.point(Place("a"), 1), ROW, step)
-    assert recorder.ledger.counts() == {"late_records": 1} and step.table.rows == 0
+    ArrayObserver(recorder).take(recorder.point(Place("a"), 1), ROW, step)
+    assert recorder.counters.counts() == {"late_records": 1} and step.table.rows == 0
 
 
 def test_a_tensor_too_large_to_leave_its_graph_is_not_captured() -> None:
     """There is only its row: it is counted, and hurts no other."""
     recorder, found = Recorder([probe("**")]), Captured()
     Catcher(recorder, found).take(recorder.point(Place("a"), 1), ROW, recorder.current)
-    assert recorder.ledger.counts() == {"large_tensors": 1} and not list(found)
+    assert recorder.counters.counts() == {"large_tensors": 1} and not list(found)

@@ -81,7 +81,7 @@ def test_the_recorder_thins_steps_and_says_so_but_never_triggers():
         kept += [str(r.place) for step in recorder.close({"loss": 1.0}) for r in step.records()]
         recorder.account.closed(1.0, 1.001, True)
     assert kept.count("b:output") == 5 and kept.count("a:output") < 5
-    assert recorder.ledger.counts()["thinned_steps"] == 5 - kept.count("a:output") + 1  # the one now open as well
+    assert recorder.counters.counts()["thinned_steps"] == 5 - kept.count("a:output") + 1  # the one now open as well
 
 
 def test_thinned_histograms_are_absent_and_counted():
@@ -93,7 +93,7 @@ def test_thinned_histograms_are_absent_and_counted():
     (step,) = recorder.close()
     (record,) = step.records()
     assert record["hist_counts"] is None and record["mean"] == 1.0
-    assert recorder.ledger.counts()["thinned_histograms"] >= 1
+    assert recorder.counters.counts()["thinned_histograms"] >= 1
 
 
 def test_cost_is_reported_by_site(tmp_path):

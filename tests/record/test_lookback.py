@@ -98,7 +98,7 @@ def test_bytes_run_out_oldest_first_and_are_counted() -> None:
     numbers = [number for number, _ in rows(written[-1])]
     assert numbers == [16, 17, 18, 19, 20]
     assert [kept.array[0] for step in written[-1] for kept in step.table.tensors] == numbers
-    assert recorder.ledger.counts() == {"lookback_let_go_steps": 16}
+    assert recorder.counters.counts() == {"lookback_let_go_steps": 16}
     assert recorder._ring.nbytes == 0
 
 
@@ -118,7 +118,7 @@ def test_a_step_larger_than_the_ring_is_let_go_by_itself() -> None:
     """A step that can never fit is counted and does not stop the ring."""
     recorder = Recorder([probe("a", keep=full(), when=HIGH)], lookback=3, lookback_bytes=1 << 20)
     play(recorder, [0, 0], size=1 << 20)
-    assert recorder.ledger.counts() == {"lookback_let_go_steps": 2}
+    assert recorder.counters.counts() == {"lookback_let_go_steps": 2}
     assert [number for number, _ in rows(play(recorder, [0, 2])[-1])] == [2, 3]
 
 

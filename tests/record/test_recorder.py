@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.record.counters import Ledger, TensortapWarning
+from tensortap.record.counters import Counters, TensortapWarning
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.record.step import Step
 from tensortap.reduce.buffers import buffer_of
@@ -17,7 +17,7 @@ from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, 
 from tensortap.reduce.summary import summarize
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import Answer, Trigger, at, every, metric, nonfinite
-from tensortap.types import Place, Seen
+from tensortap.types import Place, StepOutcome
 
 ONES = np.ones(4, np.float32)
 
@@ -67,7 +67,7 @@ def test_before_and_after_are_asked_once_a_step() -> None:
             asked.append(("before", step))
             return Answer.YES if step == 1 else Answer.MAYBE
 
-        def after(self, step: int, seen: Seen) -> str | None:
+        def after(self, step: int, seen: StepOutcome) -> str | None:
             asked.append(("after", step))
             return "watchful" if step < 2 else None
 
@@ -215,7 +215,7 @@ def test_what_a_function_may_return(result: Any, numbers: dict[str, float], tens
     [step] = recorder.close()
     assert next(step.records()).numbers == numbers
     assert [k.array.tolist() for k in step.table.tensors] == tensors
-    assert all(k.kind == "own" for k in step.table.tensors) and recorder.ledger.counts() == {}
+    assert all(k.kind == "own" for k in step.table.tensors) and recorder.counters.counts() == {}
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_function_that_fails_is_counted_and_named(result: Any, text: str) -> N
     with pytest.warns(TensortapWarning, match=r"own\(\) at a:output failed.*your code goes on") as caught:
         steps = play(recorder, [0, 0, 0])
     assert len(caught) == 1 and text in str(caught[0].message)
-    assert recorder.ledger.counts() == {"reducer_errors": 3}
+    assert recorder.counters.counts() == {"reducer_errors": 3}
     for step in steps:
         assert dict(next(step.records()).numbers) == {"<lambda>": 7.0}
         assert [k.kind for k in step.table.tensors] == ["full"]
@@ -246,12 +246,12 @@ def test_rows_that_a_tensor_lacks_are_counted() -> None:
     recorder = Recorder([probe("a", keep=[rows([0]), full()])])
     see(recorder, value=np.float32(1.0))  # no rows in a scalar
     [step] = recorder.close()
-    assert [k.kind for k in step.table.tensors] == ["full"] and recorder.ledger.counts() == {"rows_absent": 1}
+    assert [k.kind for k in step.table.tensors] == ["full"] and recorder.counters.counts() == {"rows_absent": 1}
 
 
 def test_strict_lets_errors_out() -> None:
     """With `strict` a function's error is raised where it happened."""
-    recorder = Recorder([probe("a", keep=function(lambda x: 1 / 0))], ledger=Ledger(strict=True))
+    recorder = Recorder([probe("a", keep=function(lambda x: 1 / 0))], counters=Counters(strict=True))
     with pytest.warns(TensortapWarning), pytest.raises(ZeroDivisionError):
         see(recorder)
 
@@ -265,7 +265,7 @@ class Broken(Trigger):
             raise RuntimeError("no idea")
         return Answer.MAYBE
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         if self.half == "after":
             raise RuntimeError("no idea")
         return "broken"
@@ -277,7 +277,7 @@ def test_a_trigger_that_fails_hurts_no_other(half: str) -> None:
     with pytest.warns(TensortapWarning, match="no idea") as caught:
         recorder = Recorder([probe("a", when=Broken(half)), probe("a", when=every(1))])
         steps = play(recorder, [0, 0], probes=3)
-    assert len(caught) == 1 and recorder.ledger.counts()["trigger_errors"] >= 2
+    assert len(caught) == 1 and recorder.counters.counts()["trigger_errors"] >= 2
     assert [step.table.rows for step in steps] == [1, 1]
 
 
@@ -342,7 +342,7 @@ def test_a_row_that_comes_after_its_step_closed_is_counted() -> None:
     [done] = recorder.close(step=step)
     step.armed = armed  # as a thread has it that looked before the step closed
     assert see(recorder, step=step) == -1
-    assert done.table.rows == 1 and recorder.ledger.counts() == {"late_records": 1}
+    assert done.table.rows == 1 and recorder.counters.counts() == {"late_records": 1}
 
 
 def test_a_metric_that_never_comes_is_said_once() -> None:
@@ -352,7 +352,7 @@ def test_a_metric_that_never_comes_is_said_once() -> None:
         for _ in range(300):
             recorder.close({"loss": 1.0, "acc": 0.0})
     assert len(caught) == 1 and "step(los=...)" in str(caught[0].message)
-    assert recorder.ledger.counts() == {"metrics_missing": 1}
+    assert recorder.counters.counts() == {"metrics_missing": 1}
 
 
 def test_phases_are_kept_as_they_are_named() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.record.counters import Ledger, TensortapWarning
+from tensortap.record.counters import Counters, TensortapWarning
 from tensortap.record.recorder import Recorder
 from tensortap.record.step import Step
 from tensortap.record.writer import Sink, Writer
@@ -71,12 +71,12 @@ def put_all(writer: Writer, make_step: MakeStep, numbers: range) -> None:
 
 def test_a_full_queue_drops_and_counts(make_step: MakeStep) -> None:
     """With `drop`, steps that do not fit are let go and counted, and `put` never waits."""
-    sink, ledger = Slow(), Ledger()
-    writer = Writer([sink], ledger=ledger, queue_bytes=4 << 20, when_full="drop")
+    sink, counters = Slow(), Counters()
+    writer = Writer([sink], counters=counters, queue_bytes=4 << 20, when_full="drop")
     put_all(writer, make_step, range(1))
     assert sink.entered.wait(60)
     put_all(writer, make_step, range(1, 10))
-    assert ledger.counts() == {"dropped_steps": 7}
+    assert counters.counts() == {"dropped_steps": 7}
     sink.go.set()
     writer.close()
     assert sink.steps == [0, 1, 2]
@@ -84,8 +84,8 @@ def test_a_full_queue_drops_and_counts(make_step: MakeStep) -> None:
 
 def test_a_full_queue_blocks_until_there_is_room(make_step: MakeStep) -> None:
     """With `block`, `put` waits for the sink, and nothing is lost."""
-    sink, ledger = Slow(), Ledger()
-    writer = Writer([sink], ledger=ledger, queue_bytes=4 << 20)
+    sink, counters = Slow(), Counters()
+    writer = Writer([sink], counters=counters, queue_bytes=4 << 20)
     done = threading.Event()
 
     def produce() -> None:
@@ -100,7 +100,7 @@ def test_a_full_queue_blocks_until_there_is_room(make_step: MakeStep) -> None:
     sink.go.set()
     producer.join()
     writer.close()
-    assert sink.steps == list(range(10)) and ledger.counts() == {}
+    assert sink.steps == list(range(10)) and counters.counts() == {}
 
 
 def test_a_step_larger_than_the_queue_goes_through_alone(make_step: MakeStep) -> None:
@@ -118,9 +118,9 @@ def test_a_step_larger_than_the_queue_goes_through_alone(make_step: MakeStep) ->
 
 def test_what_the_run_folder_has_is_not_counted_as_dropped(make_step: MakeStep, tmp_path: Path) -> None:
     """A step that other sinks had no room for is whole in the run folder; only its large tensors are missing."""
-    sink, ledger = Slow(), Ledger()
-    folder = RunFolder(tmp_path / "run", ledger=ledger)
-    writer = Writer([sink, folder], ledger=ledger, queue_bytes=3 << 20, when_full="drop")
+    sink, counters = Slow(), Counters()
+    folder = RunFolder(tmp_path / "run", counters=counters)
+    writer = Writer([sink, folder], counters=counters, queue_bytes=3 << 20, when_full="drop")
     put_all(writer, make_step, range(1))
     assert sink.entered.wait(60)
     put_all(writer, make_step, range(1, 5))
@@ -156,33 +156,33 @@ def test_closing_twice_closes_once(make_step: MakeStep) -> None:
 
 def test_a_step_after_close_is_counted(make_step: MakeStep) -> None:
     """A step that comes after everything was closed is not written, and that is said once."""
-    ledger = Ledger()
-    writer = Writer([Slow()], ledger=ledger)
+    counters = Counters()
+    writer = Writer([Slow()], counters=counters)
     writer.close()
     with pytest.warns(TensortapWarning, match="after everything was closed") as caught:
         put_all(writer, make_step, range(3))
-    assert len(caught) == 1 and ledger.counts() == {"dropped_records": 3, "dropped_steps": 3}
+    assert len(caught) == 1 and counters.counts() == {"dropped_records": 3, "dropped_steps": 3}
 
 
 @pytest.mark.parametrize("failing", [Failing, FailingJournal])
 def test_a_failing_sink_is_counted_and_warned_of_once(make_step: MakeStep, failing: type[Any]) -> None:
     """A sink's errors are counted, said once, and reach neither the user's step nor the other sinks."""
-    bad, good, ledger = failing(), Slow(), Ledger()
+    bad, good, counters = failing(), Slow(), Counters()
     good.go.set()
-    writer = Writer([bad, good], ledger=ledger)
+    writer = Writer([bad, good], counters=counters)
     with pytest.warns(TensortapWarning, match="writing to slow failed: OSError.*No space left") as caught:
         put_all(writer, make_step, range(4))
         writer.close()
-    assert len(caught) == 1 and ledger.counts()["sink_errors"] == 4
+    assert len(caught) == 1 and counters.counts()["sink_errors"] == 4
     assert good.steps == [0, 1, 2, 3] and good.closed == bad.closed == 1
     if failing is FailingJournal:
-        assert ledger.counts()["dropped_steps"] == ledger.counts()["dropped_records"] == 4
+        assert counters.counts()["dropped_steps"] == counters.counts()["dropped_records"] == 4
 
 
 @pytest.mark.filterwarnings("ignore::tensortap.record.counters.TensortapWarning")
 def test_strict_raises_a_journals_error_at_once(make_step: MakeStep) -> None:
     """With `strict`, the error of the run folder comes out of the step that caused it."""
-    writer = Writer([FailingJournal()], ledger=Ledger(strict=True))
+    writer = Writer([FailingJournal()], counters=Counters(strict=True))
     with pytest.raises(OSError, match="No space left"):
         put_all(writer, make_step, range(1))
     writer.close()
@@ -192,7 +192,7 @@ def test_strict_raises_a_journals_error_at_once(make_step: MakeStep) -> None:
 def test_strict_raises_a_sinks_error_at_the_next_chance(make_step: MakeStep) -> None:
     """With `strict`, an error on the thread comes out of the next call, and the writer can still be closed."""
     sink = Failing()
-    writer = Writer([sink], ledger=Ledger(strict=True))
+    writer = Writer([sink], counters=Counters(strict=True))
     put_all(writer, make_step, range(1))
     with pytest.raises(OSError, match="No space left"):
         writer.flush()
@@ -209,7 +209,7 @@ def test_a_warning_that_raises_does_not_end_the_thread(make_step: MakeStep) -> N
     writer = Writer([bad, good])  # this test suite turns warnings into errors
     put_all(writer, make_step, range(3))
     writer.close()
-    assert good.steps == [0, 1, 2] and writer.ledger.counts() == {"sink_errors": 3}
+    assert good.steps == [0, 1, 2] and writer.counters.counts() == {"sink_errors": 3}
 
 
 def test_a_sink_that_ends_its_thread_does_not(make_step: MakeStep) -> None:
@@ -229,9 +229,9 @@ def test_a_sink_that_ends_its_thread_does_not(make_step: MakeStep) -> None:
 
 def start(path: Path, sinks: list[Sink] | None = None) -> tuple[Recorder, Writer, Callable[[], None]]:
     """A recorder that writes to a run folder, and a function that does one step."""
-    ledger = Ledger()
-    recorder = Recorder([probe("**", keep=full())], ledger=ledger)
-    writer = Writer([RunFolder(path, ledger=ledger), *(sinks or [])], ledger=ledger, release=recorder.release)
+    counters = Counters()
+    recorder = Recorder([probe("**", keep=full())], counters=counters)
+    writer = Writer([RunFolder(path, counters=counters), *(sinks or [])], counters=counters, release=recorder.release)
     point = recorder.point(Place("a"), 1)
 
     def step() -> None:
@@ -283,7 +283,7 @@ def test_a_child_that_is_forked_while_locks_are_held_does_not_hang(tmp_path: Pat
     held, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with recorder._lock, recorder.ledger._lock, writer._changed:
+        with recorder._lock, recorder.counters._lock, writer._changed:
             held.set()
             leave.wait(60)
 
@@ -294,7 +294,7 @@ def test_a_child_that_is_forked_while_locks_are_held_does_not_hang(tmp_path: Pat
     if not child:
         signal.alarm(20)
         step()
-        recorder.ledger.add("anything")
+        recorder.counters.add("anything")
         writer.close()
         os._exit(0)
     status = os.waitpid(child, 0)[1]

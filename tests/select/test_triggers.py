@@ -26,9 +26,9 @@ from tensortap.select.triggers import (
     powers_of,
     spike,
 )
-from tensortap.types import Seen
+from tensortap.types import StepOutcome
 
-NOTHING = Seen({})
+NOTHING = StepOutcome({})
 exact = settings(derandomize=True, deadline=None)
 
 
@@ -37,7 +37,7 @@ def kept(trigger: Trigger, steps: int = 40) -> list[int]:
 
 
 def fires(trigger: Trigger, values: list[float], name: str = "loss") -> list[int]:
-    return [step for step, value in enumerate(values) if trigger.after(step, Seen({name: value})) is not None]
+    return [step for step, value in enumerate(values) if trigger.after(step, StepOutcome({name: value})) is not None]
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,15 @@ def test_spike_in_noise_around_zero() -> None:
 def test_nonfinite() -> None:
     """A bad tensor or a bad metric fires."""
     assert nonfinite().before(0) is Answer.MAYBE
-    assert nonfinite().after(0, Seen({"loss": 1.0})) is None
-    assert nonfinite().after(0, Seen({"loss": 1.0}, nonfinite=2)) == "nonfinite()"
-    assert nonfinite().after(0, Seen({"loss": math.nan})) == "nonfinite()"
+    assert nonfinite().after(0, StepOutcome({"loss": 1.0})) is None
+    assert nonfinite().after(0, StepOutcome({"loss": 1.0}, nonfinite=2)) == "nonfinite()"
+    assert nonfinite().after(0, StepOutcome({"loss": math.nan})) == "nonfinite()"
 
 
 def test_reasons() -> None:
     """A reason names what fired, joined as it was written."""
     high = metric("loss") > 1.0
-    seen = Seen({"loss": 2.0})
+    seen = StepOutcome({"loss": 2.0})
     assert (every(2) | high).after(2, seen) == "every(2) | metric('loss') > 1.0"
     assert (every(2) | high).after(3, seen) == "metric('loss') > 1.0"
     assert (every(2) & high).after(2, seen) == "every(2) & metric('loss') > 1.0"
@@ -189,8 +189,8 @@ def test_callable() -> None:
 
     trigger = as_trigger(late_and_high)
     assert trigger.before(0) is Answer.MAYBE
-    assert trigger.after(0, Seen({"loss": 2.0})) is None
-    assert trigger.after(2, Seen({"loss": 2.0})) == "late_and_high"
+    assert trigger.after(0, StepOutcome({"loss": 2.0})) is None
+    assert trigger.after(2, StepOutcome({"loss": 2.0})) == "late_and_high"
     assert str(every(2) | late_and_high) == str(every(2) | trigger) == "(every(2) | late_and_high)"
     assert str(late_and_high & every(2)) == "(late_and_high & every(2))"
     with pytest.raises(KeyError):
@@ -208,7 +208,7 @@ def test_own_trigger() -> None:
     """A subclass with one method is a whole trigger."""
 
     class Odd(Trigger):
-        def after(self, step: int, seen: Seen) -> str | None:
+        def after(self, step: int, seen: StepOutcome) -> str | None:
             return "odd" if step % 2 else None
 
     assert (Odd() & first(4)).before(1) is Answer.MAYBE
@@ -223,7 +223,7 @@ def test_fresh_copies_share_no_history() -> None:
     tree = (~jump | jump).fresh()
     assert fires(tree & jump.fresh(), [1.0, 1.0, 3.0]) == [2]
     assert fires(jump.fresh(), [9.0]) == []
-    assert copy.deepcopy(jump).after(3, Seen({"loss": 9.0})) is not None
+    assert copy.deepcopy(jump).after(3, StepOutcome({"loss": 9.0})) is not None
 
 
 def test_triggers_can_be_pickled() -> None:
@@ -309,12 +309,12 @@ trees = st.recursive(
     max_leaves=8,
 )
 metrics = st.dictionaries(st.sampled_from(["loss", "acc"]), st.floats())
-histories = st.lists(st.builds(Seen, metrics, st.integers(0, 2)), max_size=12)
+histories = st.lists(st.builds(StepOutcome, metrics, st.integers(0, 2)), max_size=12)
 
 
 @exact
 @given(trees, histories)
-def test_before_and_after_agree(tree: Trigger, history: list[Seen]) -> None:
+def test_before_and_after_agree(tree: Trigger, history: list[StepOutcome]) -> None:
     """What is YES before is kept, and what is NO before is not, for any combination of triggers."""
     tree = tree.fresh()
     for step, seen in enumerate(history):
@@ -324,7 +324,7 @@ def test_before_and_after_agree(tree: Trigger, history: list[Seen]) -> None:
 
 @exact
 @given(trees, trees, histories)
-def test_logic_of_after(a: Trigger, b: Trigger, history: list[Seen]) -> None:
+def test_logic_of_after(a: Trigger, b: Trigger, history: list[StepOutcome]) -> None:
     """After the step, the operators are those of two-valued logic, and De Morgan's laws hold in both halves."""
     parts = [t.fresh() for t in (a, b, a | b, a & b, ~(a | b), ~a & ~b, ~~a)]
     for step, seen in enumerate(history):
@@ -341,7 +341,7 @@ class Fixed(Trigger):
     def before(self, step: int) -> Answer:
         return self.answer
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         self.asked += 1
         return "yes" if self.answer is Answer.YES else None
 

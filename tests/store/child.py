@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.record import writer as writing
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
 from tensortap.record.step import Step
 from tensortap.record.writer import Writer
@@ -43,10 +43,10 @@ def tensors(seed: int, step: int) -> Iterator[tuple[Place, np.ndarray[Any, Any]]
             yield place, x.astype(dtype)
 
 
-def recorder_of(start: int, ledger: Ledger | None = None, rank: int = 0) -> Recorder:
+def recorder_of(start: int, counters: Counters | None = None, rank: int = 0) -> Recorder:
     """A recorder with rows, histograms, numbers and small tensors; its clock stands still."""
     keep = [histogram(), sample(3), rows([0]), quantiles(0.5), largest]
-    return Recorder([probe("**", keep=keep)], start=start, ledger=ledger, clock=lambda: 1e9, rank=rank)
+    return Recorder([probe("**", keep=keep)], start=start, counters=counters, clock=lambda: 1e9, rank=rank)
 
 
 def largest(x: Any) -> float:
@@ -63,10 +63,10 @@ def record(recorder: Recorder, seed: int) -> list[Step]:
 
 def write(path: str, seed: int, start: int, stop: int, resume: bool, rank: int = 0, close: bool = True) -> None:
     """Record steps into a run, and say of each that it was handed over."""
-    ledger = Ledger()
-    recorder = recorder_of(start, ledger, rank)
-    run = RunFolder(path, resume=resume, ledger=ledger, rank=rank, launch="test")
-    writer = Writer([run], ledger=ledger, release=recorder.release)
+    counters = Counters()
+    recorder = recorder_of(start, counters, rank)
+    run = RunFolder(path, resume=resume, counters=counters, rank=rank, launch="test")
+    writer = Writer([run], counters=counters, release=recorder.release)
     for number in range(start, stop):
         for step in record(recorder, seed):
             writer.put(step)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.distributed.ranks import Part
+from tensortap.distributed.ranks import Shard
 from tensortap.errors import RunError, RunExistsError
 from tensortap.store.claim import launch_id
 from tensortap.store.default_path import agreed_path, default_path
@@ -157,11 +157,11 @@ def test_a_fast_rank_does_not_mislead_a_slow_one(tmp_path: Path, monkeypatch: py
 
 def part(at: list[int], placements: list[str]) -> dict[str, Any]:
     mesh = {"dp": 2, "tp": 2}
-    return Part(mesh, tuple(at), tuple(placements), (4,), (0, 1, 2, 3)).as_json()
+    return Shard(mesh, tuple(at), tuple(placements), (4,), (0, 1, 2, 3)).as_json()
 
 
 def test_copies_count_once_whoever_records(make_run: Any) -> None:
-    """Of ranks that hold the same piece the first that is there counts; summands are marked, copies by word too."""
+    """Of ranks that hold the same piece the first that is there counts; partial sums are marked, copies by word too."""
     for rank in (1, 2, 3):
         path = make_run([({"w": np.full(4, float(rank)), "x": np.ones(2), "s": np.ones(1)}, {})], rank=rank)
         file = Path(path) / f"rank={rank}/_rank.json"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tensortap.record import writer as writing
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
@@ -67,9 +67,9 @@ def test_readers_see_whole_steps_and_never_fewer(tmp_path: Path, monkeypatch: py
     ]
     for reader in readers:
         assert reader.stdout is not None and reader.stdout.readline() == "ready\n"
-    ledger = Ledger()
-    recorder = Recorder([probe("**", keep=[histogram(), sample(2)])], ledger=ledger)
-    writer = Writer([folder.RunFolder(path, ledger=ledger)], ledger=ledger, release=recorder.release)
+    counters = Counters()
+    recorder = Recorder([probe("**", keep=[histogram(), sample(2)])], counters=counters)
+    writer = Writer([folder.RunFolder(path, counters=counters)], counters=counters, release=recorder.release)
     looks, tensors = Counter[str](), 0
     stop = threading.Event()
     failed: list[BaseException] = []
@@ -105,6 +105,6 @@ def test_readers_see_whole_steps_and_never_fewer(tmp_path: Path, monkeypatch: py
         printed, _ = reader.communicate(timeout=120)
         assert reader.returncode == 0
         assert json.loads(printed)["looks"] and json.loads(printed)["counts"] == {}
-    assert not failed and looks["looks"] and ledger.counts() == {}
+    assert not failed and looks["looks"] and counters.counts() == {}
     run = open_run(path)
     assert run.table().num_rows == STEPS * ROWS and len(list(run.tensors())) == STEPS * ROWS

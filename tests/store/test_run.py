@@ -15,7 +15,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from tensortap.errors import PatternError, RunError
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
@@ -49,13 +49,13 @@ def largest(x: np.ndarray[Any, Any]) -> float:
 
 def write(path: Path, rank: int, sealed: int) -> Writer:
     """A rank's part of a run: two lives are sealed, and the last steps still in a tail when `sealed` < STEPS."""
-    ledger, writer = Ledger(), None
-    recorder = Recorder([probe("**", keep=[histogram(), quantiles(0.5), largest])], rank=rank, ledger=ledger)
+    counters, writer = Counters(), None
+    recorder = Recorder([probe("**", keep=[histogram(), quantiles(0.5), largest])], rank=rank, counters=counters)
     for part in (range(sealed // 2), range(sealed // 2, sealed), range(sealed, STEPS)):
         if not part:
             continue
-        run = RunFolder(path, rank=rank, launch="test", resume=part.start > 0, ledger=ledger)
-        writer = Writer([run], ledger=ledger, release=recorder.release)
+        run = RunFolder(path, rank=rank, launch="test", resume=part.start > 0, counters=counters)
+        writer = Writer([run], counters=counters, release=recorder.release)
         for number in part:
             for place in PLACES:
                 for call in range(2 if place.site == "stem" else 1):
@@ -307,7 +307,7 @@ def test_state_and_counts(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     assert run.state == "live"
     for writer in writers:
-        writer.ledger.add("dropped_steps", 2)
+        writer.counters.add("dropped_steps", 2)
         writer.close()
     assert run.state == "finished" and run.counts == {"dropped_steps": 4}
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
-from tensortap.record.counters import Ledger, TensortapWarning
+from tensortap.record.counters import Counters, TensortapWarning
 from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
@@ -38,10 +38,10 @@ class Line:
 
     def __init__(self, path: Path, keep: Any = None) -> None:
         self.now = 0.0
-        self.ledger = Ledger()
-        self.recorder = Recorder([probe("**", keep=keep)], ledger=self.ledger)
-        self.folder = RunFolder(path, ledger=self.ledger, clock=lambda: self.now)
-        self.writer = Writer([self.folder], ledger=self.ledger, release=self.recorder.release)
+        self.counters = Counters()
+        self.recorder = Recorder([probe("**", keep=keep)], counters=self.counters)
+        self.folder = RunFolder(path, counters=self.counters, clock=lambda: self.now)
+        self.writer = Writer([self.folder], counters=self.counters, release=self.recorder.release)
 
     def step(self, elements: int = 4, **metrics: float) -> int:
         value = np.full(elements, self.recorder.current.number, np.float32)
@@ -84,14 +84,14 @@ def test_a_full_disk_is_survived(small_disk: Path) -> None:
     lost = []
     with pytest.warns(TensortapWarning, match="No space left on device") as caught:
         for _ in range(200):
-            before = line.ledger.counts().get("dropped_steps", 0)
+            before = line.counters.counts().get("dropped_steps", 0)
             number = line.step(loss=1.0)
-            (lost if line.ledger.counts().get("dropped_steps", 0) > before else written).append(number)
+            (lost if line.counters.counts().get("dropped_steps", 0) > before else written).append(number)
         line.tick()
         lost.append(line.step())
         line.tick()
     assert len(caught) == 1 and len(lost) > 100
-    assert line.ledger.counts()["dropped_steps"] == line.ledger.counts()["dropped_records"] == len(lost)
+    assert line.counters.counts()["dropped_steps"] == line.counters.counts()["dropped_records"] == len(lost)
     assert open_run(small_disk / "run").steps == written
     filler.unlink()
     line.tick()

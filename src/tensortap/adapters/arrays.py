@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.adapters.nested import values_in
-from tensortap.adapters.protocol import Adapter, Clock, OneStep, Port, Wanted, offered
+from tensortap.adapters.protocol import Adapter, Clock, OneStep, Plan, Port, offered
 from tensortap.adapters.results import Captured
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
@@ -63,7 +63,7 @@ def _is_frame(value: Any) -> bool:
     return hasattr(value, "to_numpy") and hasattr(value, "iloc") and np.asarray(value).dtype.kind not in _NO_NUMBERS
 
 
-class Taker:
+class ArrayObserver:
     """Records arrays. What goes wrong is counted and goes no further."""
 
     def __init__(self, recorder: Recorder) -> None:
@@ -80,18 +80,18 @@ class Taker:
                 place = (point.key, armed, recomputed, array.dtype, array.shape)
                 row = step.table.insert(*place, array.row, array.hist_offset if counts is not None else 0, counts)
                 if row < 0:  # another thread closed the step meanwhile
-                    self.recorder.ledger.add("late_records")
+                    self.recorder.counters.add("late_records")
             else:
                 self.recorder.observe(point, buffer_of(array), array, step=step, recomputed=recomputed)
         except Exception as error:
-            self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
+            self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)
 
     def take_late(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
         """Record what is read only when the step closes."""
         try:
             value = read()
         except Exception as error:
-            self.recorder.ledger.failed("skipped_tensors", f"reading {port.path}", error)
+            self.recorder.counters.failed("skipped_tensors", f"reading {port.path}", error)
         else:
             self.take(port.point(""), value, step)
 
@@ -106,7 +106,7 @@ class Taker:
                 self.take(port.points.get(slot) or port.point(slot), array, step)
 
 
-class Catcher(Taker):
+class Catcher(ArrayObserver):
     """Keeps copies instead of reducing."""
 
     def __init__(self, recorder: Recorder, found: Captured) -> None:
@@ -116,15 +116,15 @@ class Catcher(Taker):
     def take(self, point: Point, array: Array | Reduced, step: OpenStep, recomputed: bool = False) -> None:
         """Copy an array under its site's name. One too large to leave its graph has only a row."""
         if isinstance(array, Reduced):
-            self.recorder.ledger.add("large_tensors")
+            self.recorder.counters.add("large_tensors")
         elif point.probes and not recomputed:
             self.found.put(point.text, np.array(array, copy=True))
 
 
 class ArrayAdapter(Adapter, Protocol):
-    """An adapter that can be given its taker."""
+    """An adapter that can be given its observer."""
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
         """Put the taps on."""
 
 
@@ -143,24 +143,24 @@ def capture(adapter: ArrayAdapter, call: Callable[[], Any], patterns: Sequence[A
 class NamedArrays:
     """Values that the user names with `tensortap.tap(x, "my/value")` while a model is watched."""
 
-    def __init__(self, taker: Taker, wanted: Wanted) -> None:
-        self._taker = taker
-        self._wanted = wanted
+    def __init__(self, observer: ArrayObserver, plan: Plan) -> None:
+        self._observer = observer
+        self._plan = plan
         self._known: dict[str, Port | None] = {}
 
     def see(self, name: str, value: Any, step: OpenStep) -> bool:
         """Record the arrays in a value. False when there is none."""
         if name not in self._known:
             candidate = Candidate(name, (), ("output",))
-            self._known[name] = self._wanted.of_late(self._taker.recorder, candidate, "output")
+            self._known[name] = self._plan.port_for_named_value(self._observer.recorder, candidate, "output")
         port, found = self._known[name], arrays_in(value)
         if port is not None and step.armed & port.bits:
-            self._taker.take_all([port], found, step, NO_ARRAY_OUT)
+            self._observer.take_all([port], found, step, NO_ARRAY_OUT)
         return bool(found)
 
     def unseen(self) -> Iterator[str]:
         """Patterns that could only mean named values, and found none."""
-        return (pattern.text for pattern in self._wanted.waiting(self._known, ("output",)))
+        return (pattern.text for pattern in self._plan.waiting(self._known, ("output",)))
 
 
 def unseen(ports: Iterable[Port], names: NamedArrays) -> dict[str, str]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortap.adapters.arrays import ArrayAdapter, Catcher
 from tensortap.adapters.protocol import OneStep, offered
-from tensortap.adapters.results import Captured, Origin, Seen
+from tensortap.adapters.results import Captured, Origin, TensorSummary
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.select.probes import as_probes
@@ -24,7 +24,7 @@ class _Finder(Catcher):
         super().__init__(recorder, Captured())
         self.origin: Origin | None = None
         self._types = types
-        self._given: dict[str, list[Seen]] = {}
+        self._given: dict[str, list[TensorSummary]] = {}
         self.came_in: Origin | None = None  # the first that was given what no layer gave
 
     def take(self, point: Point, array: Any, step: OpenStep, recomputed: bool = False) -> None:
@@ -34,7 +34,7 @@ class _Finder(Catcher):
         site, port, slot, _ = point.place
         summary = summarize(array)
         if port == "input":
-            self._given.setdefault(site, []).append(Seen(slot, summary))
+            self._given.setdefault(site, []).append(TensorSummary(slot, summary))
             if self.came_in is None and not _finite(summary):
                 self.came_in = self._made(site, self._given[site], why=_CAME_IN)
             return
@@ -48,7 +48,7 @@ class _Finder(Catcher):
             why = "" if self.came_in is None else f"first seen in what {self.came_in.site or '(root)'} was given"
             self.origin = self._made(site, given, output=summary, why=why)
 
-    def _made(self, site: str, given: list[Seen], why: str, output: Summary | None = None) -> Origin:
+    def _made(self, site: str, given: list[TensorSummary], why: str, output: Summary | None = None) -> Origin:
         return Origin("forward", site, self._types.get(site, ""), inputs=tuple(given), output=output, why=why)
 
 

@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from tensortap.adapters.results import Origin, Seen
+from tensortap.adapters.results import Origin, TensorSummary
 from tensortap.errors import NonFiniteError, ProbeError
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import OpenStep
 from tensortap.record.step import summary_of
 from tensortap.record.table import Names
@@ -17,19 +17,19 @@ from tensortap.record.table import Names
 OnNonFinite = Literal["record", "raise"] | Callable[[Origin], object] | None
 
 
-class Watchman:
+class NonFiniteMonitor:
     """Finds the origin of a step's first non-finite value and does with it what the user wants."""
 
-    def __init__(self, wish: OnNonFinite, ledger: Ledger, where: str = "") -> None:
-        if not (wish is None or wish in ("record", "raise") or callable(wish)):
-            raise ProbeError(f"on_nonfinite={wish!r} is neither 'record' nor 'raise' nor a function of the origin")
-        self.wish = wish
+    def __init__(self, action: OnNonFinite, counters: Counters, where: str = "") -> None:
+        if not (action is None or action in ("record", "raise") or callable(action)):
+            raise ProbeError(f"on_nonfinite={action!r} is neither 'record' nor 'raise' nor a function of the origin")
+        self.action = action
         self._where = where  # on which of several ranks this is
-        self._ledger = ledger
+        self._counters = counters
 
     def look(self, step: OpenStep, names: Names) -> Origin | None:
         """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know."""
-        if self.wish is None:
+        if self.action is None:
             return None
         step.table.settle()  # the values of late rows are wanted now
         if not step.table.nonfinite:
@@ -39,17 +39,17 @@ class Watchman:
 
     def tell(self, origin: Origin, number: int) -> None:
         """After the step is safe: count it, say it, and raise or call."""
-        self._ledger.add("nonfinite_steps")
-        if callable(self.wish):
+        self._counters.add("nonfinite_steps")
+        if callable(self.action):
             try:
-                self.wish(origin)
+                self.action(origin)
             except Exception as error:
-                self._ledger.failed("callback_errors", "on_nonfinite", error)
+                self._counters.failed("callback_errors", "on_nonfinite", error)
             return
         text = f"step {number} is not finite{self._where}: {origin}"
-        if self.wish == "raise":
+        if self.action == "raise":
             raise NonFiniteError(text, origin)
-        self._ledger.warn("nonfinite", text)
+        self._counters.warn("nonfinite", text)
 
 
 def first_in(step: OpenStep, names: Names) -> Origin:
@@ -59,7 +59,7 @@ def first_in(step: OpenStep, names: Names) -> Origin:
     row = int(np.flatnonzero(bad)[0])
     place, call = names.places[int(table.columns["key"][row])], int(table.columns["call"][row])
     given = [
-        Seen(names.places[int(key)].slot, summary_of(table, other))
+        TensorSummary(names.places[int(key)].slot, summary_of(table, other))
         for other, key in enumerate(table.column("key"))
         if names.places[int(key)][:2] == (place.site, "input") and int(table.columns["call"][other]) == call
     ]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensortap.adapters.protocol import Clock, Wanted
+from tensortap.adapters.protocol import Clock, Plan
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.sites import Candidate
 
 
-class Bystander:
+class NullAdapter:
     """Stands in for the adapter that the other ranks have. A watched function is called as it is."""
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
@@ -28,7 +28,7 @@ class Bystander:
         """Nothing to write."""
         return {}
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
         """Put nothing on."""
         self._recorder = recorder
 
@@ -54,7 +54,7 @@ class Bystander:
         return []
 
     def named(self, name: str, value: Any) -> bool:
-        """Seen, and let go."""
+        """TensorSummary, and let go."""
         return True
 
     def unseen(self) -> dict[str, str]:

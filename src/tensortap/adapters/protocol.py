@@ -61,7 +61,7 @@ class Adapter(Protocol):
     def describe(self) -> dict[str, Any]:
         """The model's tree, for `run.json`."""
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
         """Put the taps on."""
 
     def arm(self) -> None:
@@ -154,7 +154,7 @@ class OpName(NamedTuple):
         return f"/{self.op}#{self.number}"
 
 
-class Wanted(NamedTuple):
+class Plan(NamedTuple):
     """What the probes chose of a model: for every path and port the patterns, with their probes as bits."""
 
     ports: dict[tuple[str, str], list[tuple[Pattern, int]]]
@@ -165,7 +165,7 @@ class Wanted(NamedTuple):
         patterns = self.ports.get((path, port))
         return Port(recorder, path, port, patterns) if patterns else None
 
-    def of_late(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
+    def port_for_named_value(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
         """The port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
         patterns = [
             (pattern, 1 << i)
@@ -179,7 +179,7 @@ class Wanted(NamedTuple):
         """What the run calls a path of this model."""
         return path
 
-    def of_op(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
+    def port_for_operation(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
         """The port of an operation, which is known only while it runs; `mask` leaves probes out."""
         patterns = [
             (pattern, 1 << i)
@@ -212,17 +212,17 @@ def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
         return False
 
 
-def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bool = False) -> Wanted:
+def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bool = False) -> Plan:
     """Decide once which probes want which places. A pattern that matches nothing raises, unless more come late."""
     ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
     for i, probe in enumerate(probes):
         for matches in select(probe.patterns, candidates, late=late):
             for match in matches:
                 ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
-    return Wanted(ports, tuple(probes))
+    return Plan(ports, tuple(probes))
 
 
-def offered(adapter: Any, probes: Sequence[Probe]) -> Wanted:
+def offered(adapter: Any, probes: Sequence[Probe]) -> Plan:
     """What the probes choose of an adapter's places. What its framework cannot give is refused, and why is said."""
     framework = adapter.describe().get("framework")
     if framework in capabilities.ADAPTERS:

@@ -66,7 +66,7 @@ def _verdict(same: bool) -> str:
     return "bit for bit the same with and without taps" if same else "DIFFER with taps"
 
 
-class Seen(NamedTuple):
+class TensorSummary(NamedTuple):
     """One tensor that went in: its slot and its statistics."""
 
     slot: str
@@ -83,7 +83,7 @@ class Origin:
     operation: str = ""
     source: str = ""
     call: int = 0
-    inputs: tuple[Seen, ...] = ()
+    inputs: tuple[TensorSummary, ...] = ()
     output: Summary | None = None
     why: str = ""
 

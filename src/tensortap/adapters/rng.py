@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 
-def kept_seeds() -> Callable[[], None]:
+def preserve_rng_state() -> Callable[[], None]:
     """Keep both states as they are now; the function given puts them back, as often as it is called."""
     python, numpy = random.getstate(), np.random.get_state()
 

@@ -32,7 +32,7 @@ class Lane:
 L = TypeVar("L", bound=Lane)
 
 
-class LaneSteps(Generic[L]):
+class StepDetector(Generic[L]):
     """Steps by lane: a new call of the root closes the step before it.
 
     The thread that calls the root first is at home: its steps are the tap's. Other threads (a server's workers) have
@@ -136,7 +136,7 @@ class LaneSteps(Generic[L]):
             self._clock.advance(step)
 
 
-class CallSteps(LaneSteps[Lane]):
+class CallStepDetector(StepDetector[Lane]):
     """For frameworks without a backward of their own: a step is a call of the root, and other threads' end with it."""
 
     def __init__(self, recorder: Recorder, clock: Clock) -> None:

@@ -329,9 +329,9 @@ def run(**options: Any) -> None:  # fmt: skip
 
     The script needs no edit. What follows its name is the script's own.
     """
-    from tensortap.script.observe import Plan, Session
+    from tensortap.script.observe import RunOptions, Session
 
-    Session(Plan(**options)).run()
+    Session(RunOptions(**options)).run()
 
 
 def main() -> None:
@@ -347,12 +347,12 @@ def main() -> None:
 
 def run_script(words: list[str]) -> None:
     """`run` past click and past our streams, warnings and exit codes: the script has Python's."""
-    from tensortap.script.observe import Plan, Session
+    from tensortap.script.observe import RunOptions, Session
 
     try:
         with run.make_context("tensortap run", words) as context:
             _check_script(context)
-            session = Session(Plan(**context.params))
+            session = Session(RunOptions(**context.params))
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)
     except click.ClickException as error:

@@ -85,13 +85,13 @@ def _number(value: Any) -> int:
     return operator.index(value)
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """Which part of a tensor this rank holds: how the whole lies over a mesh of ranks, and where this one is on it.
 
-    Placements are written as DTensor does: `S(0)` is a piece along dimension 0, `R` a copy, `P(sum)` a summand.
+    Placements are written as DTensor does: `S(0)` is a piece along dimension 0, `R` a copy, `P(sum)` a partial sum.
 
-    >>> copy = Part({"dp": 2, "tp": 2}, (0, 1), ("S(0)", "R"), (8, 4))
-    >>> copy.replica, copy.summand
+    >>> copy = Shard({"dp": 2, "tp": 2}, (0, 1), ("S(0)", "R"), (8, 4))
+    >>> copy.replica, copy.is_partial_sum
     (True, False)
     """
 
@@ -107,13 +107,14 @@ class Part(NamedTuple):
         return any(at and how == "R" for at, how in zip(self.at, self.placements, strict=True))
 
     @property
-    def summand(self) -> bool:
-        """Whether ranks hold summands: no statistic of the whole can be had from theirs."""
+    def is_partial_sum(self) -> bool:
+        """Whether ranks hold partial sums: no statistic of the whole can be had from theirs."""
         return any(how.startswith("P") for how in self.placements)
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, with what follows from them."""
         return {
             "mesh": dict(self.mesh), "at": list(self.at), "placements": list(self.placements),
-            "shape": list(self.shape), "ranks": list(self.ranks), "replica": self.replica, "summand": self.summand,
+            "shape": list(self.shape), "ranks": list(self.ranks), "replica": self.replica,
+            "summand": self.is_partial_sum,  # the name that runs have had since version 1
         }  # fmt: skip

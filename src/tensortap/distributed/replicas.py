@@ -1,4 +1,4 @@
-"""Which ranks hold copies of one tensor, and where they hold summands of it: what folding over ranks must know."""
+"""Which ranks hold copies of one tensor, and where they hold partial sums of it: what folding over ranks must know."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Key = tuple[str, ...]
 
 
 class Parts(NamedTuple):
-    """Rows that count nowhere, because another rank's are copies of them; and places whose rows are summands."""
+    """Rows that count nowhere, because another rank's are copies of them; and places whose rows are partial sums."""
 
     replicas: frozenset[tuple[int, Key]]
-    summands: frozenset[Key]
+    partial_sums: frozenset[Key]
 
     def without_replicas(self, rows: Any) -> Any:
         """The rows that count."""
@@ -27,9 +27,9 @@ class Parts(NamedTuple):
         ranked = zip(rows["rank"].to_pylist(), _keys(rows), strict=True)
         return rows.filter(pa.array([key not in self.replicas for key in ranked]))
 
-    def are_summands(self, rows: Any) -> list[bool]:
-        """For each row whether it was folded from summands."""
-        return [key in self.summands for key in _keys(rows)]
+    def are_partial_sums(self, rows: Any) -> list[bool]:
+        """For each row whether it was folded from partial sums."""
+        return [key in self.partial_sums for key in _keys(rows)]
 
 
 NO_PARTS: Final = Parts(frozenset(), frozenset())

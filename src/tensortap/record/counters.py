@@ -13,11 +13,11 @@ class TensortapWarning(UserWarning):
     """Something of ours went wrong beside the user's work, which goes on."""
 
 
-class Ledger:
+class Counters:
     """Counts by name, and a warning the first time each thing happens.
 
-    >>> ledger = Ledger()
-    >>> ledger.add("dropped_steps"); ledger.add("dropped_steps", 2); ledger.counts()
+    >>> counters = Counters()
+    >>> counters.add("dropped_steps"); counters.add("dropped_steps", 2); counters.counts()
     {'dropped_steps': 3}
     """
 
@@ -68,13 +68,13 @@ class Ledger:
         )
 
 
-_LEDGERS: weakref.WeakSet[Ledger] = weakref.WeakSet()
+_LEDGERS: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     # Another thread may have held the lock, and it did not come along.
-    for ledger in list(_LEDGERS):
-        ledger._lock = threading.RLock()
+    for counters in list(_LEDGERS):
+        counters._lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

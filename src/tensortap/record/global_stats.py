@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensortap.distributed.ranks import World
 from tensortap.errors import ProbeError
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.recorder import OpenStep
 from tensortap.record.table import Names, StepTable
 from tensortap.reduce.merge import merge_groups
@@ -62,14 +62,14 @@ class Sharing:
     """
 
     def __init__(
-        self, probes: Sequence[Probe], ports: Iterable[tuple[str, str]], world: World, total: Sum, ledger: Ledger
+        self, probes: Sequence[Probe], ports: Iterable[tuple[str, str]], world: World, total: Sum, counters: Counters
     ) -> None:
         self.latest: GlobalStats | None = None
         self._probes = probes
         self._ports = {key: i for i, key in enumerate(sorted(ports))}
         self._world = world
         self._total = total
-        self._ledger = ledger
+        self._counters = counters
         self._agree()
 
     def share(self, step: OpenStep, names: Names) -> None:
@@ -81,7 +81,7 @@ class Sharing:
             self._pack(step.table, names, packed[self._world.rank])
         except Exception as error:  # the others are waiting: take part with nothing
             packed[:] = 0
-            self._ledger.failed("global_stats_errors", "packing rows for all ranks", error)
+            self._counters.failed("global_stats_errors", "packing rows for all ranks", error)
         rows = self._total(packed)
         self.latest = GlobalStats(step.number, [":".join(key) for key in self._ports], _merged(rows))
 
@@ -98,7 +98,7 @@ class Sharing:
     def _port(self, names: Names, key: int) -> int:
         place = names.places[key]
         part = names.parts.get(place)
-        counts = part is None or not (part.replica or part.summand)
+        counts = part is None or not (part.replica or part.is_partial_sum)
         return self._ports.get((place.site, place.port), -1) if counts and not place.op else -1
 
     def _agree(self) -> None:

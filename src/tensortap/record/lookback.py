@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.record.table import StepTable
 
@@ -24,7 +24,7 @@ class Split(NamedTuple):
 
 
 def split(table: StepTable, fired: int, waiting: int) -> Split:
-    """Part a table by the probes that want it now (`fired`) and those that may want it later (`waiting`)."""
+    """Shard a table by the probes that want it now (`fired`) and those that may want it later (`waiting`)."""
     if not table.rows:
         return Split(None, None, None)
     probes = table.column("probes")
@@ -68,11 +68,11 @@ class LookBack:
     Kept tensors count like rows. Bytes run out oldest first.
     """
 
-    def __init__(self, steps: int, most_bytes: int, ledger: Ledger) -> None:
+    def __init__(self, steps: int, most_bytes: int, counters: Counters) -> None:
         self.steps = steps
         self.most_bytes = most_bytes
         self.nbytes = 0
-        self._ledger = ledger
+        self._counters = counters
         self._held: deque[_Held] = deque()
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class LookBack:
             gone = self._held.popleft().step
             self.nbytes -= gone.nbytes
             if all(held.step.number != gone.number for held in self._held):  # a step may be held in two parts
-                self._ledger.add("lookback_let_go_steps")
+                self._counters.add("lookback_let_go_steps")
 
     def expire(self, number: int) -> list[StepTable]:
         """Let go of what lies further back than promised before step `number`; its memory can be used again."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tensortap.errors import TensortapError
 from tensortap.record.budget import Budget
 from tensortap.record.cost import Account
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.lookback import LookBack, Split, split
 from tensortap.record.pending import Landing
 from tensortap.record.step import Step, summary_of
@@ -28,14 +28,14 @@ from tensortap.reduce.buffers import array_of, buffer_of
 from tensortap.reduce.reducers import Keeper
 from tensortap.select.probes import Probe
 from tensortap.select.triggers import Answer
-from tensortap.types import Buffer, Place, Seen
+from tensortap.types import Buffer, Place, StepOutcome
 
 LOOKBACK_BYTES: Final = 256 << 20
 _SPARE_TABLES: Final = 4
 _SMALL_ARRAY: Final = 4096
 _METRIC_PATIENCE: Final = 100  # steps without a metric that a trigger reads before that is said
 _NO_ROWS: Final = StepTable(1)
-_NOTHING_SEEN: Final = Seen({}, 0)
+_NOTHING_SEEN: Final = StepOutcome({}, 0)
 
 
 class Point:
@@ -91,7 +91,7 @@ class Recorder:
         start: int = 0,
         lookback: int = 0,
         lookback_bytes: int = LOOKBACK_BYTES,
-        ledger: Ledger | None = None,
+        counters: Counters | None = None,
         clock: Callable[[], float] | None = None,
         budget: Budget | None = None,
     ) -> None:
@@ -99,7 +99,7 @@ class Recorder:
         self.account = Account(budget)
         self.rank = rank
         self.names = Names()
-        self.ledger = ledger or Ledger()
+        self.counters = counters or Counters()
         self.paused = False
         self._muted: int | None = None  # what was armed before
         self._clock = clock
@@ -111,7 +111,7 @@ class Recorder:
         self._keeping_plans = [plan for plan in plans if plan[1] or plan[2]]
         self.keeping_probes = sum(bit for bit, _, _ in self._keeping_plans)
         self._quantiles = [(1 << i, p.quantiles) for i, p in enumerate(self.probes) if p.quantiles]
-        self._ring = LookBack(lookback, lookback_bytes, self.ledger)
+        self._ring = LookBack(lookback, lookback_bytes, self.counters)
         self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
         self._closed_steps = 0
         self._metrics_seen: set[str] = set()
@@ -159,10 +159,10 @@ class Recorder:
         if budget is None or not armed & ~maybe:
             return armed, hist
         if not budget.allows():
-            self.ledger.add("thinned_steps")
+            self.counters.add("thinned_steps")
             return armed & maybe, hist
         if hist & armed & ~maybe and not budget.histograms():
-            self.ledger.add("thinned_histograms")
+            self.counters.add("thinned_histograms")
             hist &= maybe
         return armed, hist
 
@@ -182,7 +182,7 @@ class Recorder:
         if row < 0:
             row = table.record(point.key, armed, want, recomputed, dtype, address, shape, strides)
         if row < 0:  # another thread closed the step meanwhile
-            self.ledger.add("late_records")
+            self.counters.add("late_records")
         elif armed & point.keeping and table.epoch == epoch:
             self.keep(table, row, point, armed, buffer, value)
         return row
@@ -215,17 +215,17 @@ class Recorder:
                 try:
                     picked = pick(keeper)
                 except Exception as error:
-                    self.ledger.failed("reducer_errors", f"{keeper} at {point.text}", error)
+                    self.counters.failed("reducer_errors", f"{keeper} at {point.text}", error)
                     continue
                 if picked is None:
-                    self.ledger.add("rows_absent")
+                    self.counters.add("rows_absent")
                 else:
                     tensors.append(Kept(row, keeper.kind, picked, bit))
             for custom in customs:
                 try:
                     kept = _result(custom.name, ask(custom.function))
                 except Exception as error:
-                    self.ledger.failed("reducer_errors", f"{custom.name}() at {point.text}", error)
+                    self.counters.failed("reducer_errors", f"{custom.name}() at {point.text}", error)
                     continue
                 if isinstance(kept, dict):
                     values.extend(Value(row, name, number, bit) for name, number in kept.items())
@@ -304,7 +304,7 @@ class Recorder:
         if step.table is not _NO_ROWS:
             self._spare.append(step.table)
 
-    def _decide(self, closing: OpenStep, seen: Seen, phase: str) -> list[Step]:
+    def _decide(self, closing: OpenStep, seen: StepOutcome, phase: str) -> list[Step]:
         reasons = self._ask(closing.number, seen)
         self._check_metrics(seen)
         fired = sum(1 << i for i in reasons)
@@ -374,17 +374,17 @@ class Recorder:
         try:
             return probe.when.before(number)
         except Exception as error:
-            self.ledger.failed("trigger_errors", f"trigger {probe.when}", error)
+            self.counters.failed("trigger_errors", f"trigger {probe.when}", error)
             return Answer.MAYBE
 
-    def _ask(self, number: int, seen: Seen) -> dict[int, str]:
+    def _ask(self, number: int, seen: StepOutcome) -> dict[int, str]:
         """The probes that want the step, with their reasons. Every trigger is asked, for it may keep history."""
         reasons = {}
         for i, probe in enumerate(self.probes):
             try:
                 reason = probe.when.after(number, seen)
             except Exception as error:
-                self.ledger.failed("trigger_errors", f"trigger {probe.when}", error)
+                self.counters.failed("trigger_errors", f"trigger {probe.when}", error)
                 continue
             if reason is not None:
                 reasons[i] = reason
@@ -393,22 +393,22 @@ class Recorder:
     def _now(self) -> int:
         return int((self._clock or time.time)() * 1e6)
 
-    def _check_metrics(self, seen: Seen) -> None:
+    def _check_metrics(self, seen: StepOutcome) -> None:
         self._metrics_seen.update(seen.metrics)
         self._closed_steps += 1
         if self._closed_steps != _METRIC_PATIENCE:
             return
         for name in sorted(self._metrics_read - self._metrics_seen):
             known = ", ".join(sorted(self._metrics_seen)) or "none"
-            self.ledger.add("metrics_missing")
-            self.ledger.warn(
+            self.counters.add("metrics_missing")
+            self.counters.warn(
                 f"metric:{name}",
                 f"a trigger reads the metric {name!r}, which no step has given so far (seen: {known}); "
                 f"pass it as tap.step({name}=...)",
             )
 
 
-class _Late(Seen):
+class _Late(StepOutcome):
     """What is known of a step with late rows: a trigger that asks for values waits for them, and no other."""
 
     table: StepTable
@@ -420,9 +420,9 @@ class _Late(Seen):
         return self.table.nonfinite
 
 
-def _seen(metrics: Mapping[str, float], table: StepTable) -> Seen:
+def _seen(metrics: Mapping[str, float], table: StepTable) -> StepOutcome:
     if not table.late:
-        return Seen(metrics, table.nonfinite)
+        return StepOutcome(metrics, table.nonfinite)
     seen = _Late(metrics)
     seen.table = table
     return seen

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.distributed.ranks import Part
+from tensortap.distributed.ranks import Shard
 from tensortap.record.pending import Arrived, Landing, Late
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.histogram import BUCKETS
@@ -351,7 +351,7 @@ class Names:
     def __init__(self) -> None:
         self.places: list[Place] = []
         self.lines: dict[str, str] = {}  # for sites of operations: the line of the user's code
-        self.parts: dict[Place, Part] = {}  # which part of a tensor this rank holds, where that is known
+        self.parts: dict[Place, Shard] = {}  # which part of a tensor this rank holds, where that is known
         self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason", "phase")}
         self.words["phase"] = {phase: i for i, phase in enumerate(PHASES)}
         self._keys: dict[Place, int] = {}

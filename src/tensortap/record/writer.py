@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.types import WhenFull
 
@@ -64,12 +64,12 @@ class Writer:
         self,
         sinks: Sequence[Sink],
         *,
-        ledger: Ledger | None = None,
+        counters: Counters | None = None,
         queue_bytes: int = QUEUE_BYTES,
         when_full: WhenFull = "block",
         release: Callable[[Step], None] = lambda step: None,
     ) -> None:
-        self.ledger = ledger or Ledger()
+        self.counters = counters or Counters()
         self._journals = [sink for sink in sinks if isinstance(sink, Journal)]
         self._others = [sink for sink in sinks if not isinstance(sink, Journal)]
         self._queue: deque[_Waiting] = deque()
@@ -131,7 +131,7 @@ class Writer:
     def _refuse(self, step: Step) -> None:
         if not self._forked:
             self._lose(step)
-            self.ledger.warn("closed", f"step {step.number} ended after everything was closed, and is not written")
+            self.counters.warn("closed", f"step {step.number} ended after everything was closed, and is not written")
         self._release(step)
 
     def _raise_trouble(self) -> None:
@@ -144,7 +144,7 @@ class Writer:
             return sink.append(step)
         except Exception as error:
             self._lose(step)
-            self.ledger.failed("sink_errors", _name(sink), error)
+            self.counters.failed("sink_errors", _name(sink), error)
             return False
 
     def _enqueue(self, step: Step, sinks: list[Sink]) -> None:
@@ -165,11 +165,11 @@ class Writer:
     def _drop(self, step: Step, sinks: list[Sink]) -> None:
         """Journals have the rows already, unless they are late, and lose only the tensors left to the thread."""
         if step.late or any(sink in self._others for sink in sinks):
-            self.ledger.add("dropped_steps")
+            self.counters.add("dropped_steps")
         if step.late:
-            self.ledger.add("dropped_records", step.table.rows)
+            self.counters.add("dropped_records", step.table.rows)
         if any(sink in self._journals for sink in sinks):
-            self.ledger.add("dropped_tensors", len(step.table.tensors))
+            self.counters.add("dropped_tensors", len(step.table.tensors))
         self._release(step)
 
     def _start(self) -> None:
@@ -235,8 +235,8 @@ class Writer:
         return any(more)
 
     def _lose(self, step: Step) -> None:
-        self.ledger.add("dropped_steps")
-        self.ledger.add("dropped_records", step.table.rows)
+        self.counters.add("dropped_steps")
+        self.counters.add("dropped_records", step.table.rows)
 
     def _guard(self, what: str, call: Callable[[], None], count: str = "sink_errors") -> bool:
         """Call a sink. Its error is counted; with `strict` it comes out of the next `put`, `flush` or `close`."""
@@ -247,8 +247,8 @@ class Writer:
             if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
                 raise
             with contextlib.suppress(Warning):  # under `python -W error` the warning is one more exception
-                self.ledger.note(count, what, error)
-            if self.ledger.strict and self._trouble is None:
+                self.counters.note(count, what, error)
+            if self.counters.strict and self._trouble is None:
                 self._trouble = error
             return False
 

@@ -33,7 +33,7 @@ _KEEPS: Final = "stats, histogram, full, sample:256, rows:0,2 and quantiles:0.05
 _PLAIN: Final[dict[str, Callable[[], Reducer]]] = {"stats": stats, "histogram": histogram, "full": full}
 
 
-class Plan(NamedTuple):
+class RunOptions(NamedTuple):
     """What to run, and what to see of it."""
 
     target: str
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 class Session:
     """One script under observation. What cannot work raises here, before anything runs."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RunOptions) -> None:
         self.plan = plan
         self.probe = _probe(plan)
         self.tally = Tally()
@@ -119,12 +119,12 @@ def reducer(words: str) -> Reducer:
     raise ProbeError(f"--keep {words!r} means nothing; there are {_KEEPS}")
 
 
-def _probe(plan: Plan) -> Probe:
+def _probe(plan: RunOptions) -> Probe:
     keep = [reducer(words) for words in plan.keep] or None
     return probe(*(plan.sites or (leaves,)), keep=keep, when=every(plan.every))
 
 
-def _free_path(plan: Plan) -> str | None:
+def _free_path(plan: RunOptions) -> str | None:
     """Where the run goes if that was said, made independent of the folder the script may change to."""
     if plan.resume and plan.overwrite:
         raise RunError("--resume and --overwrite exclude each other; give one of them")
@@ -139,6 +139,6 @@ def _free_path(plan: Plan) -> str | None:
     return files.url
 
 
-def _kind(plan: Plan) -> str:
+def _kind(plan: RunOptions) -> str:
     name = plan.target if plan.module else Path(plan.target).absolute().stem
     return re.sub(r"[^\w.-]", "_", name)

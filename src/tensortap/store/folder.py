@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
 from tensortap.store import segments as seal
@@ -56,12 +56,12 @@ class RunFolder:
         overwrite: bool = False,
         launch: str | None = None,
         after: Callable[[], int] = lambda: 0,
-        ledger: Ledger | None = None,
+        counters: Counters | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.files = Files(path)
         self.rank = rank
-        self.ledger = ledger or Ledger()
+        self.counters = counters or Counters()
         self._clock = clock
         self._folders = {
             "records": layout.rank_folder(rank),
@@ -137,7 +137,7 @@ class RunFolder:
             with self.files.replacing(f"{self._folders['tensors']}/{name}") as hidden:
                 write_tensors(hidden, tensors_of(step))
         except Exception:
-            self.ledger.add("dropped_tensors", len(step.table.tensors))
+            self.counters.add("dropped_tensors", len(step.table.tensors))
             raise
 
     def tick(self) -> None:
@@ -273,15 +273,17 @@ class RunFolder:
         self._held.close()
         self._held = Lock(self.files.local / self._folders["records"] / layout.LOCK)
         self.describe()
-        self.ledger.add("vanished_folders")
-        self.ledger.warn("vanished", f"the run folder {self} was deleted while it was written; writing goes on anew")
+        self.counters.add("vanished_folders")
+        self.counters.warn("vanished", f"the run folder {self} was deleted while it was written; writing goes on anew")
 
     def _lost(self, what: str, rows: int) -> None:
-        self.ledger.add({"records": "dropped_records", "tensors": "dropped_tensors"}.get(what, "dropped_metrics"), rows)
+        self.counters.add(
+            {"records": "dropped_records", "tensors": "dropped_tensors"}.get(what, "dropped_metrics"), rows
+        )
 
     def _save_state(self) -> None:
         self._saved_at = self._clock()
-        state = {**self._state, "counts": self.ledger.counts(), "details": self.ledger.details()}
+        state = {**self._state, "counts": self.counters.counts(), "details": self.counters.details()}
         if self._lines:
             state["lines"] = dict(self._lines)
         self.files.write(f"{self._folders['records']}/{layout.RANK_JSON}", json.dumps(state, indent=1).encode())

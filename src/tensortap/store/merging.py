@@ -24,7 +24,7 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: Parts | None = None) -> 
     """One row for each place, and for each of step, rank and call that is not folded over.
 
     `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
-    one tensor (`parts` tells) count once, and `summands` says where ranks hold summands of it instead of pieces.
+    one tensor (`parts` tells) count once, and `summands` says where ranks hold partial sums instead of pieces.
     """
     names = [over] if isinstance(over, str) else list(over)
     if "ranks" in names and parts:
@@ -47,8 +47,8 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: Parts | None = None) -> 
     folded |= {name: pa.array(merged[name], from_pandas=True) for name in _NUMBERS}
     if "hist_counts" in rows.column_names:
         folded |= _histograms(rows, starts)
-    if "ranks" in names and parts and parts.summands:
-        folded["summands"] = parts.are_summands(folded)
+    if "ranks" in names and parts and parts.partial_sums:
+        folded["summands"] = parts.are_partial_sums(folded)
     return pa.table(folded)
 
 

@@ -83,7 +83,7 @@ def test_the_row_in_a_graph_is_the_kernels(memory):
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int32", "uint8", "bool"])
 def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     """For every type: counts, ends and histogram are equal, moments to rounding."""
-    from tensortap.adapters.arrays import Taker
+    from tensortap.adapters.arrays import ArrayObserver
     from tensortap.adapters.keras.graphs import Graphs
     from tensortap.record.recorder import Recorder
     from tensortap.types import Place
@@ -92,7 +92,7 @@ def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     values[0, :5] = [0, 0, np.nan, np.inf, -np.inf] if "float" in dtype else 0
     given = tf.cast(tf.constant(np.abs(values) if dtype in ("uint8", "bool") else values), dtype)
     recorder = Recorder([tt.probe("x")])
-    graphs = Graphs(Taker(recorder), [])
+    graphs = Graphs(ArrayObserver(recorder), [])
 
     @tf.function(jit_compile=True)
     def run(x):

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad
 
-from tensortap.adapters.arrays import NEVER, NO_VALUE, NamedArrays, Taker
+from tensortap.adapters.arrays import NEVER, NO_VALUE, ArrayObserver, NamedArrays
 from tensortap.adapters.jax import calls, carried
 from tensortap.adapters.jax.context import LIVE
 from tensortap.adapters.jax.intercept import INTERCEPTORS
@@ -21,8 +21,8 @@ from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.watcher import PORTS, Watcher
 from tensortap.adapters.nested import values_in
-from tensortap.adapters.protocol import Clock, Port, Wanted
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import UnsupportedError, nearest
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.sites import Candidate, Pattern
@@ -97,14 +97,14 @@ class JaxAdapter:
             ],
         }
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
         """See the calls of layers."""
-        self._recorder, self._wanted = recorder, wanted
-        taker, self._steps = taker or Taker(recorder), CallSteps(recorder, clock)
-        self._names = NamedArrays(taker, wanted)
+        self._recorder, self._plan = recorder, plan
+        observer, self._steps = observer or ArrayObserver(recorder), CallStepDetector(recorder, clock)
+        self._names = NamedArrays(observer, plan)
         root = self._class if self.kind in ("nnx", "equinox") else None
-        self.watcher = Watcher(wanted, taker, self._steps, root=root, live=self._live, late=self.late)
-        for path, port in wanted.ports:
+        self.watcher = Watcher(plan, observer, self._steps, root=root, live=self._live, late=self.late)
+        for path, port in plan.ports:
             self.watcher.wants(path, port)
         self.watcher.seen_paths.clear()
         if root is not None:
@@ -209,13 +209,13 @@ class JaxAdapter:
         for path, parameter in self._parameters.items() if self.kind == "nnx" else ():
             port = watcher.ports.get((path, "param"))
             if port is not None and step.armed & port.bits and path not in watcher.given:
-                watcher.taker.take_late(port, partial(_on_host, parameter), step)
+                watcher.observer.take_late(port, partial(_on_host, parameter), step)
 
     def _unanswered(self, watcher: Watcher) -> Iterable[tuple[str, str]]:
         """Patterns that chose nothing: names that nobody tapped, operations that nobody did."""
         ports: list[Port] = [port for port in watcher.ports.values() if port is not None]
         answered = {pattern for port in ports for pattern, _ in port.patterns}
-        patterns = (pattern for probe in self._wanted.probes for pattern in probe.patterns)
+        patterns = (pattern for probe in self._plan.probes for pattern in probe.patterns)
         names = set(self._names.unseen())
         for pattern in patterns:
             if pattern not in answered and (pattern.text in names or self.late or pattern.kind == "op"):
@@ -227,7 +227,7 @@ class JaxAdapter:
         for text, _ in self._unanswered(watcher) if self.late else ():
             near = nearest(text.partition(":")[0], known) or known[:5]
             said = f"{text!r} has matched nothing in this step. There are {', '.join(map(repr, near)) or 'no layers'}"
-            self._recorder.ledger.warn(f"late:{text}", said)
+            self._recorder.counters.warn(f"late:{text}", said)
 
 
 def _concrete(value: Any) -> bool:

@@ -114,9 +114,9 @@ class Harvester:
 
     def _holds(self, equation: Any) -> bool:
         """Whether anything inside an equation is wanted."""
-        return any(map(self._wanted, parts(equation)))
+        return any(map(self._plan, parts(equation)))
 
-    def _wanted(self, jaxpr: Any) -> bool:
+    def _plan(self, jaxpr: Any) -> bool:
         if self.operations is not None and jaxpr.eqns:
             return True
         return tagged(jaxpr) or (self.scopes is not None and scoped(jaxpr))

@@ -127,9 +127,9 @@ class StepFunction:
 
     def _differentiated(self, wanted: Any) -> None:
         for adapter, _ in wanted:
-            ledger = _watcher(adapter).recorder.ledger
-            ledger.add("unseen_steps")
-            ledger.warn(
+            counters = _watcher(adapter).recorder.counters
+            counters.add("unseen_steps")
+            counters.warn(
                 "differentiated",
                 "a watched step was called inside jit, grad or vmap: it runs without taps there (counted as "
                 "unseen_steps). Watch the outermost function: tensortap.watch_step(jax.jit(whole_step), model)",

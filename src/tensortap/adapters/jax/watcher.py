@@ -10,13 +10,13 @@ from typing import Any, Final
 import jax
 import numpy as np
 
-from tensortap.adapters.arrays import Catcher, Taker
+from tensortap.adapters.arrays import ArrayObserver, Catcher
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.harvest import Export, Item
 from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.tag import LISTENERS, Mark
-from tensortap.adapters.protocol import MOST_LOOPS, Port, Wanted
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.protocol import MOST_LOOPS, Plan, Port
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.record.recorder import OpenStep
 from tensortap.reduce import packed as words
 from tensortap.select.sites import Candidate
@@ -39,21 +39,21 @@ class Watcher:
     """What a tap wants, and what it has got. `live` ones take values as they come, others when a step has run."""
 
     def __init__(
-        self, wanted: Wanted, taker: Taker, steps: CallSteps, *, root: type | None, live: bool, late: bool
+        self, plan: Plan, observer: ArrayObserver, steps: CallStepDetector, *, root: type | None, live: bool, late: bool
     ) -> None:
         self.number = next(_NUMBERS)
         self.live = live
         self.open = True
         self.steps = steps
-        self.taker = taker
+        self.observer = observer
         self.ports: dict[tuple[str, str], Port | None] = {}
-        self.recorder = taker.recorder
-        self.operations = [p for probe in wanted.probes for p in probe.patterns if p.is_op]
+        self.recorder = observer.recorder
+        self.operations = [p for probe in plan.probes for p in probe.patterns if p.is_op]
         self.has_layers = False  # calls of modules were seen
         self.seen_paths: dict[str, None] = {}
         self.notes: dict[str, str] = {}
         self.given: set[str] = set()  # parameters that a step's arguments hold
-        self._wanted = wanted
+        self._plan = plan
         self._root = root
         self.late = late
         self._local = _Local()
@@ -102,9 +102,9 @@ class Watcher:
         key = (path, port)
         if key not in self.ports:
             self.seen_paths[path] = None
-            found = self._wanted.of(self.recorder, path, port)
+            found = self._plan.of(self.recorder, path, port)
             if found is None and self.late:
-                found = self._wanted.of_late(self.recorder, Candidate(path, types, (port,), leaf), port)
+                found = self._plan.port_for_named_value(self.recorder, Candidate(path, types, (port,), leaf), port)
             self.ports[key] = found
         return self.ports[key] is not None
 
@@ -112,7 +112,7 @@ class Watcher:
         """Whether any probe wants a value that the user named, or its cotangent."""
         key = (name, port)
         if key not in self.ports:
-            self.ports[key] = self._wanted.of_late(self.recorder, Candidate(name, (), (port,)), port)
+            self.ports[key] = self._plan.port_for_named_value(self.recorder, Candidate(name, (), (port,)), port)
         return self.ports[key] is not None
 
     def wants_scope(self, path: str) -> Sequence[int]:
@@ -128,7 +128,7 @@ class Watcher:
         if key not in self.ports:
             chosen = [
                 (pattern, 1 << i)
-                for i, probe in enumerate(self._wanted.probes)
+                for i, probe in enumerate(self._plan.probes)
                 for pattern in probe.patterns
                 if pattern.is_op and pattern.matches_op(path, name, number, port, GROUPS)
             ]
@@ -141,7 +141,7 @@ class Watcher:
         if port is None:
             return ""
         small = value.size * value.dtype.itemsize * (MOST_LOOPS if looping else 1) <= MOST_BYTES
-        if small and (port.point(mark.slot).keeping or isinstance(self.taker, Catcher)):
+        if small and (port.point(mark.slot).keeping or isinstance(self.observer, Catcher)):
             return "raw"
         return "histogram" if port.bits & self.recorder.histogram_probes else "row"
 
@@ -150,7 +150,7 @@ class Watcher:
         port = self.ports.get((mark.path, mark.port))
         if port is not None and self.open:
             with self._lock:
-                self.taker.take(port.point(mark.slot), value, self.steps.current())
+                self.observer.take(port.point(mark.slot), value, self.steps.current())
 
     def pend(self, step: OpenStep, items: Sequence[Item], arrays: Sequence[Any]) -> None:
         """What a step gave, to be taken when it closes."""
@@ -201,16 +201,16 @@ class Watcher:
             row, offset, counts = rows.read(tuple(arrays), int(np.prod(item.shape, dtype=np.int64)))
             value = words.Reduced(row, offset, counts, DTYPE_CODE[item.dtype], item.shape)
         if item.kind != "raw" and point.keeping & step.armed:
-            self.recorder.ledger.add("large_tensors")
-        self.taker.take(point, value, step, item.recomputed)
+            self.recorder.counters.add("large_tensors")
+        self.observer.take(point, value, step, item.recomputed)
 
     def _count(self, more: int) -> None:
         if more > 0:
-            self.recorder.ledger.add("unseen_iterations", more)
+            self.recorder.counters.add("unseen_iterations", more)
 
     def failed(self, what: str, error: Exception) -> None:
         """Something of ours went wrong: it is counted and goes no further."""
-        self.recorder.ledger.failed("skipped_tensors", what, error)
+        self.recorder.counters.failed("skipped_tensors", what, error)
 
 
 def export(watchers: Mapping[int, Watcher]) -> Any:

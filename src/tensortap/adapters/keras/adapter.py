@@ -11,13 +11,13 @@ from typing import Any, Final
 import keras
 import numpy as np
 
-from tensortap.adapters.arrays import NamedArrays, Taker, unseen
+from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.keras.backend import Backend
 from tensortap.adapters.keras.layers import Layer, Variable, layers_of, variables_of
 from tensortap.adapters.keras.sight import arrays_of
 from tensortap.adapters.keras.standins import join
 from tensortap.adapters.numpy.ops import Groups
-from tensortap.adapters.protocol import Clock, Port, Wanted
+from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.sites import Candidate, Pattern
@@ -107,15 +107,15 @@ class KerasAdapter:
             "modules": tree,
         }
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
         """Go around every call that the probes want, and around the model's own to find steps."""
         model = self._model()
-        self._recorder, self._wanted, self._clock = recorder, wanted, clock
+        self._recorder, self._plan, self._clock = recorder, plan, clock
         self._there = {candidate.path for candidate in self.candidates()}
-        self._taker = taker or Taker(recorder)
-        self._names = NamedArrays(self._taker, wanted)
+        self._observer = observer or ArrayObserver(recorder)
+        self._names = NamedArrays(self._observer, plan)
         self._limits = _limits(recorder)
-        self._backend = _backend(self._taker, clock, [limit for _, limit in self._limits])
+        self._backend = _backend(self._observer, clock, [limit for _, limit in self._limits])
         try:
             self._attach_all(model, layers_of(model))
         except BaseException:
@@ -152,7 +152,7 @@ class KerasAdapter:
             self._backend.collect(step)
         for variable, port in self._params:
             if step is self._recorder.current and step.armed & port.bits:
-                self._taker.take_late(port, partial(self._value, variable), step)
+                self._observer.take_late(port, partial(self._value, variable), step)
         self._backend.steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
@@ -174,7 +174,9 @@ class KerasAdapter:
         if self._root() is None:
             return {}
         made = [candidate for candidate in self.candidates() if candidate.path not in self._there]
-        wanted = [(c, port) for c in made for port in c.ports if self._wanted.of_late(self._recorder, c, port)]
+        wanted = [
+            (c, port) for c in made for port in c.ports if self._plan.port_for_named_value(self._recorder, c, port)
+        ]
         return {f"{candidate.path}:{port}": _LATE for candidate, port in wanted}
 
     def _value(self, variable: Variable) -> Any:
@@ -188,7 +190,7 @@ class KerasAdapter:
 
     def _attach_all(self, model: Any, layers: list[Layer]) -> None:
         self._undo += self._backend.enclose(model)
-        everywhere = self._backend.look_inside(self._wanted, [layer.path for layer in layers])
+        everywhere = self._backend.look_inside(self._plan, [layer.path for layer in layers])
         for names in _by_object(layers):
             self._attach_layer(names, root=names[0].value is model, anyway=everywhere)
         variables = variables_of(layers)
@@ -208,20 +210,22 @@ class KerasAdapter:
                 self._undo.append(join(layer, method, hook))
 
     def _port(self, path: str, kind: str) -> Port | None:
-        port = self._wanted.of(self._recorder, path, kind)
+        port = self._plan.of(self._recorder, path, kind)
         if port is not None:
             self._ports.append(port)
         return port
 
 
-def _backend(taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> Backend:
+def _backend(observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> Backend:
     name = keras.backend.backend()
     if name not in _BACKENDS:
         raise UnsupportedError(
             f"Keras on the {name} backend cannot be watched, only on {', '.join(_BACKENDS)}; "
             "name values instead: with tensortap.watch(): tensortap.tap(x, 'name')"
         )
-    found: Backend = getattr(importlib.import_module(f"{__package__}.on_{name}"), _BACKENDS[name])(taker, clock, limits)
+    found: Backend = getattr(importlib.import_module(f"{__package__}.on_{name}"), _BACKENDS[name])(
+        observer, clock, limits
+    )
     return found
 
 

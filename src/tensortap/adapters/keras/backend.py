@@ -12,7 +12,7 @@ from tensortap.adapters.keras.optimizers import OPTIMIZERS
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
 from tensortap.adapters.keras.training import Training
-from tensortap.adapters.protocol import Port, Wanted
+from tensortap.adapters.protocol import Plan, Port
 
 Undo = Callable[[], None]
 
@@ -31,7 +31,7 @@ class Backend:
         """Before the first tap is put on, and what follows when the last one is off."""
         return []
 
-    def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
+    def look_inside(self, plan: Plan, paths: Sequence[str]) -> bool:
         """See single operations, if the probes ask for any: then every layer needs a hook. There are none here."""
         return False
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.keras.loops import Elements, Loop
 from tensortap.adapters.keras.rows import Row, Rows
@@ -38,8 +38,8 @@ _COMPARE: Final = {">": tf.greater, "<": tf.less, ">=": tf.greater_equal, "<=": 
 class Graphs:
     """All that one tap has in graphs."""
 
-    def __init__(self, taker: Taker, limits: Sequence[tuple[str, float]]) -> None:
-        self.taker = taker
+    def __init__(self, observer: ArrayObserver, limits: Sequence[tuple[str, float]]) -> None:
+        self.observer = observer
         self._limits = limits  # comparisons of the loss that the graph itself decides
         self._traces: list[Trace] = []
         self._loops: list[Loop] = []  # in functions whose end is not seen
@@ -107,7 +107,7 @@ class Graphs:
         self._say_what_is_skipped(xla, point)
         store = Rows(point, tensor, self._histogram(point)) if xla else Elements(point, tensor)
         loop = Loop(store, tensor.graph)
-        loop.write(tensor, self._wanted(None))
+        loop.write(tensor, self._plan(None))
         self._loops.append(loop) if trace is None else trace.held.append(loop)
 
     def _holder(self, point: Point, tensor: Any, xla: bool) -> Raw | Row:
@@ -115,12 +115,12 @@ class Graphs:
         return Row(point, tensor, self._histogram(point)) if xla else Raw(point, tensor)
 
     def _histogram(self, point: Point) -> bool:
-        return bool(point.probes & self.taker.recorder.histogram_probes)
+        return bool(point.probes & self.observer.recorder.histogram_probes)
 
     def _say_what_is_skipped(self, xla: bool, point: Point) -> None:
         if xla and point.keeping:
-            self.taker.recorder.ledger.add("skipped_elements")
-            self.taker.recorder.ledger.warn("xla", NO_ELEMENTS)
+            self.observer.recorder.counters.add("skipped_elements")
+            self.observer.recorder.counters.warn("xla", NO_ELEMENTS)
 
     def lost(self, loss: Any) -> None:
         """The loss of the function that is being traced."""
@@ -131,11 +131,11 @@ class Graphs:
     def collect(self, step: OpenStep) -> None:
         """Record what the functions that ran have written."""
         for trace in self._traces:
-            runs = trace.read(self.taker, step)
+            runs = trace.read(self.observer, step)
             if runs > 1:
-                self.taker.recorder.ledger.add("overwritten_runs", runs - 1)
-                self.taker.recorder.ledger.warn("overwritten", OVERWRITTEN)
-        record(self._loops, self.taker, step, ran=True)
+                self.observer.recorder.counters.add("overwritten_runs", runs - 1)
+                self.observer.recorder.counters.warn("overwritten", OVERWRITTEN)
+        record(self._loops, self.observer, step, ran=True)
 
     def loss(self) -> float | None:
         """The loss of the last run, where there was one since this was asked last."""
@@ -151,9 +151,9 @@ class Graphs:
     def _finish(self, trace: Trace) -> None:
         if trace.loss is not None:
             self._loss.assign(tf.stack([_number(trace.loss), self._loss.read_value()[1] + 1.0]))
-        trace.finish(self._wanted)
+        trace.finish(self._plan)
 
-    def _wanted(self, loss: Any) -> Any:
+    def _plan(self, loss: Any) -> Any:
         always, limited = tf.unstack(self._gate.read())
         if loss is None or not self._limits:
             return always | limited

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.keras.rows import Rows
 from tensortap.adapters.protocol import MOST_LOOPS
@@ -34,20 +34,20 @@ class Elements:
         """In the loop: keep what one pass has."""
         self._list.assign(tf.raw_ops.TensorListPushBack(input_handle=self._list.read(), tensor=tensor))
 
-    def passes(self, taker: Taker, step: OpenStep, number: int) -> list[Callable[[], None]]:
+    def passes(self, observer: ArrayObserver, step: OpenStep, number: int) -> list[Callable[[], None]]:
         """On the host: what records each of the first passes."""
         kept = self._list.variable.read_value()
-        return [partial(self._take, taker, step, kept, i) for i in range(number)]
+        return [partial(self._take, observer, step, kept, i) for i in range(number)]
 
     def free(self) -> None:
         """Let go of the memory."""
         self._list.variable.assign(self._empty())
 
-    def _take(self, taker: Taker, step: OpenStep, kept: Any, i: int) -> None:
+    def _take(self, observer: ArrayObserver, step: OpenStep, kept: Any, i: int) -> None:
         tensor = tf.raw_ops.TensorListGetItem(
             input_handle=kept, index=i, element_shape=tf.constant(-1), element_dtype=self._dtype
         )
-        taker.take(self.point, np.asarray(tensor), step)
+        observer.take(self.point, np.asarray(tensor), step)
 
     def _empty(self) -> Any:
         return tf.raw_ops.EmptyTensorList(
@@ -78,12 +78,12 @@ class Loop:
 
         tf.cond(wanted, add, lambda: tf.identity(number))
 
-    def take(self, taker: Taker, step: OpenStep) -> list[Callable[[], None]]:
+    def take(self, observer: ArrayObserver, step: OpenStep) -> list[Callable[[], None]]:
         """On the host: what records each pass since this was asked last."""
         number = int(content(self._number.variable))
         if number > MOST_LOOPS:
-            taker.recorder.ledger.add("unseen_iterations", number - MOST_LOOPS)
-        found = self._store.passes(taker, step, min(number, MOST_LOOPS))
+            observer.recorder.counters.add("unseen_iterations", number - MOST_LOOPS)
+        found = self._store.passes(observer, step, min(number, MOST_LOOPS))
         self.free()
         return found
 

@@ -15,11 +15,11 @@ import jax
 import numpy as np
 from jax._src.core import trace_state_clean
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.backend import Backend, Undo
 from tensortap.adapters.keras.layers import Variable
 from tensortap.adapters.keras.sight import Sight
-from tensortap.adapters.keras.steps import KerasSteps
+from tensortap.adapters.keras.steps import KerasStepDetector
 from tensortap.adapters.protocol import Clock, Port
 from tensortap.record.recorder import OpenStep, Point
 
@@ -87,7 +87,7 @@ class JaxSight(Sight):
         try:
             self.take(point, np.asarray(value))
         except Exception as error:  # a callback has nobody to catch it
-            self.taker.recorder.ledger.note("skipped_tensors", f"recording {point.text}", error)
+            self.observer.recorder.counters.note("skipped_tensors", f"recording {point.text}", error)
 
 
 class OnJax(Backend):
@@ -95,8 +95,8 @@ class OnJax(Backend):
 
     sight: JaxSight
 
-    def __init__(self, taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
-        super().__init__(JaxSight(taker, KerasSteps(taker.recorder, clock)))
+    def __init__(self, observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
+        super().__init__(JaxSight(observer, KerasStepDetector(observer.recorder, clock)))
 
     def watch(self, model: Any, gradients: Sequence[tuple[Variable, Port]]) -> list[Undo]:
         """See training steps, and know whose they are."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras import retracing
 from tensortap.adapters.keras.backend import Backend, Undo
 from tensortap.adapters.keras.graphs import Graphs
@@ -20,8 +20,8 @@ from tensortap.adapters.keras.layers import Variable
 from tensortap.adapters.keras.ops import GraphOps, operations
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.keras.standins import Around
-from tensortap.adapters.keras.steps import KerasSteps
-from tensortap.adapters.protocol import Clock, Port, Wanted
+from tensortap.adapters.keras.steps import KerasStepDetector
+from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.record.recorder import OpenStep, Point
 
 _NO_NUMBERS: Final = (tf.string, tf.resource, tf.variant)
@@ -43,8 +43,8 @@ class GraphSight(Sight):
 
     kind = TensorflowTensors
 
-    def __init__(self, taker: Taker, steps: KerasSteps, graphs: Graphs) -> None:
-        super().__init__(taker, steps)
+    def __init__(self, observer: ArrayObserver, steps: KerasStepDetector, graphs: Graphs) -> None:
+        super().__init__(observer, steps)
         self.graphs = graphs
 
     def in_hand(self, tensor: Any) -> bool:
@@ -108,8 +108,8 @@ class OnTensorflow(Backend):
 
     sight: GraphSight
 
-    def __init__(self, taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
-        super().__init__(GraphSight(taker, KerasSteps(taker.recorder, clock), Graphs(taker, limits)))
+    def __init__(self, observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
+        super().__init__(GraphSight(observer, KerasStepDetector(observer.recorder, clock), Graphs(observer, limits)))
         self._ops: GraphOps | None = None
         self._watched: retracing.Watched | None = None
 
@@ -119,12 +119,12 @@ class OnTensorflow(Backend):
 
     def enclose(self, model: Any) -> list[Undo]:
         """Keep traces apart that are made from now on."""
-        ledger = self.sight.taker.recorder.ledger
-        watched = retracing.Watched(model, self.sight.graphs.mark, ledger)
+        counters = self.sight.observer.recorder.counters
+        watched = retracing.Watched(model, self.sight.graphs.mark, counters)
         leave = retracing.RETRACING.join(watched)
         if leave is None:
-            ledger.add("unseen_functions")
-            ledger.warn("retracing", retracing.NOT_RETRACED)
+            counters.add("unseen_functions")
+            counters.warn("retracing", retracing.NOT_RETRACED)
             return []
         self._watched = watched
         return [leave]
@@ -137,9 +137,9 @@ class OnTensorflow(Backend):
         retracing.RETRACING.renew(self._watched)
         return [*undo, partial(retracing.RETRACING.renew, self._watched)]
 
-    def look_inside(self, wanted: Wanted, paths: Sequence[str]) -> bool:
+    def look_inside(self, plan: Plan, paths: Sequence[str]) -> bool:
         """See single operations, if the probes ask for any."""
-        self._ops = operations(self.sight, wanted, paths)
+        self._ops = operations(self.sight, plan, paths)
         return self._ops is not None
 
     def hook(self, ports: Mapping[str, Sequence[Port]], method: Any, path: str, root: bool) -> Around:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.backend import Backend
 from tensortap.adapters.keras.sight import Sight
-from tensortap.adapters.keras.steps import KerasSteps
+from tensortap.adapters.keras.steps import KerasStepDetector
 from tensortap.adapters.protocol import Clock
 from tensortap.reduce.buffers import array_of, buffer_of
 
@@ -38,5 +38,5 @@ class TorchSight(Sight):
 class OnTorch(Backend):
     """One tap's view of PyTorch."""
 
-    def __init__(self, taker: Taker, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
-        super().__init__(TorchSight(taker, KerasSteps(taker.recorder, clock)))
+    def __init__(self, observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
+        super().__init__(TorchSight(observer, KerasStepDetector(observer.recorder, clock)))

@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_callbacks
 
 from tensortap.adapters.keras.sight import Sight
 from tensortap.adapters.numpy.ops import Groups, OpTaps, op_patterns
-from tensortap.adapters.protocol import Wanted
+from tensortap.adapters.protocol import Plan
 from tensortap.select.sites import Pattern
 
 GROUPS: Final[Groups] = {
@@ -28,8 +28,8 @@ class GraphOps(OpTaps):
     groups = GROUPS
     missed = "no such operation ran inside a layer in a step that was observed"
 
-    def __init__(self, sight: Sight, wanted: Wanted, patterns: list[Pattern]) -> None:
-        super().__init__(sight.taker, sight.steps, wanted, patterns)
+    def __init__(self, sight: Sight, plan: Plan, patterns: list[Pattern]) -> None:
+        super().__init__(sight.observer, sight.steps, plan, patterns)
         self._sight = sight
         self._local = threading.local()
 
@@ -82,7 +82,7 @@ class GraphOps(OpTaps):
             self._sight.see([port], [("", found[0][1])] if len(found) == 1 else found)
 
 
-def operations(sight: Sight, wanted: Wanted, paths: Sequence[str]) -> GraphOps | None:
+def operations(sight: Sight, plan: Plan, paths: Sequence[str]) -> GraphOps | None:
     """What sees the operations that patterns ask for, if any do."""
-    patterns = op_patterns(wanted, paths, KNOWN, GROUPS)
-    return GraphOps(sight, wanted, patterns) if patterns else None
+    patterns = op_patterns(plan, paths, KNOWN, GROUPS)
+    return GraphOps(sight, plan, patterns) if patterns else None

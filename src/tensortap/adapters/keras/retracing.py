@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 
 NOT_RETRACED: Final = (
     "this version of TensorFlow keeps its traces in another way than we know, so a tf.function that was traced before "
@@ -41,10 +41,10 @@ class Tapped(NamedTuple):
 class Watched:
     """One model that a tap watches, and what only traces with its taps capture."""
 
-    def __init__(self, model: Any, mark: Any, ledger: Ledger) -> None:
+    def __init__(self, model: Any, mark: Any, counters: Counters) -> None:
         self._model = weakref.ref(model)
         self._mark = mark
-        self._ledger = ledger
+        self._counters = counters
 
     def used_by(self, trace: Any) -> bool:
         """Whether a trace uses it. A model without any variables could be used by all."""
@@ -54,7 +54,7 @@ class Watched:
             captured = frozenset(map(id, trace.graph.external_captures))
             return (not own and getattr(model, "built", False)) or not captured.isdisjoint(own | {id(self._mark)})
         except Exception as error:
-            self._ledger.note("unseen_functions", "looking for a function's variables", error)
+            self._counters.note("unseen_functions", "looking for a function's variables", error)
             return False
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import tensorflow as tf
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.cells import LoopCell, cell, content
 from tensortap.adapters.protocol import MOST_LOOPS
 from tensortap.record.recorder import OpenStep, Point
@@ -51,18 +51,18 @@ class Row:
     def free(self) -> None:
         """There is little to let go of."""
 
-    def read(self, taker: Taker, step: OpenStep) -> None:
+    def read(self, observer: ArrayObserver, step: OpenStep) -> None:
         """On the host: put the row into the step's table."""
         if step.armed & self.point.probes:
-            self._take(taker, step, content(self._numbers), None if self._counts is None else content(self._counts))
+            self._take(observer, step, content(self._numbers), None if self._counts is None else content(self._counts))
 
-    def _take(self, taker: Taker, step: OpenStep, numbers: Any, counts: Any) -> None:
+    def _take(self, observer: ArrayObserver, step: OpenStep, numbers: Any, counts: Any) -> None:
         nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
         moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(n) for n in numbers[5:_NUMBERS]))
         row = (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, 0))
         shape = tuple(int(size) for size in numbers[_NUMBERS:])
         offset, kept = (0, None) if counts is None else fallback.trimmed(counts[:BUCKETS].astype(np.uint32))
-        taker.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
+        observer.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
 
 
 class Rows(Row):
@@ -77,13 +77,13 @@ class Rows(Row):
         if self._counts is not None:
             LoopCell(self._counts).put(number, _buckets(flat))
 
-    def passes(self, taker: Taker, step: OpenStep, number: int) -> list[Callable[[], None]]:
+    def passes(self, observer: ArrayObserver, step: OpenStep, number: int) -> list[Callable[[], None]]:
         """On the host: what records each of the first passes."""
         if not step.armed & self.point.probes:
             return []
         numbers = content(self._numbers)
         counts = [None] * number if self._counts is None else content(self._counts)
-        return [partial(self._take, taker, step, numbers[i], counts[i]) for i in range(number)]
+        return [partial(self._take, observer, step, numbers[i], counts[i]) for i in range(number)]
 
 
 def _flat(tensor: Any) -> Any:

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.adapters.arrays import Taker
-from tensortap.adapters.keras.steps import KerasSteps
+from tensortap.adapters.arrays import ArrayObserver
+from tensortap.adapters.keras.steps import KerasStepDetector
 from tensortap.adapters.nested import arguments_in, values_in
 from tensortap.adapters.protocol import Port
 from tensortap.errors import NonFiniteError
@@ -34,9 +34,9 @@ class Sight:
 
     kind: type[Any] = Tensors
 
-    def __init__(self, taker: Taker, steps: KerasSteps) -> None:
+    def __init__(self, observer: ArrayObserver, steps: KerasStepDetector) -> None:
         self.away = False  # what is called now is not for us
-        self.taker = taker
+        self.observer = observer
         self.steps = steps
 
     # What a backend knows better
@@ -107,7 +107,9 @@ class Sight:
                 try:
                     self._see(port, slot, tensor)
                 except Exception as error:
-                    self.taker.recorder.ledger.failed("skipped_tensors", f"observing {port.path}:{port.port}", error)
+                    self.observer.recorder.counters.failed(
+                        "skipped_tensors", f"observing {port.path}:{port.port}", error
+                    )
 
     def _see(self, port: Port, slot: str, tensor: Any) -> None:
         point = port.points.get(slot) or port.point(slot)
@@ -122,7 +124,7 @@ class Sight:
         """Record a tensor with values, if the step is wanted."""
         step = self.steps.current()
         if step.armed & point.probes:
-            self.taker.take(point, self.array(tensor), step)
+            self.observer.take(point, self.array(tensor), step)
 
     def lost(self, loss: Any) -> None:
         """The loss of the step."""
@@ -142,7 +144,7 @@ class Sight:
         except NonFiniteError:  # the user asked for it
             raise
         except Exception as error:
-            self.taker.recorder.ledger.failed("step_errors", what, error)
+            self.observer.recorder.counters.failed("step_errors", what, error)
 
 
 def arrays_of(value: Any) -> Any:

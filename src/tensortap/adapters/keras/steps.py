@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.steps import CallStepDetector
 
 
-class KerasSteps(CallSteps):
+class KerasStepDetector(CallStepDetector):
     """A step is a call of the root, or a training, test or prediction step with the root's call inside it."""
 
     def cancel(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import tensorflow as tf
 
-from tensortap.adapters.arrays import Taker
+from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.cells import cell, content
 from tensortap.adapters.keras.loops import Loop
 from tensortap.adapters.keras.rows import Row
@@ -30,9 +30,9 @@ class Raw:
         """Let go of the memory."""
         self._variable.assign(tf.zeros([0], self._variable.dtype))
 
-    def read(self, taker: Taker, step: OpenStep) -> None:
+    def read(self, observer: ArrayObserver, step: OpenStep) -> None:
         """On the host: record it."""
-        taker.take(self.point, content(self._variable), step)
+        observer.take(self.point, content(self._variable), step)
 
 
 class Trace:
@@ -62,10 +62,10 @@ class Trace:
 
         tf.cond(wanted(self.loss), write, self._runs.read_value)
 
-    def read(self, taker: Taker, step: OpenStep) -> int:
+    def read(self, observer: ArrayObserver, step: OpenStep) -> int:
         """Record what it has written; how often it has run."""
         runs = self._new_runs()
-        record(self.held, taker, step, ran=bool(runs))
+        record(self.held, observer, step, ran=bool(runs))
         return runs
 
     def _new_runs(self) -> int:
@@ -75,7 +75,7 @@ class Trace:
         return new
 
 
-def record(holders: Sequence[Raw | Row | Loop], taker: Taker, step: OpenStep, ran: bool) -> None:
+def record(holders: Sequence[Raw | Row | Loop], observer: ArrayObserver, step: OpenStep, ran: bool) -> None:
     """Record what was written, all tensors in the body of a loop pass by pass.
 
     What has not run may have loops that have: the loss, which is known only afterwards, was below the limit.
@@ -85,14 +85,14 @@ def record(holders: Sequence[Raw | Row | Loop], taker: Taker, step: OpenStep, ra
             for loop in group if graph is not None else ():
                 loop.free()
         elif graph is not None:
-            _record_passes(cast("Iterable[Loop]", group), taker, step)
+            _record_passes(cast("Iterable[Loop]", group), observer, step)
         else:
             for tensor in cast("Iterable[Raw | Row]", group):
-                tensor.read(taker, step)
+                tensor.read(observer, step)
 
 
-def _record_passes(loops: Iterable[Loop], taker: Taker, step: OpenStep) -> None:
-    for passes in itertools.zip_longest(*(loop.take(taker, step) for loop in loops)):
+def _record_passes(loops: Iterable[Loop], observer: ArrayObserver, step: OpenStep) -> None:
+    for passes in itertools.zip_longest(*(loop.take(observer, step) for loop in loops)):
         for take in filter(None, passes):
             take()
 

@@ -72,4 +72,4 @@ class Training:
         try:
             act()
         except Exception as error:
-            self._sight.taker.recorder.ledger.failed("skipped_tensors", what, error)
+            self._sight.observer.recorder.counters.failed("skipped_tensors", what, error)

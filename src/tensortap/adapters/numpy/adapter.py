@@ -6,13 +6,13 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from tensortap.adapters.arrays import NamedArrays, Taker, unseen
+from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.numpy import calls, mlp, ops
 from tensortap.adapters.numpy.hooks import LayerHook, RootHook
 from tensortap.adapters.numpy.layers import REPORTED, Found, Layers, definer_of, has_layers, layers_of, methods_of
 from tensortap.adapters.numpy.slots import Slot
-from tensortap.adapters.protocol import Clock, Port, Wanted
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.sites import Candidate
 
@@ -72,12 +72,12 @@ class NumpyAdapter:
         ]
         return {"framework": "numpy", "class": type(self._model()).__name__, "modules": tree}
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
         """Let hooks see what the probes want, and the root to find steps."""
-        self._recorder, self._wanted = recorder, wanted
-        self._taker = taker or Taker(recorder)
-        self._steps = CallSteps(recorder, clock)
-        self._names = NamedArrays(self._taker, wanted)
+        self._recorder, self._plan = recorder, plan
+        self._observer = observer or ArrayObserver(recorder)
+        self._steps = CallStepDetector(recorder, clock)
+        self._names = NamedArrays(self._observer, plan)
         found = self._layers()
         try:
             self._attach_all(found)
@@ -107,7 +107,7 @@ class NumpyAdapter:
         """Take the arrays that layers hold."""
         for found, port in self._arrays:
             if step is self._recorder.current and step.armed & port.bits and found.holder is not None:
-                self._taker.take_late(port, found.holder.get, step)
+                self._observer.take_late(port, found.holder.get, step)
         self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
@@ -121,7 +121,7 @@ class NumpyAdapter:
     def unseen(self) -> dict[str, str]:
         """Layers and names that were wanted but never seen."""
         if self._steps.lost and any(port.seen for port in self._ports):
-            self._recorder.ledger.warn("root", NOT_CALLED)
+            self._recorder.counters.warn("root", NOT_CALLED)
         operations = {} if self._ops is None else self._ops.unseen()
         found = unseen(self._ports, self._names) | operations
         return {site: why for site, why in found.items() if why}
@@ -145,7 +145,7 @@ class NumpyAdapter:
     def _attach_layer(self, names: list[Found]) -> None:
         value = names[0].value
         root = value is self._model()
-        hook = (RootHook if root else LayerHook)(self._taker, self._steps, *self._pair([f.path for f in names]))
+        hook = (RootHook if root else LayerHook)(self._observer, self._steps, *self._pair([f.path for f in names]))
         if root or hook.inputs or hook.outputs:
             self._watch(value, hook)
         if mlp.is_mlp(value):
@@ -155,7 +155,7 @@ class NumpyAdapter:
         hooks = []
         for name, _ in mlp.layers_in(value):
             inputs, outputs = self._pair([_joined(f.path, name) for f in names])
-            hooks.append(LayerHook(self._taker, self._steps, inputs, outputs) if inputs or outputs else None)
+            hooks.append(LayerHook(self._observer, self._steps, inputs, outputs) if inputs or outputs else None)
         if any(hooks):
             inside = mlp.Inside(value, hooks)
             self._watch(value, inside)
@@ -164,10 +164,10 @@ class NumpyAdapter:
 
     def _attach_operations(self, found: Layers) -> ops.OpTaps | None:
         """Where patterns ask for operations, every layer is given traced arrays."""
-        patterns = ops.op_patterns(self._wanted, [f.path for f in found.layers])
+        patterns = ops.op_patterns(self._plan, [f.path for f in found.layers])
         if not patterns:
             return None
-        taps = ops.OpTaps(self._taker, self._steps, self._wanted, patterns)
+        taps = ops.OpTaps(self._observer, self._steps, self._plan, patterns)
         for names in _by_object(found.layers):
             self._watch(names[0].value, ops.OpHook(taps, names[0].path, names[0].value))
         return taps
@@ -184,7 +184,7 @@ class NumpyAdapter:
             return
         held = found.holder.get()
         slot = held if isinstance(held, Slot) else Slot(held)
-        hook, holder = LayerHook(self._taker, self._steps, inputs, outputs), found.holder
+        hook, holder = LayerHook(self._observer, self._steps, inputs, outputs), found.holder
         slot.hooks = (*slot.hooks, hook)
         if slot is not held:
             holder.put(slot)
@@ -203,7 +203,7 @@ class NumpyAdapter:
         return inputs, outputs
 
     def _port(self, path: str, kind: str) -> Port | None:
-        port = self._wanted.of(self._recorder, path, kind)
+        port = self._plan.of(self._recorder, path, kind)
         if port is not None:
             self._ports.append(port)
         return port

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, ArrayObserver, Arrays, arrays_in, as_array
 from tensortap.adapters.nested import arguments_in
 from tensortap.adapters.protocol import Port, bits_of
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError
 
 
 class LayerHook:
     """Sees one layer, under every name it has."""
 
-    def __init__(self, taker: Taker, steps: CallSteps, inputs: Sequence[Port], outputs: Sequence[Port]) -> None:
-        self.taker = taker
+    def __init__(
+        self, observer: ArrayObserver, steps: CallStepDetector, inputs: Sequence[Port], outputs: Sequence[Port]
+    ) -> None:
+        self.observer = observer
         self.steps = steps
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
@@ -33,7 +35,7 @@ class LayerHook:
             return
         try:
             given = [(slot, as_array(found)) for slot, found in arguments_in(function, args, kwargs, Arrays)]
-            self.taker.take_all(self.inputs, given, step, NO_ARRAY_IN)
+            self.observer.take_all(self.inputs, given, step, NO_ARRAY_IN)
         except Exception as error:
             self._failed("observing an input", error)
 
@@ -47,7 +49,7 @@ class LayerHook:
         if not step.armed & self.output_bits:
             return
         try:
-            self.taker.take_all(self.outputs, arrays_in(output), step, NO_ARRAY_OUT)
+            self.observer.take_all(self.outputs, arrays_in(output), step, NO_ARRAY_OUT)
         except Exception as error:
             self._failed("observing an output", error)
 
@@ -55,10 +57,10 @@ class LayerHook:
         """Nothing to do."""
 
     def _failed(self, what: str, error: Exception) -> None:
-        ledger = self.taker.recorder.ledger
-        if ledger.strict:  # it was counted where it happened
+        counters = self.observer.recorder.counters
+        if counters.strict:  # it was counted where it happened
             raise error
-        ledger.failed("skipped_tensors", what, error)
+        counters.failed("skipped_tensors", what, error)
 
 
 class RootHook(LayerHook):
@@ -71,7 +73,7 @@ class RootHook(LayerHook):
         except NonFiniteError:  # the user asked for it
             raise
         except Exception as error:
-            self.taker.recorder.ledger.failed("step_errors", "beginning a step", error)
+            self.observer.recorder.counters.failed("step_errors", "beginning a step", error)
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A call begins."""
@@ -85,4 +87,4 @@ class RootHook(LayerHook):
         except NonFiniteError:
             raise
         except Exception as error:
-            self.taker.recorder.ledger.failed("step_errors", "ending a step", error)
+            self.observer.recorder.counters.failed("step_errors", "ending a step", error)

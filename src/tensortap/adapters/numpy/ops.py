@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Arrays, Taker, arrays_in, as_array
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, ArrayObserver, Arrays, arrays_in, as_array
 from tensortap.adapters.nested import values_in
 from tensortap.adapters.numpy.traced import SCOPES, strip, wrap
-from tensortap.adapters.protocol import Port, Wanted
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.protocol import Plan, Port
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.select.sites import Pattern
 
 MISSED: Final = (
@@ -44,14 +44,14 @@ class OpTaps:
     groups: Groups = GROUPS
     missed = MISSED
 
-    def __init__(self, taker: Taker, steps: CallSteps, wanted: Wanted, patterns: list[Pattern]) -> None:
-        self.taker = taker
+    def __init__(self, observer: ArrayObserver, steps: CallStepDetector, plan: Plan, patterns: list[Pattern]) -> None:
+        self.observer = observer
         self.steps = steps
-        self._wanted = wanted
+        self._plan = plan
         self._patterns = patterns
         self._ports: dict[tuple[str, str, int, str], Port | None] = {}
         self.bits = 0
-        for i, probe in enumerate(wanted.probes):
+        for i, probe in enumerate(plan.probes):
             self.bits |= any(pattern in patterns for pattern in probe.patterns) << i
 
     def see(self, path: str, number: int, name: str, args: Any, kwargs: Any, run: Callable[[], Any]) -> Any:
@@ -74,9 +74,9 @@ class OpTaps:
 
     def _take(self, port: Port, found: list[tuple[str, Any]], why: str) -> None:
         try:
-            self.taker.take_all([port], found, self.steps.current(), why)
+            self.observer.take_all([port], found, self.steps.current(), why)
         except Exception as error:
-            self.taker.recorder.ledger.failed("skipped_tensors", f"observing {port.path}", error)
+            self.observer.recorder.counters.failed("skipped_tensors", f"observing {port.path}", error)
 
     def port(self, path: str, op: str, number: int, port: str) -> Port | None:
         """The port of an operation, if any probe wants it."""
@@ -84,11 +84,13 @@ class OpTaps:
         if key not in self._ports:
             chosen = [
                 (pattern, 1 << i)
-                for i, probe in enumerate(self._wanted.probes)
+                for i, probe in enumerate(self._plan.probes)
                 for pattern in probe.patterns
                 if pattern in self._patterns and pattern.matches_op(path, op, number, port, self.groups)
             ]
-            self._ports[key] = Port(self.taker.recorder, f"{path}/{op}#{number}", port, chosen, op) if chosen else None
+            self._ports[key] = (
+                Port(self.observer.recorder, f"{path}/{op}#{number}", port, chosen, op) if chosen else None
+            )
         return self._ports[key]
 
 
@@ -146,11 +148,11 @@ class _Call:
 
 
 def op_patterns(
-    wanted: Wanted, paths: Iterable[str], known: frozenset[str] = KNOWN, groups: Groups = GROUPS
+    plan: Plan, paths: Iterable[str], known: frozenset[str] = KNOWN, groups: Groups = GROUPS
 ) -> list[Pattern]:
     """The patterns that mean operations: `op:…`, and `layer/name` where both the layer and the name are known."""
     there = set(paths)
-    patterns = [p for probe in wanted.probes for p in probe.patterns]
+    patterns = [p for probe in plan.probes for p in probe.patterns]
     return [p for p in patterns if p.kind == "op" or _means_op(p, there, known, groups)]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.adapters.numpy.layers import layers_of
-from tensortap.adapters.rng import kept_seeds
+from tensortap.adapters.rng import preserve_rng_state
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def preserved(model: Any) -> Iterator[Callable[[], None]]:
         for v in kept.values()
         if isinstance(v, np.random.Generator)
     ]
-    put_back_seeds = kept_seeds()
+    restore_rng_state = preserve_rng_state()
 
     def restore() -> None:
         for now, kept in attributes:
@@ -38,7 +38,7 @@ def preserved(model: Any) -> Iterator[Callable[[], None]]:
                 array[...] = was
         for generator, state in generators:
             generator.state = copy.deepcopy(state)
-        put_back_seeds()
+        restore_rng_state()
 
     try:
         yield restore

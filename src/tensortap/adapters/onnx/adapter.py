@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import onnxruntime
 
-from tensortap.adapters.arrays import NamedArrays, Taker, unseen
+from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.onnx import dispatch
 from tensortap.adapters.onnx.graph import Graph
 from tensortap.adapters.onnx.twin import Site, Twin
-from tensortap.adapters.protocol import Clock, Port, Wanted
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import nearest
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.sites import Candidate
@@ -64,20 +64,20 @@ class OnnxAdapter:
             "twin_bytes": self.graph.nbytes,
         }
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
         """See the session's runs."""
         session = self._model()
-        self._recorder, self._wanted = recorder, wanted
-        self._taker = taker or Taker(recorder)
-        self._steps = CallSteps(recorder, clock)
-        self._names = NamedArrays(self._taker, wanted)
+        self._recorder, self._plan = recorder, plan
+        self._observer = observer or ArrayObserver(recorder)
+        self._steps = CallStepDetector(recorder, clock)
+        self._names = NamedArrays(self._observer, plan)
         tensors = (self._site(node.given, name, name) for node in self.graph.nodes for name in node.gives)
         sites = [site for site in tensors if site.inputs or site.outputs]
         given = tuple(value.name for value in session.get_inputs())
         root = self._site(given, "\n".join(value.name for value in session.get_outputs()), "")
         ports = (self._port(name, "param") for name in self.graph.constants)
         self._constants = [port for port in ports if port is not None]
-        self._twin = Twin(self.graph, self._taker, self._steps, sites, root)
+        self._twin = Twin(self.graph, self._observer, self._steps, sites, root)
         self._hint()
         dispatch.join(session, self._twin)
 
@@ -102,7 +102,7 @@ class OnnxAdapter:
         """Take the initializers."""
         for port in self._constants:
             if step is self._recorder.current and step.armed & port.bits:
-                self._taker.take_late(port, partial(self.graph.constant, port.path), step)
+                self._observer.take_late(port, partial(self.graph.constant, port.path), step)
         self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
@@ -126,9 +126,9 @@ class OnnxAdapter:
     def _hint(self) -> None:
         """Tensors have slashes in their names, and so have values that the user is still to name."""
         there = [candidate.path for candidate in self.candidates()]
-        for pattern in self._wanted.waiting(there, ("output", "input", "param")):
+        for pattern in self._plan.waiting(there, ("output", "input", "param")):
             if near := nearest(pattern.head, there):
-                self._recorder.ledger.warn(
+                self._recorder.counters.warn(
                     f"waiting:{pattern.text}",
                     f"{pattern.text!r} is no tensor of this session; it waits for a value named with tap(). "
                     f"Did you mean {' or '.join(map(repr, near))}?",
@@ -139,7 +139,7 @@ class OnnxAdapter:
         return Site(given, gives, inputs, outputs)
 
     def _port(self, path: str, kind: str) -> Port | None:
-        port = self._wanted.of(self._recorder, path, kind)
+        port = self._plan.of(self._recorder, path, kind)
         if port is not None:
             self._ports.append(port)
         return port

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 
 UNSEEN_RUNS: Final = ("run_async", "run_with_ort_values", "run_with_iobinding", "run_with_ortvaluevector")
 _LOCK: Final = threading.RLock()
@@ -16,7 +16,7 @@ _LOCK: Final = threading.RLock()
 class Watcher(Protocol):
     """One tap on a session."""
 
-    ledger: Ledger
+    counters: Counters
 
     def begin(self) -> None:
         """A run begins."""
@@ -73,8 +73,8 @@ class _Unseen:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         for watcher in self.run.watchers:
-            watcher.ledger.add("unseen_runs")
-            watcher.ledger.warn(
+            watcher.counters.add("unseen_runs")
+            watcher.counters.warn(
                 self.name, f"session.{self.name}() is not seen (counted as unseen_runs); use session.run()"
             )
         return self.original(*args, **kwargs)

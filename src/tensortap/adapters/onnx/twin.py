@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, Catcher, Taker, arrays_in, same
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, ArrayObserver, Catcher, arrays_in, same
 from tensortap.adapters.onnx.graph import Graph, row_of
 from tensortap.adapters.protocol import Port, bits_of
-from tensortap.adapters.steps import CallSteps
+from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError, UnsupportedError
 from tensortap.reduce import packed as words
 
@@ -46,17 +46,19 @@ class Found(NamedTuple):
 class Twin:
     """Runs in place of the session at observed steps. It is built when the first one comes."""
 
-    def __init__(self, graph: Graph, taker: Taker, steps: CallSteps, sites: Sequence[Site], root: Site) -> None:
-        self.ledger = taker.recorder.ledger
+    def __init__(
+        self, graph: Graph, observer: ArrayObserver, steps: CallStepDetector, sites: Sequence[Site], root: Site
+    ) -> None:
+        self.counters = observer.recorder.counters
         self._graph = graph
-        self._taker = taker
+        self._observer = observer
         self._steps = steps
         self._sites = sites
         self._root = root
         self._bits = bits_of(port for site in (*sites, root) for port in (*site.inputs, *site.outputs))
-        recorder = taker.recorder
+        recorder = observer.recorder
         self._histograms = recorder.histogram_probes
-        self._elements = -1 if isinstance(taker, Catcher) else recorder.keeping_probes
+        self._elements = -1 if isinstance(observer, Catcher) else recorder.keeping_probes
         self._session: Any = None
         self._names: list[str] = []  # of the tensors that it gives as they are
         self._rows: dict[str, bool] = {}  # and of those that it reduces itself, to a row with or without histogram
@@ -90,35 +92,35 @@ class Twin:
     def record(self, found: Found, outputs: Sequence[Any]) -> None:
         """Judge the twin the first time, and take the tensors."""
         if found.error is not None:  # the twin failed and the session did not
-            self.ledger.failed("skipped_tensors", "running the session with more outputs", found.error)
+            self.counters.failed("skipped_tensors", "running the session with more outputs", found.error)
             return
         if self._exact is None:
             self._exact = not self._graph.random and all(map(_same, found.outputs, outputs))
             if not self._exact:
-                self.ledger.warn("twin", INEXACT)
+                self.counters.warn("twin", INEXACT)
         self._safely("skipped_tensors", "recording a run", lambda: self._record(found, outputs))
 
     def _record(self, found: Found, outputs: Sequence[Any]) -> None:
         step, tensors = self._steps.current(), found.tensors
         seen = tensors | {name: self._read(name, row) for name, row in found.rows.items()}
-        self._taker.take_all(self._root.inputs, _named(self._root.given, tensors), step, NO_ARRAY_IN)
+        self._observer.take_all(self._root.inputs, _named(self._root.given, tensors), step, NO_ARRAY_IN)
         for site in self._sites:
-            self._taker.take_all(site.inputs, _named(site.given, seen), step, NO_ARRAY_IN)
-            self._taker.take_all(site.outputs, _found(seen.get(site.gives)), step, NO_ARRAY_OUT)
+            self._observer.take_all(site.inputs, _named(site.given, seen), step, NO_ARRAY_IN)
+            self._observer.take_all(site.outputs, _found(seen.get(site.gives)), step, NO_ARRAY_OUT)
         names = [name for name in self._root.gives.split("\n") if name in tensors]
-        self._taker.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
+        self._observer.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
 
     def _read(self, name: str, row: Any) -> words.Reduced | None:
         """A row that the twin has given. One that cannot be read takes no other with it."""
         try:
             return words.read_all(row)
         except Exception as error:
-            self.ledger.failed("skipped_tensors", f"reading the row of {name}", error)
+            self.counters.failed("skipped_tensors", f"reading the row of {name}", error)
             return None
 
     def _build(self) -> Any:
         """The twin; one that reduces tensors as they are made, where nobody wants their elements."""
-        wanted = self._wanted()
+        wanted = self._plan()
         made = {name: wanted[name] for node in self._graph.nodes for name in node.gives if name in wanted}
         rows = {name: bool(bits & self._histograms) for name, bits in made.items() if not bits & self._elements}
         if rows and self._graph.can_reduce:
@@ -130,7 +132,7 @@ class Twin:
         self._choose([name for name in made if name not in self._rows])
         return self._session
 
-    def _wanted(self) -> dict[str, int]:
+    def _plan(self) -> dict[str, int]:
         """The probes that want each tensor, in any port."""
         wanted: dict[str, int] = {}
         for site in self._sites:
@@ -154,7 +156,7 @@ class Twin:
         except NonFiniteError:  # the user asked for it
             raise
         except Exception as error:
-            self.ledger.failed(name, what, error)
+            self.counters.failed(name, what, error)
 
 
 def _found(value: Any) -> Sequence[tuple[str, Array | words.Reduced]]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.protocol import Clock, Wanted
+from tensortap.adapters.protocol import Clock, Plan
 from tensortap.adapters.torch.autograd.parameters import ParameterTaps, Stepping
 from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile.code import ModelRegions
@@ -23,12 +23,12 @@ from tensortap.adapters.torch.modules.hookset import FusedSet, HookSet, OpenedSe
 from tensortap.adapters.torch.modules.named_values import NamedValues
 from tensortap.adapters.torch.modules.placement import Placing, put_on_root, tappable, within
 from tensortap.adapters.torch.modules.roots import RootAfter, RootBefore, RootSite
-from tensortap.adapters.torch.modules.tensors import Taker, taker_for
+from tensortap.adapters.torch.modules.tensors import TensorObserver, observer_for
 from tensortap.adapters.torch.ops.names import known_operations
 from tensortap.adapters.torch.ops.placement import place
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
 from tensortap.adapters.torch.ops.visibility import COMPILED
-from tensortap.adapters.torch.steps import StepFinder
+from tensortap.adapters.torch.steps import TorchStepDetector
 from tensortap.adapters.torch.threads import Lending
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
@@ -84,17 +84,17 @@ class TorchAdapter:
         root = self._model()
         return {"framework": "torch", "class": type(self._called()).__name__, "modules": modules.tree_of(root)}
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock, taker: Taker | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: TensorObserver | None = None) -> None:
         """Put hooks on what the probes want, and two on the root to find steps."""
         root = self._model()
-        self._recorder, self._wanted = recorder, wanted
-        self._taker = taker or taker_for(recorder)
-        self._finder = StepFinder(recorder, clock, self._collecting)
+        self._recorder, self._plan = recorder, plan
+        self._observer = observer or observer_for(recorder)
+        self._detector = TorchStepDetector(recorder, clock, self._collecting)
         self._regions = ModelRegions(root)
-        self._names = NamedValues(self._taker, self._finder, wanted, self._regions)
-        self._placing = Placing(self._taker, self._finder, wanted, self._regions, self.origins)
+        self._names = NamedValues(self._observer, self._detector, plan, self._regions)
+        self._placing = Placing(self._observer, self._detector, plan, self._regions, self.origins)
         called = root if (found := self._called()) is None else found
-        target = RootSite(self._finder, self.arm, called, self._regions)
+        target = RootSite(self._detector, self.arm, called, self._regions)
         self._handles = put_on_root(called, RootBefore(target), RootAfter(target))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
@@ -128,7 +128,7 @@ class TorchAdapter:
                 self._ops.visibility.ask_anew()
         if regions.compiled:
             regions.guard()
-        armed = -1 if self._finder.spread else self._recorder.current.armed
+        armed = -1 if self._detector.spread else self._recorder.current.armed
         if armed:
             self._lending.adjust()
         self._adjust(-1 if regions.compiled else armed)
@@ -136,11 +136,11 @@ class TorchAdapter:
 
     def _learn_parts(self) -> None:
         """Where there are several ranks, each place's first tensor tells which part of it is here."""
-        parts, root = self._taker.parts, self._root()
+        parts, root = self._observer.parts, self._root()
         if parts is not None:
             parts.inside()
         elif root is not None and (here := world()) is not None and here.size > 1:
-            self._taker.parts = Parts(self._recorder.names, root)
+            self._observer.parts = Parts(self._recorder.names, root)
 
     def detach(self) -> None:
         """Take every hook off."""
@@ -151,9 +151,9 @@ class TorchAdapter:
         if self._ops is not None:
             self._ops.close()
         self._parameters.remove()
-        for leaf in self._taker.leaves:
+        for leaf in self._observer.leaves:
             leaf.take_off()
-        self._handles, self._sets, self._taker.leaves = [], [], []
+        self._handles, self._sets, self._observer.leaves = [], [], []
         root = self._root()
         if self._regions.compiled and root is not None:
             compiled_code.forget(root)
@@ -161,28 +161,28 @@ class TorchAdapter:
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
-        return self._finder.current()
+        return self._detector.current()
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own."""
-        before = self._finder.enter(step)
+        before = self._detector.enter(step)
         self.arm()
         return before
 
     def left_open(self) -> list[OpenStep]:
         """Other threads' steps that still wait for a backward."""
-        return self._finder.left_open()
+        return self._detector.left_open()
 
     def closing(self, step: OpenStep) -> None:
         """Take parameters and gradients that no optimizer step has shown."""
         if step is self._recorder.current:
             self._parameters.take_rest(step)
-        done = [leaf for leaf in self._taker.leaves if leaf.step is step]
+        done = [leaf for leaf in self._observer.leaves if leaf.step is step]
         if done:
-            self._taker.leaves = [leaf for leaf in self._taker.leaves if leaf.step is not step]
+            self._observer.leaves = [leaf for leaf in self._observer.leaves if leaf.step is not step]
             for leaf in done:
                 leaf.take_off()
-        self._finder.closed(step)
+        self._detector.closed(step)
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named, and its gradient."""
@@ -190,15 +190,15 @@ class TorchAdapter:
 
     def unseen(self) -> dict[str, str]:
         """Modules, ports and names that were wanted but never seen."""
-        if self._finder.lost and any(port.seen for port in self._placing.ports):
-            self._recorder.ledger.warn("root", unseen.NOT_CALLED)
+        if self._detector.lost and any(port.seen for port in self._placing.ports):
+            self._recorder.counters.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
-        hidden = compiled_code.graphs() > 0 and not (self._regions.ran or self._finder.called)
+        hidden = compiled_code.graphs() > 0 and not (self._regions.ran or self._detector.called)
         found = unseen.explain(self._placing.ports, self._root(), fused, hidden)
         if self._regions.ran:
             found = unseen.inside_graphs(found)
-        if not self._finder.lost and unseen.all_hidden(self._placing.ports, found):
-            self._recorder.ledger.warn("compiled", unseen.ALL_HIDDEN)
+        if not self._detector.lost and unseen.all_hidden(self._placing.ports, found):
+            self._recorder.counters.warn("compiled", unseen.ALL_HIDDEN)
         found |= self._refused | self._names.unseen()
         if self._ops is None:
             return found
@@ -221,14 +221,14 @@ class TorchAdapter:
             hooks.adjust(armed)
 
     def _fused_set(self, layer: nn.TransformerEncoderLayer) -> HookSet:
-        return FusedSet(layer) if self.fast_path == "keep" else OpenedSet(layer, self._recorder.ledger)
+        return FusedSet(layer) if self.fast_path == "keep" else OpenedSet(layer, self._recorder.counters)
 
     def _attach_ops(self, root: nn.Module, fused: dict[str, HookSet]) -> OpTaps | None:
         """Look at operations, where probes want some."""
-        patterns = op_patterns(self._wanted, [path for paths in tappable(root).values() for path in paths])
+        patterns = op_patterns(self._plan, [path for paths in tappable(root).values() for path in paths])
         if not patterns:
             return None
-        taps = OpTaps(self._taker, self._finder, self._wanted, patterns, self.fast_path == "keep")
+        taps = OpTaps(self._observer, self._detector, self._plan, patterns, self.fast_path == "keep")
         around, handles = place(taps, root, fused)
         self._sets.append(around)
         self._handles += handles
@@ -241,7 +241,7 @@ class TorchAdapter:
             f"{candidate.path}:{port}": modules.SCRIPTED
             for candidate in found
             for port in candidate.ports
-            if self._wanted.of_late(self._recorder, candidate, port)
+            if self._plan.port_for_named_value(self._recorder, candidate, port)
         }
 
     def _attach_parameters(self, root: nn.Module) -> ParameterTaps:
@@ -250,8 +250,8 @@ class TorchAdapter:
             kind: [port for name in owners if (port := self._placing.port(name, kind)) is not None]
             for kind in modules.PARAMETER_PORTS
         }
-        tell = Stepping(self._finder.optimizer_starts, self._finder.optimizer_stepped)
-        return ParameterTaps(self._taker, self._finder, owners, ports, tell, Sharded(root))
+        tell = Stepping(self._detector.optimizer_starts, self._detector.optimizer_stepped)
+        return ParameterTaps(self._observer, self._detector, owners, ports, tell, Sharded(root))
 
     def _collecting(self) -> bool:
         return self._parameters.any_gradient()

@@ -12,16 +12,16 @@ from tensortap.adapters.protocol import OneStep, offered
 from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
-from tensortap.adapters.torch.modules.tensors import Taker, aside
+from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
 from tensortap.adapters.torch.state import preserved
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.select.probes import as_probes
 from tensortap.select.sites import OP_PORTS, Candidate
 
-_T = TypeVar("_T", bound=Taker)
+_T = TypeVar("_T", bound=TensorObserver)
 
 
-class Catcher(Taker):
+class Catcher(TensorObserver):
     """Keeps copies instead of reducing."""
 
     __slots__ = ("found",)
@@ -38,7 +38,7 @@ class Catcher(Taker):
         return -1
 
 
-class Lister(Taker):
+class Lister(TensorObserver):
     """Notes which places there are."""
 
     __slots__ = ("places",)
@@ -72,12 +72,12 @@ def _call_with(model: nn.Module, inputs: Any, patterns: Sequence[Any], make: Cal
     adapter = TorchAdapter(model, fast_path="leave")
     recorder = Recorder(as_probes(patterns))
     wanted = offered(adapter, recorder.probes)
-    taker = make(recorder)
-    adapter.attach(recorder, wanted, OneStep(), taker)
+    observer = make(recorder)
+    adapter.attach(recorder, wanted, OneStep(), observer)
     try:
         output = call(model, inputs)
     finally:
         adapter.detach()
-    if isinstance(taker, Catcher):
-        taker.found.output = output
-    return taker
+    if isinstance(observer, Catcher):
+        observer.found.output = output
+    return observer

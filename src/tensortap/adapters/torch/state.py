@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from tensortap.adapters.rng import kept_seeds
+from tensortap.adapters.rng import preserve_rng_state
 
 
 @contextmanager
@@ -17,7 +17,7 @@ def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
     state = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
     gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
     modes = {module: module.training for module in model.modules()}
-    seed, put_back_seeds = torch.get_rng_state(), kept_seeds()
+    seed, restore_rng_state = torch.get_rng_state(), preserve_rng_state()
 
     def restore() -> None:
         with torch.no_grad():
@@ -29,7 +29,7 @@ def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
         for module, training in modes.items():
             module.training = training
         torch.set_rng_state(seed)
-        put_back_seeds()
+        restore_rng_state()
 
     try:
         yield restore

@@ -48,7 +48,7 @@ class Lane(steps.Lane):
         self.optimizers.clear()
 
 
-class StepFinder(steps.LaneSteps[Lane]):
+class TorchStepDetector(steps.StepDetector[Lane]):
     """A new call of the root closes the step before it, unless that one is still collecting gradients.
 
     Other threads' steps end with the call unless a backward may follow.
@@ -150,7 +150,7 @@ class StepFinder(steps.LaneSteps[Lane]):
             lane.backward = False
             lane.micro += 1
             if lane.micro == _MANY:
-                self.recorder.ledger.warn(
+                self.recorder.counters.warn(
                     "micro-batches",
                     f"{_MANY} calls with a backward but no optimizer step were taken as micro-batches of one step; if "
                     "they are steps of their own, close each with tap.step()",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
 
 from tensortap.errors import ProbeError
-from tensortap.types import Seen
+from tensortap.types import StepOutcome
 
 MAKERS: Final[list[Callable[..., Any]]] = []
 Maker = TypeVar("Maker", bound=Callable[..., Any])
@@ -45,7 +45,7 @@ class Trigger:
     >>> when = every(100) | (metric("loss") > 1.0)
     >>> when.before(7).name, when.before(100).name
     ('MAYBE', 'YES')
-    >>> when.after(7, Seen({"loss": 3.0}))
+    >>> when.after(7, StepOutcome({"loss": 3.0}))
     "metric('loss') > 1.0"
     """
 
@@ -60,7 +60,7 @@ class Trigger:
         """Whether `step` will be kept, as far as its number tells."""
         return Answer.MAYBE
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         """Why the closed `step` is kept, or None. Asked exactly once for every closed step."""
         raise NotImplementedError(f"{type(self).__name__} must define after(step, seen)")
 
@@ -107,7 +107,7 @@ class _Pair(Trigger):
     def __init__(self, left: Trigger, right: Trigger) -> None:
         self.left, self.right = left, right
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         # Both are asked whatever the first says: a spike must see every step to know its history.
         asked = [side.after(step, seen) for side in (self.left, self.right)]
         reasons = [reason for reason in asked if reason is not None]
@@ -148,7 +148,7 @@ class _Not(Trigger):
     def before(self, step: int) -> Answer:
         return Answer(Answer.YES - self.inner.before(step))
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         return str(self) if self.inner.after(step, seen) is None else None
 
     @property
@@ -175,7 +175,7 @@ class _Predicate(Trigger):
         self.function = function
         self.text: str = getattr(function, "__name__", type(function).__name__)
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         return self.text if self.function(step, seen.metrics) else None
 
     def fresh(self) -> Trigger:

@@ -9,10 +9,10 @@ from tensortap.select.triggers.schedule import every
 def as_trigger(value: TriggerLike | None) -> Trigger:
     """What `when=` accepts: a trigger, None for every step, or a function `(step, metrics) -> bool`.
 
-    >>> from tensortap.types import Seen
+    >>> from tensortap.types import StepOutcome
     >>> as_trigger(None)
     every(1)
-    >>> as_trigger(lambda step, metrics: step > 10 and metrics["loss"] > 1).after(11, Seen({"loss": 2.0}))
+    >>> as_trigger(lambda step, metrics: step > 10 and metrics["loss"] > 1).after(11, StepOutcome({"loss": 2.0}))
     '<lambda>'
     """
     return every(1) if value is None else coerce(value)

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple, NoReturn
 from tensortap.errors import ProbeError
 from tensortap.select.triggers.arguments import is_real, is_whole, metric_name, whole
 from tensortap.select.triggers.base import Answer, Incomplete, Trigger, TriggerLike, coerce, maker
-from tensortap.types import Seen
+from tensortap.types import StepOutcome
 
 
 class Metric(Incomplete):
@@ -75,7 +75,7 @@ class _Comparison(Trigger):
         self.name, self.sign = name, sign
         self.value = int(value) if is_whole(value) else float(value)
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         value = seen.metrics.get(self.name)
         return str(self) if value is not None and _COMPARE[self.sign](value, self.value) else None
 
@@ -108,7 +108,7 @@ class _Spike(Trigger):
         self.name, self.window, self.factor = name, window, factor
         self.history: deque[float] = deque(maxlen=window)
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         value = seen.metrics.get(self.name)
         if value is None:
             return None
@@ -151,7 +151,7 @@ def spike(name: str, window: int = 100, factor: float = 2.0) -> Trigger:
 
 
 class _NonFinite(Trigger):
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         # Metrics first: to ask for the tensors' values may mean to wait for a device.
         return str(self) if not all(map(math.isfinite, seen.metrics.values())) or seen.nonfinite else None
 
@@ -173,7 +173,7 @@ class _Following(Trigger):
     def before(self, step: int) -> Answer:
         return Answer.YES if step <= self.until else Answer.NO
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         inside = step <= self.until
         if self.trigger.after(step, seen) is not None:
             self.until = step + self.steps
@@ -194,7 +194,7 @@ def following(trigger: TriggerLike, steps: int = 10) -> Trigger:
     """The steps after one at which another trigger fires: nothing costs anything until then.
 
     >>> when = following(nonfinite(), 2)
-    >>> [when.after(step, Seen({}, nonfinite=step == 3)) is not None for step in range(7)]
+    >>> [when.after(step, StepOutcome({}, nonfinite=step == 3)) is not None for step in range(7)]
     [False, False, False, False, True, True, False]
     """
     return _Following(coerce(trigger), whole(steps, 1, "following(trigger, steps)", "following(nonfinite(), 10)"))

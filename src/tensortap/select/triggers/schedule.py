@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tensortap.errors import ProbeError
 from tensortap.select.triggers.arguments import is_real, is_whole, whole
 from tensortap.select.triggers.base import Answer, Trigger, maker
-from tensortap.types import Seen
+from tensortap.types import StepOutcome
 
 
 class _Scheduled(Trigger):
@@ -25,7 +25,7 @@ class _Scheduled(Trigger):
     def before(self, step: int) -> Answer:
         return Answer.YES if step in self.steps else Answer.NO
 
-    def after(self, step: int, seen: Seen) -> str | None:
+    def after(self, step: int, seen: StepOutcome) -> str | None:
         return self.text if step in self.steps else None
 
     def __repr__(self) -> str:

@@ -395,7 +395,7 @@ def test_an_error_of_ours_goes_no_further(watch, monkeypatch):
 
     model = nn.Sequential(nn.Linear(2, 2))
     seen = watch(model, "0")
-    monkeypatch.setattr(seen.tap._adapter._taker.__class__, "take", broken)
+    monkeypatch.setattr(seen.tap._adapter._observer.__class__, "take", broken)
     with pytest.warns(TensortapWarning, match="observing 0:output in compiled code"):
         for _ in range(2):
             as_whole(model, "aot_eager")(torch.ones(1, 2))

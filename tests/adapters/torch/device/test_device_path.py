@@ -75,7 +75,7 @@ class Held(HostStream):
 
 
 def hold(seen: Any, stream: HostStream) -> None:
-    seen.tap._adapter._taker.devices._streams = lambda device: stream
+    seen.tap._adapter._observer.devices._streams = lambda device: stream
 
 
 # --- the same run -------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ def test_a_broken_device_is_counted(watch, device_path):
 
     hold(seen, Broken())
     model(torch.randn(5, 3))
-    seen.tap.writer.ledger.warn = lambda *args: None  # on another thread, where pytest cannot see it
+    seen.tap.writer.counters.warn = lambda *args: None  # on another thread, where pytest cannot see it
     seen.tap.step()
     seen.tap.flush()
     counts = seen.tap.counts
@@ -487,7 +487,7 @@ def test_when_the_kernel_cannot_be_launched_torch_operations_take_over(monkeypat
     (step,) = recorder.close()
     step.table.settle()
     assert [record["mean"] for record in step.records()] == [4.5, 4.5]
-    assert recorder.ledger.counts() == {"device_errors": 1}
+    assert recorder.counters.counts() == {"device_errors": 1}
 
 
 def test_a_full_queue_drops_late_rows_and_counts_them(device_path):
@@ -496,7 +496,7 @@ def test_a_full_queue_drops_late_rows_and_counts_them(device_path):
     memory = tt.Memory()
     tap = tt.watch(model, to=memory, queue_bytes=1, when_full="drop")
     stream = Held()
-    tap._adapter._taker.devices._streams = lambda device: stream
+    tap._adapter._observer.devices._streams = lambda device: stream
     for _ in range(4):
         model(torch.randn(5, 3))
         tap.step()

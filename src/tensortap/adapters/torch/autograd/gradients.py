@@ -19,7 +19,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from tensortap.adapters.protocol import Port
 from tensortap.adapters.torch.distributed.shards import added
-from tensortap.adapters.torch.modules.tensors import Taker, aside
+from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
 from tensortap.record.recorder import OpenStep
 
 _MOST_NODES: Final = 100_000
@@ -46,10 +46,12 @@ class Steps(Protocol):
 class Awaited:
     """A gradient that backward may bring: the place, call and step that it belongs to."""
 
-    __slots__ = ("call", "port", "slot", "step", "steps", "taker")
+    __slots__ = ("call", "observer", "port", "slot", "step", "steps")
 
-    def __init__(self, taker: Taker, steps: Steps, port: Port, slot: str, step: OpenStep, call: int) -> None:
-        self.taker = taker
+    def __init__(
+        self, observer: TensorObserver, steps: Steps, port: Port, slot: str, step: OpenStep, call: int
+    ) -> None:
+        self.observer = observer
         self.steps = steps
         self.port = port
         self.slot = slot
@@ -61,7 +63,7 @@ class Awaited:
         step = self.steps.current() if self.step.closed else self.step
         if not step.armed & self.port.bits:
             return
-        row = self.taker.take(self.port.point(self.slot), gradient, step)
+        row = self.observer.take(self.port.point(self.slot), gradient, step)
         if row >= 0 and step is self.step and self.call >= 0:
             step.table.columns["call"][row] = self.call
             self.call = -1  # a second backward over the same graph is counted on
@@ -149,7 +151,7 @@ class Sum(Awaited):
     def failed(self, error: Exception) -> None:
         """It could not be added up."""
         where = f"{self.port.path}:{self.port.port}{self.slot}"
-        self.taker.recorder.ledger.failed("skipped_tensors", f"recording {where}", error)
+        self.observer.recorder.counters.failed("skipped_tensors", f"recording {where}", error)
 
 
 class _Sender:
@@ -219,7 +221,9 @@ def count_call(step: OpenStep, what: object, recomputed: bool) -> int:
     return call
 
 
-def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, step: OpenStep, call: int) -> None:
+def await_outputs(
+    observer: TensorObserver, steps: Steps, ports: list[Port], found: Found, step: OpenStep, call: int
+) -> None:
     """Arrange for the gradients of what a module returned to be recorded when backward reaches it."""
     enabled = torch.is_grad_enabled()
     for port in ports:
@@ -228,26 +232,28 @@ def await_outputs(taker: Taker, steps: Steps, ports: list[Port], found: Found, s
             for slot, tensor in found:
                 if enabled and tensor.requires_grad:
                     port.note = NO_BACKWARD
-                    await_one(taker, steps, port, slot, tensor, step, call)
+                    await_one(observer, steps, port, slot, tensor, step, call)
 
 
-def await_one(taker: Taker, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int) -> None:
+def await_one(
+    observer: TensorObserver, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int
+) -> None:
     """Arrange for the gradient of one tensor to be recorded."""
-    if taker.parts is not None:
-        taker.parts.note(port.point(slot), tensor)
+    if observer.parts is not None:
+        observer.parts.note(port.point(slot), tensor)
     node = tensor.grad_fn
     if node is None:
-        leaf = LeafHook(taker, steps, port, slot, step, call)
+        leaf = LeafHook(observer, steps, port, slot, step, call)
         leaf.put_on(tensor)
-        taker.leaves.append(leaf)
+        observer.leaves.append(leaf)
         return
-    hook = NodeHook(taker, steps, port, slot, step, call)
+    hook = NodeHook(observer, steps, port, slot, step, call)
     hook.index = tensor.output_nr
     node.register_prehook(hook)
 
 
 def await_inputs(
-    taker: Taker, steps: Steps, ports: list[Port], noted: Noted, found: Found, step: OpenStep, call: int
+    observer: TensorObserver, steps: Steps, ports: list[Port], noted: Noted, found: Found, step: OpenStep, call: int
 ) -> None:
     """Arrange for the gradients of a module's inputs to be recorded, under every name the module has."""
     roots = [t.grad_fn for _, t in found if t.grad_fn is not None] if noted.edges else []
@@ -257,7 +263,7 @@ def await_inputs(
         port.note = note
         for slot, edge in noted.edges.items():
             if edge in senders:
-                Sum(taker, steps, port, slot, step, call).expect(senders[edge])
+                Sum(observer, steps, port, slot, step, call).expect(senders[edge])
 
 
 def reason_for_outputs(awaited: bool) -> str:

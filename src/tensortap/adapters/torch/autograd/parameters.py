@@ -25,7 +25,7 @@ from tensortap.adapters.torch.autograd.clipping import CLIPPING
 from tensortap.adapters.torch.autograd.gradients import Steps
 from tensortap.adapters.torch.distributed.fully_shard import Sharded
 from tensortap.adapters.torch.distributed.shards import local_of
-from tensortap.adapters.torch.modules.tensors import Taker
+from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.modules.values import values_of
 from tensortap.record.recorder import OpenStep
 from tensortap.record.table import Value
@@ -58,10 +58,10 @@ class ParameterTaps:
     """Watches the parameters that probes want, and tells when an optimizer that owns one of ours has stepped."""
 
     def __init__(
-        self, taker: Taker, steps: Steps, owners: dict[str, Owner], ports: dict[str, list[Port]], tell: Stepping,
-        sharded: Sharded,
+        self, observer: TensorObserver, steps: Steps, owners: dict[str, Owner], ports: dict[str, list[Port]],
+        tell: Stepping, sharded: Sharded,
     ) -> None:  # fmt: skip
-        self._taker = taker
+        self._observer = observer
         self._sharded = sharded
         self._steps = steps
         self._owners = owners
@@ -95,7 +95,7 @@ class ParameterTaps:
             taken = self._take("grad", step, ids, skip=self._clipped)
             factor = clip_factor(most, norm)
             for port, row in taken:
-                self._taker.devices.number(step, row, "clip", factor, port.bits)
+                self._observer.devices.number(step, row, "clip", factor, port.bits)
                 self._clipped[f"{port.path}:grad"] = (0, 0)
         except Exception as error:
             self._failed(error)
@@ -157,7 +157,7 @@ class ParameterTaps:
         self._take("param", step, ids)
         if gradients:
             self._take("grad", step, ids, getattr(optimizer, "grad_scale", None), self._as_clipped())
-        for port, parameter in self._wanted("update", step, ids):
+        for port, parameter in self._plan("update", step, ids):
             self._before[port.path] = parameter.detach().clone()
 
     def _take(
@@ -170,7 +170,7 @@ class ParameterTaps:
     ) -> list[tuple[Port, int]]:
         """Record what armed ports want; the ports, with their rows."""
         rows = []
-        for port, parameter in self._wanted(kind, step, ids):
+        for port, parameter in self._plan(kind, step, ids):
             tensor = parameter.grad if kind == "grad" else parameter
             name = f"{port.path}:{kind}"
             if tensor is None:
@@ -178,7 +178,7 @@ class ParameterTaps:
             elif name not in skip:
                 # Fused optimizers divide by the scale themselves, inside the step.
                 tensor = tensor if scale is None else tensor.detach() / scale
-                rows.append((port, self._taker.take(port.point(""), tensor, step)))
+                rows.append((port, self._observer.take(port.point(""), tensor, step)))
                 if ids is not None:
                     self._taken.add(name)
         return [(port, row) for port, row in rows if row >= 0]
@@ -200,19 +200,19 @@ class ParameterTaps:
     def _take_updates(self, step: OpenStep) -> None:
         """The change of each parameter, with its size relative to the parameter as `ratio`."""
         before, self._before = self._before, {}
-        for port, parameter in self._wanted("update", step, None):
+        for port, parameter in self._plan("update", step, None):
             old = before.pop(port.path, None)
             if old is None:
                 continue
             change = parameter.detach() - old
-            row = self._taker.take(port.point(""), change, step)
-            if row >= 0 and self._taker.devices.wants(old):
-                self._taker.devices.number(step, row, "ratio", ratio(change, old), port.bits)
+            row = self._observer.take(port.point(""), change, step)
+            if row >= 0 and self._observer.devices.wants(old):
+                self._observer.devices.number(step, row, "ratio", ratio(change, old), port.bits)
             elif row >= 0:
                 size, norm = float(step.table.columns["l2"][row]), float(torch.linalg.vector_norm(local_of(old)))
                 step.table.values.append(Value(row, "ratio", size / norm if norm else float("inf"), port.bits))
 
-    def _wanted(self, kind: str, step: OpenStep, ids: set[int] | None) -> Iterable[tuple[Port, nn.Parameter]]:
+    def _plan(self, kind: str, step: OpenStep, ids: set[int] | None) -> Iterable[tuple[Port, nn.Parameter]]:
         """The armed ports of a kind with their parameters; with `ids` only those among them."""
         for port in self._ports.get(kind, ()):
             if step.armed & port.bits:
@@ -221,7 +221,7 @@ class ParameterTaps:
                     yield port, parameter if ids is not None else self._sharded.shard(parameter)
 
     def _failed(self, error: Exception) -> None:
-        self._taker.recorder.ledger.failed("skipped_tensors", "observing an optimizer's step", error)
+        self._observer.recorder.counters.failed("skipped_tensors", "observing an optimizer's step", error)
 
 
 def ratio(change: Tensor, old: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from tensortap.adapters.torch.autograd.gradients import (
     count_call,
 )
 from tensortap.adapters.torch.compile.operators import Found, Regions, Target
-from tensortap.adapters.torch.modules.tensors import Taker
+from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.record.recorder import OpenStep
 
 _EDGES: Final = InputEdges()
@@ -25,11 +25,11 @@ _EDGES: Final = InputEdges()
 class Site(Target):
     """The ports of one kind of one module: sees tensors that pass."""
 
-    __slots__ = ("bits", "ports", "steps", "taker")
+    __slots__ = ("bits", "observer", "ports", "steps")
 
-    def __init__(self, taker: Taker, steps: Steps, ports: list[Port], regions: Regions) -> None:
+    def __init__(self, observer: TensorObserver, steps: Steps, ports: list[Port], regions: Regions) -> None:
         super().__init__(regions)
-        self.taker = taker
+        self.observer = observer
         self.steps = steps
         self.ports = ports
         self.bits = 0
@@ -41,7 +41,7 @@ class Site(Target):
         step = self.open_step()
         if step is not None:
             for port in self.ports:
-                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, backward_task() != -1)
+                self.observer.take(port.points.get(slot) or port.point(slot), tensor, step, backward_task() != -1)
 
     def told(self, note: str, slots: list[str]) -> None:
         """There was no tensor, or no gradient will come: the reason."""
@@ -51,12 +51,12 @@ class Site(Target):
     def failed(self, error: Exception) -> None:
         """Count it; the user's step goes on."""
         where = ", ".join(f"{port.path}:{port.port}" for port in self.ports)
-        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {where} in compiled code", error)
+        self.observer.recorder.counters.failed("skipped_tensors", f"observing {where} in compiled code", error)
 
     def open_step(self) -> OpenStep | None:
         """The step that what is seen now belongs to, if it is observed."""
         steps = self.steps
-        step = steps.current() if steps.spread else self.taker.recorder.current
+        step = steps.current() if steps.spread else self.observer.recorder.current
         return step if step.armed & self.bits else None
 
 
@@ -73,7 +73,7 @@ class GradientSite(Site):
         waiting = step.calls.get((self, slot))
         call = waiting.pop() if waiting else -1
         for port in self.ports:
-            row = self.taker.take(port.points.get(slot) or port.point(slot), tensor, step)
+            row = self.observer.take(port.points.get(slot) or port.point(slot), tensor, step)
             if row >= 0 and call >= 0:
                 step.table.columns["call"][row] = call
 
@@ -92,7 +92,7 @@ class GradientSite(Site):
         step = self.open_step()
         if step is not None:
             call = count_call(step, self, backward_task() != -1)
-            await_outputs(self.taker, self.steps, self.ports, found, step, call)
+            await_outputs(self.observer, self.steps, self.ports, found, step, call)
 
     def enter(self, given: Found) -> None:
         """As in eager mode."""
@@ -105,4 +105,4 @@ class GradientSite(Site):
         if noted is not None and step is not None:
             call = count_call(step, self, backward_task() != -1)
             found = [("", tensor) for tensor in outs]
-            await_inputs(self.taker, self.steps, self.ports, noted, found, step, call)
+            await_inputs(self.observer, self.steps, self.ports, noted, found, step, call)

@@ -94,7 +94,7 @@ class Devices:
             flat = _flat(plain)
             row = table.insert(*place, (numel, *_ABSENT))
             if row < 0:
-                self._recorder.ledger.add("late_records")
+                self._recorder.counters.add("late_records")
                 return row
             words = batch.reserve(row, numel, histogram and numel < _MOST_COUNTED)
             self._words[batch.stream.key] = max(self._words.get(batch.stream.key, FIRST_WORDS), batch.words)
@@ -114,7 +114,7 @@ class Devices:
             if reduce is device_ops.reduce or self.forced:
                 raise
             # Triton compiles when it is first used, for which it needs a C compiler and a driver that it knows.
-            self._recorder.ledger.note("device_errors", "the Triton kernel (PyTorch's operations take over)", error)
+            self._recorder.counters.note("device_errors", "the Triton kernel (PyTorch's operations take over)", error)
             self._reducers[kind] = device_ops.reduce
             device_ops.reduce(flat, words.zero_(), histogram)
 
@@ -124,7 +124,7 @@ class Devices:
             try:
                 reduce = importlib.import_module("tensortap.adapters.torch.device.triton_kernel").reduce
             except ImportError:  # absent, or not for this platform: the same row, by more launches
-                self._recorder.ledger.add("without_triton")
+                self._recorder.counters.add("without_triton")
         self._reducers[kind] = reduce
         return reduce
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tensortap.distributed.ranks import Part
+from tensortap.distributed.ranks import Shard
 from tensortap.errors import TensortapError
 from tensortap.record.recorder import Point
 from tensortap.record.table import Names
@@ -33,7 +33,7 @@ class Layout(NamedTuple):
         sides = root.mesh_dim_names or ()
         return Layout(root, tuple(own.get(side, "R") for side in sides)) if own.keys() < set(sides) else self
 
-    def part(self, shape: Iterable[int]) -> Part | None:
+    def part(self, shape: Iterable[int]) -> Shard | None:
         """This rank's part of a tensor that is laid out so; nothing for a rank that is not on the mesh."""
         at = self.mesh.get_coordinate()
         if at is None:
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         names = self.mesh.mesh_dim_names or [f"dim{i}" for i in range(self.mesh.ndim)]
         sizes = dict(zip(names, self.mesh.shape, strict=True))
         on = tuple(self.mesh.mesh.flatten().tolist())
-        return Part(sizes, tuple(at), tuple(map(str, self.placements)), tuple(shape), on)
+        return Shard(sizes, tuple(at), tuple(map(str, self.placements)), tuple(shape), on)
 
 
 class Parts:
@@ -56,7 +56,7 @@ class Parts:
         self.known: set[int] = set()
         self._names = names
         self._styles = dict(_styles(root))
-        self._copies: list[tuple[str, Part]] = list(_wrapped(root))
+        self._copies: list[tuple[str, Shard]] = list(_wrapped(root))
         known = next((layout for p in root.parameters() if (layout := layout_of(p)) is not None), None)
         self._beside = None if known is None else _everywhere(known.widened().mesh)
 
@@ -83,7 +83,7 @@ class Parts:
                 self.known.add(point.key)
                 self._names.parts[point.place] = part
 
-    def of(self, place: Place, tensor: Tensor) -> Part | None:
+    def of(self, place: Place, tensor: Tensor) -> Shard | None:
         """Which part a tensor at a place is, if that can be known."""
         if place.port not in _OF_PARAMETERS:
             return self._of_value(place, tensor)
@@ -95,9 +95,9 @@ class Parts:
         if found is None or copy is None:
             return found or (copy and copy._replace(shape=tuple(tensor.shape)))
         both = {**copy.mesh, **found.mesh}
-        return Part(both, copy.at + found.at, copy.placements + found.placements, found.shape)
+        return Shard(both, copy.at + found.at, copy.placements + found.placements, found.shape)
 
-    def _of_value(self, place: Place, tensor: Tensor) -> Part | None:
+    def _of_value(self, place: Place, tensor: Tensor) -> Shard | None:
         layout = layout_of(tensor)
         if layout is not None:
             return layout.part(_whole(tensor))
@@ -162,17 +162,17 @@ def _whole(tensor: Any) -> tuple[int, ...]:
     return tuple(tensor.shape if is_dtensor(tensor) or spec is None else spec.shape)
 
 
-def _everywhere(mesh: Any) -> Part | None:
+def _everywhere(mesh: Any) -> Shard | None:
     """A copy on every rank of a mesh."""
     return Layout(mesh, ("R",) * mesh.ndim).part(())
 
 
-def _copy(ddp: DistributedDataParallel) -> Part:
+def _copy(ddp: DistributedDataParallel) -> Shard:
     size, rank = distributed.get_world_size(ddp.process_group), distributed.get_rank(ddp.process_group)
-    return Part({"ddp": size}, (rank,), ("R",), (), tuple(distributed.get_process_group_ranks(ddp.process_group)))
+    return Shard({"ddp": size}, (rank,), ("R",), (), tuple(distributed.get_process_group_ranks(ddp.process_group)))
 
 
-def _wrapped(root: nn.Module) -> Iterator[tuple[str, Part]]:
+def _wrapped(root: nn.Module) -> Iterator[tuple[str, Shard]]:
     """Paths whose parameters DistributedDataParallel keeps alike on all ranks."""
     for path, module in root.named_modules():
         if isinstance(module, DistributedDataParallel):

@@ -25,7 +25,7 @@ from tensortap.adapters.torch.compile import operators as compiled
 from tensortap.adapters.torch.compile.operators import Regions, is_exporting
 from tensortap.adapters.torch.compile.sites import GradientSite, Site
 from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in
-from tensortap.adapters.torch.modules.tensors import Taker, aside
+from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
 from tensortap.record.recorder import OpenStep, Point
 
 tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what we ask of a tensor
@@ -74,15 +74,15 @@ class Leftover(Hook):
 class OutputHook(Hook):
     """Sees what a module returns: the hook that most modules carry, kept lean."""
 
-    __slots__ = ("bits", "plain", "port", "site", "steps", "taker", "target")
+    __slots__ = ("bits", "observer", "plain", "port", "site", "steps", "target")
 
-    def __init__(self, taker: Taker, steps: Steps, port: Port, regions: Regions) -> None:
-        self.taker = taker
+    def __init__(self, observer: TensorObserver, steps: Steps, port: Port, regions: Regions) -> None:
+        self.observer = observer
         self.steps = steps
         self.port = port
         self.bits = port.bits
         self.plain: Point | None = None
-        self.target = Site(taker, steps, [port], regions)
+        self.target = Site(observer, steps, [port], regions)
         self.site = self.target.site
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -92,17 +92,17 @@ class OutputHook(Hook):
             return
         if tracing():
             return
-        steps, taker = self.steps, self.taker
-        step = steps.current() if steps.spread else taker.recorder.current
+        steps, observer = self.steps, self.observer
+        step = steps.current() if steps.spread else observer.recorder.current
         if not step.armed & self.bits:
             return
         if type(output) is Tensor:
-            taker.take(self.plain or self._plain(), output, step, backward_task() != -1)
+            observer.take(self.plain or self._plain(), output, step, backward_task() != -1)
             return
         try:
-            _take_all(taker, [self.port], list(tensors_in(output)), step, backward_task() != -1)
+            _take_all(observer, [self.port], list(tensors_in(output)), step, backward_task() != -1)
         except Exception as error:
-            _failed(taker, f"looking into a {type(output).__name__}", error)
+            _failed(observer, f"looking into a {type(output).__name__}", error)
 
     def _plain(self) -> Point:
         self.plain = self.port.point("")
@@ -112,19 +112,27 @@ class OutputHook(Hook):
 class BeforeHook(Hook):
     """Sees what a module is given, before an in-place forward can change it."""
 
-    __slots__ = ("bits", "edges", "grad_inputs", "grad_site", "inputs", "names", "site", "steps", "taker", "targets")
+    __slots__ = ("bits", "edges", "grad_inputs", "grad_site", "inputs", "names", "observer", "site", "steps", "targets")
 
     def __init__(
-        self, taker: Taker, steps: Steps, ports: Mapping[str, list[Port]], edges: InputEdges, regions: Regions
+        self,
+        observer: TensorObserver,
+        steps: Steps,
+        ports: Mapping[str, list[Port]],
+        edges: InputEdges,
+        regions: Regions,
     ) -> None:
-        self.taker = taker
+        self.observer = observer
         self.steps = steps
         self.edges = edges
         self.inputs = ports.get("input", [])
         self.grad_inputs = ports.get("grad_input", [])
         self.bits = bits_of([*self.inputs, *self.grad_inputs])
         self.names: tuple[str, ...] = ()  # of what forward takes: the compiler could not ask for them
-        self.targets = (Site(taker, steps, self.inputs, regions), GradientSite(taker, steps, self.grad_inputs, regions))
+        self.targets = (
+            Site(observer, steps, self.inputs, regions),
+            GradientSite(observer, steps, self.grad_inputs, regions),
+        )
         self.site, self.grad_site = (target.site if target.ports else None for target in self.targets)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NOTHING) -> None:
@@ -144,12 +152,12 @@ class BeforeHook(Hook):
                 if not given:
                     port.note = NO_TENSOR_IN
                 for slot, tensor in given:
-                    self.taker.take(port.point(slot), tensor, step, recomputed)
+                    self.observer.take(port.point(slot), tensor, step, recomputed)
             if self.grad_inputs:
                 with aside():
                     self.edges.note(self, given)
         except Exception as error:
-            _failed(self.taker, f"observing the input of a {type(module).__name__}", error)
+            _failed(self.observer, f"observing the input of a {type(module).__name__}", error)
 
     def _compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = inputs_by(self.names, args, kwargs)
@@ -162,11 +170,22 @@ class AfterHook(Hook):
     """Sees what one module returns, under every name it has, and arranges for gradients."""
 
     __slots__ = (
-        "before", "bits", "grad_in_site", "grad_outputs", "grad_site", "outputs", "site", "steps", "taker", "targets"
+        "before",
+        "bits",
+        "grad_in_site",
+        "grad_outputs",
+        "grad_site",
+        "observer",
+        "outputs",
+        "site",
+        "steps",
+        "targets"
     )  # fmt: skip
 
-    def __init__(self, taker: Taker, steps: Steps, ports: Mapping[str, list[Port]], before: BeforeHook) -> None:
-        self.taker = taker
+    def __init__(
+        self, observer: TensorObserver, steps: Steps, ports: Mapping[str, list[Port]], before: BeforeHook
+    ) -> None:
+        self.observer = observer
         self.steps = steps
         self.before = before if before.grad_inputs else None
         self.outputs = ports.get("output", [])
@@ -174,7 +193,7 @@ class AfterHook(Hook):
         self.bits = bits_of([port for group in ports.values() for port in group])
         regions = before.targets[0].regions
         self.targets = (
-            Site(taker, steps, self.outputs, regions), GradientSite(taker, steps, self.grad_outputs, regions)
+            Site(observer, steps, self.outputs, regions), GradientSite(observer, steps, self.grad_outputs, regions)
         )  # fmt: skip
         self.site, self.grad_site = (target.site if target.ports else None for target in self.targets)
         self.grad_in_site = before.grad_site
@@ -187,22 +206,22 @@ class AfterHook(Hook):
         if tracing():
             return
         noted = self.before and self.before.edges.recall(self.before)
-        steps, taker = self.steps, self.taker
-        step = steps.current() if steps.spread else taker.recorder.current
+        steps, observer = self.steps, self.observer
+        step = steps.current() if steps.spread else observer.recorder.current
         if not step.armed & self.bits:
             return
         try:
             recomputed = backward_task() != -1
             found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
-            _take_all(taker, self.outputs, found, step, recomputed)
+            _take_all(observer, self.outputs, found, step, recomputed)
             if self.grad_outputs or noted:
                 call = count_call(step, self, recomputed)
                 with aside():
-                    await_outputs(taker, steps, self.grad_outputs, found, step, call)
+                    await_outputs(observer, steps, self.grad_outputs, found, step, call)
                     if noted and self.before:
-                        await_inputs(taker, steps, self.before.grad_inputs, noted, found, step, call)
+                        await_inputs(observer, steps, self.before.grad_inputs, noted, found, step, call)
         except Exception as error:
-            _failed(taker, f"observing a {type(module).__name__}", error)
+            _failed(observer, f"observing a {type(module).__name__}", error)
 
     def _compiled(self, output: Any) -> None:
         found = list(tensors_in(output))
@@ -226,17 +245,17 @@ def _see_compiled(site: Tensor | None, found: list[tuple[str, Tensor]], otherwis
 
 
 def _take_all(
-    taker: Taker, ports: list[Port], found: list[tuple[str, Tensor]], step: OpenStep, recomputed: bool
+    observer: TensorObserver, ports: list[Port], found: list[tuple[str, Tensor]], step: OpenStep, recomputed: bool
 ) -> None:
     for port in ports:
         if not found:
             port.note = NO_TENSOR_OUT
         for slot, tensor in found:
-            taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
+            observer.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
 
 
-def _failed(taker: Taker, what: str, error: Exception) -> None:
-    ledger = taker.recorder.ledger
-    if ledger.strict:  # it was counted where it happened, or nobody will read the count
+def _failed(observer: TensorObserver, what: str, error: Exception) -> None:
+    counters = observer.recorder.counters
+    if counters.strict:  # it was counted where it happened, or nobody will read the count
         raise error
-    ledger.failed("skipped_tensors", what, error)
+    counters.failed("skipped_tensors", what, error)

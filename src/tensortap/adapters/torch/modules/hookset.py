@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.torch.modules.hooks import Hook
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 
 LEFT: Final = (
     "nn.TransformerEncoderLayer does not run fused while it is watched inside (fast_path='leave'): its outputs differ "
@@ -108,17 +108,17 @@ class FusedSet(HookSet):
 class OpenedSet(HookSet):
     """The same hooks where the user prefers to see inside: the layer does not run fused, which is said once."""
 
-    def __init__(self, layer: nn.TransformerEncoderLayer, ledger: Ledger) -> None:
+    def __init__(self, layer: nn.TransformerEncoderLayer, counters: Counters) -> None:
         super().__init__()
         self._layer = weakref.ref(layer)
-        self._ledger = ledger
+        self._counters = counters
 
     def adjust(self, armed: int) -> None:
         """On while one of its probes is armed."""
         super().adjust(armed)
         layer = self._layer()
         if self._handles and layer is not None and may_fuse(layer):
-            self._ledger.warn("fast_path", LEFT)
+            self._counters.warn("fast_path", LEFT)
 
 
 class _Guard(Hook):

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tensortap.adapters.protocol import Port, Wanted
+from tensortap.adapters.protocol import Plan, Port
 from tensortap.adapters.torch.autograd.gradients import Steps, await_outputs, backward_task, count_call
 from tensortap.adapters.torch.compile import backward as compiled_backward
 from tensortap.adapters.torch.compile import operators as compiled
@@ -19,7 +19,7 @@ from tensortap.adapters.torch.compile.operators import Found, Regions, Target, i
 from tensortap.adapters.torch.compile.sites import GradientSite, Site
 from tensortap.adapters.torch.modules.hooks import tracing
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.modules.tensors import Taker, aside
+from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
 from tensortap.select.sites import Candidate
 
 PORTS: Final = ("output", "grad_output")
@@ -36,15 +36,15 @@ class _Name(NamedTuple):
 class NamedValues:
     """Sees the values that the user names."""
 
-    def __init__(self, taker: Taker, steps: Steps, wanted: Wanted, regions: Regions) -> None:
-        self._taker = taker
+    def __init__(self, observer: TensorObserver, steps: Steps, plan: Plan, regions: Regions) -> None:
+        self._observer = observer
         self._steps = steps
-        self._wanted = wanted
+        self._plan = plan
         self._regions = regions
         self._known: dict[str, _Name] = {}
         self._targets = (_Values(self, 0, regions), _Values(self, 1, regions))
         self._site, self._grad_site = (target.site for target in self._targets)
-        self._gradients = any("grad_output" in p.ports for probe in wanted.probes for p in probe.patterns)
+        self._gradients = any("grad_output" in p.ports for probe in plan.probes for p in probe.patterns)
 
     def see_anywhere(self, name: str, value: Any) -> bool:
         """A value in eager or in compiled code. False when there is no tensor in it."""
@@ -75,25 +75,25 @@ class NamedValues:
         step = self._steps.current()
         if known.output is not None and step.armed & known.output.bits:
             for slot, tensor in found:
-                self._taker.take(known.output.point(slot), tensor, step, recomputed)
+                self._observer.take(known.output.point(slot), tensor, step, recomputed)
         if known.gradient is not None and step.armed & known.gradient.bits:
             call = count_call(step, known.gradient, recomputed)
             with aside():
-                await_outputs(self._taker, self._steps, [known.gradient], found, step, call)
+                await_outputs(self._observer, self._steps, [known.gradient], found, step, call)
         return bool(found)
 
     def unseen(self) -> dict[str, str]:
         """Patterns that could only mean named values, and found none."""
-        return {pattern.text: NO_VALUE for pattern in self._wanted.waiting(self._known, PORTS)}
+        return {pattern.text: NO_VALUE for pattern in self._plan.waiting(self._known, PORTS)}
 
     def failed(self, error: Exception) -> None:
         """A value in compiled code could not be recorded."""
-        self._taker.recorder.ledger.failed("skipped_values", "recording a named value in compiled code", error)
+        self._observer.recorder.counters.failed("skipped_values", "recording a named value in compiled code", error)
 
     def _decide(self, name: str) -> _Name:
-        candidate, recorder = Candidate(name, (), PORTS), self._taker.recorder
-        output, gradient = (self._wanted.of_late(recorder, candidate, port) for port in PORTS)
-        place = (self._taker, self._steps)
+        candidate, recorder = Candidate(name, (), PORTS), self._observer.recorder
+        output, gradient = (self._plan.port_for_named_value(recorder, candidate, port) for port in PORTS)
+        place = (self._observer, self._steps)
         sites = (
             Site(*place, [output] if output else [], self._regions),
             GradientSite(*place, [gradient] if gradient else [], self._regions),

@@ -12,16 +12,16 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.nested import names_of
-from tensortap.adapters.protocol import Port, Wanted
+from tensortap.adapters.protocol import Plan, Port
 from tensortap.adapters.torch.autograd.gradients import InputEdges
 from tensortap.adapters.torch.compile.operators import Regions
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hooks import AfterHook, BeforeHook, OutputHook
 from tensortap.adapters.torch.modules.hookset import fresh_key, under
 from tensortap.adapters.torch.modules.roots import RootAfter, RootBefore
-from tensortap.adapters.torch.modules.tensors import Taker
+from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.nonfinite.hook import OriginHook
-from tensortap.adapters.torch.steps import StepFinder
+from tensortap.adapters.torch.steps import TorchStepDetector
 
 Puts = list[Callable[[nn.Module], RemovableHandle]]
 
@@ -29,11 +29,13 @@ Puts = list[Callable[[nn.Module], RemovableHandle]]
 class Placing:
     """Makes the hooks of one tap, and remembers the ports that they are for."""
 
-    def __init__(self, taker: Taker, finder: StepFinder, wanted: Wanted, regions: Regions, origins: bool) -> None:
+    def __init__(
+        self, observer: TensorObserver, detector: TorchStepDetector, plan: Plan, regions: Regions, origins: bool
+    ) -> None:
         self.ports: list[Port] = []
-        self._taker = taker
-        self._finder = finder
-        self._wanted = wanted
+        self._observer = observer
+        self._detector = detector
+        self._plan = plan
         self._regions = regions
         self._origins = origins
         self._edges = InputEdges()
@@ -41,7 +43,7 @@ class Placing:
 
     def port(self, path: str, kind: str) -> Port | None:
         """The port at a place, if any probe wants it; it is remembered."""
-        port = self._wanted.of(self._taker.recorder, path, kind)
+        port = self._plan.of(self._observer.recorder, path, kind)
         if port is not None:
             self.ports.append(port)
         return port
@@ -62,15 +64,15 @@ class Placing:
 
     def _puts(self, ports: dict[str, list[Port]]) -> Puts:
         if list(ports) == ["output"] and len(ports["output"]) == 1:
-            hook = OutputHook(self._taker, self._finder, ports["output"][0], self._regions)
+            hook = OutputHook(self._observer, self._detector, ports["output"][0], self._regions)
             return [partial(_put_after, hook=hook, key=self._keys[1])]
-        before = BeforeHook(self._taker, self._finder, ports, self._edges, self._regions)
-        after = AfterHook(self._taker, self._finder, ports, before)
+        before = BeforeHook(self._observer, self._detector, ports, self._edges, self._regions)
+        after = AfterHook(self._observer, self._detector, ports, before)
         puts: Puts = [partial(_put_before, hook=before, key=self._keys[0])] if before.bits else []
         return [*puts, partial(_put_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs))]
 
     def _origin_puts(self, path: str) -> Puts:
-        return [partial(_put_origin, hook=OriginHook(path, self._finder), key=self._keys[2])] if self._origins else []
+        return [partial(_put_origin, hook=OriginHook(path, self._detector), key=self._keys[2])] if self._origins else []
 
 
 def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:

@@ -14,24 +14,26 @@ from tensortap.adapters.torch.compile.code import compiler, pass_by
 from tensortap.adapters.torch.compile.operators import CALLED, Found, Regions, Target, is_exporting, tell
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.steps import MOST_MARKS, StepFinder
+from tensortap.adapters.torch.steps import MOST_MARKS, TorchStepDetector
 from tensortap.errors import NonFiniteError
 
 
 class RootSite(Target):
     """The root where the compiler took its hooks into a graph: a step begins and ends as the graph runs."""
 
-    __slots__ = ("finder", "prepare", "root")
+    __slots__ = ("detector", "prepare", "root")
 
-    def __init__(self, finder: StepFinder, prepare: Callable[[], None], root: nn.Module, regions: Regions) -> None:
+    def __init__(
+        self, detector: TorchStepDetector, prepare: Callable[[], None], root: nn.Module, regions: Regions
+    ) -> None:
         super().__init__(regions)
-        self.finder = finder
+        self.detector = detector
         self.prepare = prepare
         self.root = weakref.ref(root)
 
     def see(self, tensor: Tensor, slot: str) -> None:
         """Backward has come."""
-        self.finder.backward_came()
+        self.detector.backward_came()
 
     def told(self, note: str, slots: list[str]) -> None:
         """The root is called, or has returned what backward may come back to."""
@@ -49,21 +51,21 @@ class RootSite(Target):
         """Before the root's forward, which the compiler may be about to see."""
         self.regions.due |= compiled
         try:
-            self.finder.root_called(root)
+            self.detector.root_called(root)
             self.prepare()
         except NonFiniteError:  # the user asked for it
             raise
         except Exception as error:
-            self.finder.recorder.ledger.failed("step_errors", "beginning a step", error)
+            self.detector.recorder.counters.failed("step_errors", "beginning a step", error)
 
     def end(self, output: Any, awaits: bool | None = None) -> None:
         """After it, or after its failure."""
         try:
-            self.finder.root_returned(output, awaits)
+            self.detector.root_returned(output, awaits)
         except NonFiniteError:
             raise
         except Exception as error:
-            self.finder.recorder.ledger.failed("step_errors", "ending a step", error)
+            self.detector.recorder.counters.failed("step_errors", "ending a step", error)
 
 
 class RootBefore(Hook):

@@ -23,7 +23,7 @@ _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = torch._C._is_torch_function_mode_enabled  # a function mode would see what we ask of a tensor
 
 
-class Taker:
+class TensorObserver:
     """Records tensors. `take` is what every hook ends in."""
 
     __slots__ = ("devices", "leaves", "parts", "recorder")
@@ -75,7 +75,7 @@ class Taker:
                 self.recorder.keep(step.table, row, point, armed, buffer, given(tensor))
             return row
         except Exception as error:
-            self.recorder.ledger.failed("skipped_tensors", f"recording {point.text}", error)
+            self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)
             return -1
 
     def _take_on_device(
@@ -84,8 +84,8 @@ class Taker:
         row = self.devices.take(point, plain, tensor, step, armed, recomputed)
         if row != -2:
             return row
-        self.recorder.ledger.add("tensors_in_cuda_graphs")
-        self.recorder.ledger.warn("cuda_graphs", _CAPTURED)
+        self.recorder.counters.add("tensors_in_cuda_graphs")
+        self.recorder.counters.warn("cuda_graphs", _CAPTURED)
         return self._without_values(point, tensor, step, armed, recomputed)
 
     def _look(self, point: Point, tensor: Tensor) -> None:
@@ -93,11 +93,11 @@ class Taker:
             assert self.parts is not None
             self.parts.look(point, tensor)
         except Exception as error:
-            self.recorder.ledger.failed("skipped_parts", f"finding which part {point.text} holds", error)
+            self.recorder.counters.failed("skipped_parts", f"finding which part {point.text} holds", error)
 
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         """A tensor that has a shape but no values here: its metadata only."""
-        self.recorder.ledger.add("tensors_without_values")
+        self.recorder.counters.add("tensors_without_values")
         row = (tensor.numel(), *_NO_VALUES)
         return step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), row)
 
@@ -107,7 +107,7 @@ def aside() -> Any:
     return torch._C.DisableTorchFunction()
 
 
-class DeviceTaker(Taker):
+class DeviceObserver(TensorObserver):
     """Sends CPU tensors the way of a device's."""
 
     __slots__ = ()
@@ -123,6 +123,6 @@ class DeviceTaker(Taker):
             return self._take_any(point, tensor, step, armed, recomputed)
 
 
-def taker_for(recorder: Recorder) -> Taker:
-    """The taker to use: `TENSORTAP_DEVICE_PATH` decides."""
-    return DeviceTaker(recorder) if os.environ.get(VARIABLE) else Taker(recorder)
+def observer_for(recorder: Recorder) -> TensorObserver:
+    """The observer to use: `TENSORTAP_DEVICE_PATH` decides."""
+    return DeviceObserver(recorder) if os.environ.get(VARIABLE) else TensorObserver(recorder)

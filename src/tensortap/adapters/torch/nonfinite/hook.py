@@ -12,7 +12,7 @@ from tensortap.adapters.torch.distributed.shards import may_communicate
 from tensortap.adapters.torch.modules.hooks import Hook
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.nonfinite.origin import explain, is_born_in
-from tensortap.adapters.torch.steps import StepFinder
+from tensortap.adapters.torch.steps import TorchStepDetector
 
 
 class OriginHook(Hook):
@@ -20,7 +20,7 @@ class OriginHook(Hook):
 
     __slots__ = ("path", "steps")
 
-    def __init__(self, path: str, steps: StepFinder) -> None:
+    def __init__(self, path: str, steps: TorchStepDetector) -> None:
         self.path = path
         self.steps = steps
 

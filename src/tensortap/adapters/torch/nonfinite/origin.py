@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tensortap.adapters.results import Origin, Seen
+from tensortap.adapters.results import Origin, TensorSummary
 from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.distributed.shards import local_of
 from tensortap.adapters.torch.modules.nested import inputs_in, tensors_in
@@ -84,13 +84,13 @@ def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int
     """Run again, looking at every operation while that module runs for that time. None: it only masks with −inf."""
     operations = _Operations(path, module)
     calls = [-1]
-    given: list[Seen] = []
+    given: list[TensorSummary] = []
     worse = [True]
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[0] += 1
         if calls[0] == call:
-            given.extend(Seen(slot, _summary(t)) for slot, t in inputs_in(module.forward, args, kwargs))
+            given.extend(TensorSummary(slot, _summary(t)) for slot, t in inputs_in(module.forward, args, kwargs))
             operations.__enter__()
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
@@ -125,7 +125,7 @@ class _Operations(TorchFunctionMode):
         self.module = module
         self.origin: Origin | None = None
         self.entered = False
-        self.asked = False  # whether an infinity was the user's wish
+        self.asked = False  # whether an infinity was the user's action
 
     def __enter__(self) -> _Operations:
         self.entered = True
@@ -143,7 +143,7 @@ class _Operations(TorchFunctionMode):
         if self.origin is not None or is_silent(op_name(function)):
             return function(*args, **kwargs)
         tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
-        given = [Seen(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
+        given = [TensorSummary(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
         copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
         output = function(*args, **kwargs)
         if _is_new(given, output):
@@ -153,7 +153,9 @@ class _Operations(TorchFunctionMode):
                 self._found(function, given, copies, kwargs, output)
         return output
 
-    def _found(self, function: Any, given: list[Seen], args: list[Any], kwargs: dict[str, Any], output: Any) -> None:
+    def _found(
+        self, function: Any, given: list[TensorSummary], args: list[Any], kwargs: dict[str, Any], output: Any
+    ) -> None:
         bad = next(t for _, t in tensors_in(output) if not is_finite(t))
         with aside():
             reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
@@ -169,7 +171,7 @@ class _Operations(TorchFunctionMode):
         )
 
 
-def _is_new(given: list[Seen], output: Any) -> bool:
+def _is_new(given: list[TensorSummary], output: Any) -> bool:
     """`is_born_in`, by what was seen of the inputs before the operation, which may have changed them."""
     if is_finite(output) or any(seen.summary.nan or seen.summary.posinf for seen in given):
         return False
@@ -195,7 +197,7 @@ def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
         if found or is_finite(list(outgoing)) or not is_finite(list(incoming)):
             return
         path, kind = _owner(owners, node._sequence_nr())
-        seen = tuple(Seen(f"[{i}]", _summary(g)) for i, g in enumerate(incoming) if g is not None)
+        seen = tuple(TensorSummary(f"[{i}]", _summary(g)) for i, g in enumerate(incoming) if g is not None)
         bad = next(g for g in outgoing if g is not None and not is_finite(g))
         found.append(
             Origin(

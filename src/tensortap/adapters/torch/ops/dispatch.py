@@ -103,12 +103,12 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             site.failed(error)
 
     def _await(self, seen: _Seen, node: Any) -> None:
-        taker, steps, step = seen.site.taker, self.steps, self.step
+        observer, steps, step = seen.site.observer, self.steps, self.step
         for port in seen.ports.grad_output:
-            hook = NodeHook(taker, steps, port, "", step, seen.call)
+            hook = NodeHook(observer, steps, port, "", step, seen.call)
             hook.index = 0
             node.register_prehook(hook)
         for port in seen.ports.grad_input:
             for position, slot in enumerate(seen.slots[: len(node.next_functions)]):
                 if node.next_functions[position][0] is not None:
-                    Sum(taker, steps, port, slot, step, seen.call).expect([(node, position)])
+                    Sum(observer, steps, port, slot, step, seen.call).expect([(node, position)])

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.protocol import Clock, Wanted
+from tensortap.adapters.protocol import Clock, Plan
 from tensortap.adapters.torch.compile.operators import Regions
 from tensortap.adapters.torch.modules.named_values import NamedValues
-from tensortap.adapters.torch.modules.tensors import taker_for
+from tensortap.adapters.torch.modules.tensors import observer_for
 from tensortap.adapters.torch.ops.names import known_operations
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
 from tensortap.errors import UnsupportedError
@@ -114,12 +114,12 @@ class Operations:
         """The names of operations that patterns may mean."""
         return known_operations()
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
         """Be ready; in a block, begin."""
         self._steps = Steps(recorder, clock)
-        self._taker = taker_for(recorder)
-        self._taps = OpTaps(self._taker, self._steps, wanted, op_patterns(wanted, [self.path]), self._keep_fused)
-        self._names = NamedValues(self._taker, self._steps, wanted, Regions())
+        self._observer = observer_for(recorder)
+        self._taps = OpTaps(self._observer, self._steps, plan, op_patterns(plan, [self.path]), self._keep_fused)
+        self._names = NamedValues(self._observer, self._steps, plan, Regions())
         self._guard = Guard(self._taps)
         self._thread = threading.get_ident()
         if self.function is None:
@@ -151,7 +151,7 @@ class Operations:
         """See no more."""
         self._guard.take_off()
         self._taps.close()
-        for leaf in self._taker.leaves:
+        for leaf in self._observer.leaves:
             leaf.take_off()
 
     def current(self) -> OpenStep:
@@ -166,9 +166,9 @@ class Operations:
 
     def closing(self, step: OpenStep) -> None:
         """Gradients of leaves that have not come by now belong to no step."""
-        for leaf in [leaf for leaf in self._taker.leaves if leaf.step is step]:
+        for leaf in [leaf for leaf in self._observer.leaves if leaf.step is step]:
             leaf.take_off()
-            self._taker.leaves.remove(leaf)
+            self._observer.leaves.remove(leaf)
 
     def left_open(self) -> list[OpenStep]:
         """None: only `tap.span()` gives threads steps of their own, and it closes them."""

@@ -71,7 +71,7 @@ class Entering(Hook):
             if self.veiled:
                 taps.show(self, None)
         except Exception as error:
-            taps.taker.recorder.ledger.failed("step_errors", "looking into a module", error)
+            taps.observer.recorder.counters.failed("step_errors", "looking into a module", error)
 
     def _path(self) -> str:
         """Of a shared module's names the one under the module that runs it."""

@@ -17,7 +17,7 @@ _push: Final = torch._C._push_on_torch_function_stack
 _pop: Final = torch._C._pop_torch_function_stack
 
 
-class Observer(Protocol):
+class OperationListener(Protocol):
     """Who looks at the operations."""
 
     def wants(self, function: Callable[..., Any]) -> str | None:
@@ -30,9 +30,9 @@ class Observer(Protocol):
 class OpMode(TorchFunctionMode):
     """Sees every function of PyTorch's that the thread calls; whether it is wanted is one look into a dict."""
 
-    def __init__(self, observer: Observer, known: dict[Any, str | None]) -> None:
+    def __init__(self, listener: OperationListener, known: dict[Any, str | None]) -> None:
         super().__init__()
-        self.observer = observer
+        self.listener = listener
         self.known = known
 
     def __torch_function__(
@@ -48,10 +48,10 @@ class OpMode(TorchFunctionMode):
             name = None
         if name is None:
             return func(*args, **kwargs) if kwargs else func(*args)
-        return self.observer.observe(name, func, args, kwargs or {})
+        return self.listener.observe(name, func, args, kwargs or {})
 
     def _decide(self, function: Any) -> str | None:
-        name = self.observer.wants(function)
+        name = self.listener.wants(function)
         if not getattr(function, "__closure__", None) or str(function.__module__).startswith("torch"):
             if len(self.known) >= _MOST_FUNCTIONS:
                 self.known.clear()

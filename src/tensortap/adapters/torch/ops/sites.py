@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from tensortap.adapters.protocol import OpName, Port, Wanted
+from tensortap.adapters.protocol import OpName, Plan, Port
 from tensortap.adapters.torch.autograd.gradients import (
     Found,
     Noted,
@@ -20,7 +20,7 @@ from tensortap.adapters.torch.autograd.gradients import (
 )
 from tensortap.adapters.torch.modules.hooks import NO_TENSOR_OUT
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.modules.tensors import Taker
+from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.source import current_line
 from tensortap.record.recorder import OpenStep
 from tensortap.select.sites import OP_PORTS
@@ -42,23 +42,21 @@ class Ports(NamedTuple):
 class OpSite:
     """A site such as `blocks.3.attn/matmul#1`. Made when it is first seen, and then kept."""
 
-    __slots__ = ("_chosen", "_make", "asks", "bits", "name", "ports", "taker", "where")
+    __slots__ = ("_chosen", "_make", "asks", "bits", "name", "observer", "ports", "where")
 
-    def __init__(self, taker: Taker, wanted: Wanted, name: OpName) -> None:
-        self.taker = taker
+    def __init__(self, observer: TensorObserver, plan: Plan, name: OpName) -> None:
+        self.observer = observer
         self.name = name
-        self._make = wanted
+        self._make = plan
         self._chosen: dict[int, Ports] = {}
         self.ports = self._choose(-1)
         self.bits = 0
         for port in (port for group in self.ports for port in group):
             self.bits |= port.bits
-        self.asks = [
-            (1 << i, p.where) for i, p in enumerate(wanted.probes) if p.where is not None and self.bits >> i & 1
-        ]
-        self.where = f"{wanted.site(name.path)}{name}"
+        self.asks = [(1 << i, p.where) for i, p in enumerate(plan.probes) if p.where is not None and self.bits >> i & 1]
+        self.where = f"{plan.site(name.path)}{name}"
         if self.bits:
-            taker.recorder.names.lines.setdefault(self.where, current_line())
+            observer.recorder.names.lines.setdefault(self.where, current_line())
 
     def wanted_by(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ports | None:
         """The ports that the armed probes want of this call; none when every predicate says no."""
@@ -81,9 +79,9 @@ class OpSite:
         self.take_outputs(ports, found, step)
         if ports.grad_output or noted:
             call = count_call(step, self, backward_task() != -1)
-            await_outputs(self.taker, steps, ports.grad_output, found, step, call)
+            await_outputs(self.observer, steps, ports.grad_output, found, step, call)
             if noted:
-                await_inputs(self.taker, steps, ports.grad_input, noted, found, step, call)
+                await_inputs(self.observer, steps, ports.grad_input, noted, found, step, call)
 
     def take_inputs(self, ports: Ports, given: Found, step: OpenStep) -> None:
         """Record what the operation is given."""
@@ -95,7 +93,7 @@ class OpSite:
 
     def failed(self, error: Exception) -> None:
         """Something of ours went wrong here."""
-        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {self.where}", error)
+        self.observer.recorder.counters.failed("skipped_tensors", f"observing {self.where}", error)
 
     def chosen(self) -> list[Ports]:
         """Every choice of ports that was needed so far."""
@@ -107,7 +105,7 @@ class OpSite:
             if not found:
                 port.note = none
             for slot, tensor in found:
-                self.taker.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
+                self.observer.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
 
     def _ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
         """Those of the armed probes whose predicate wants this call. One that raises wants nothing."""
@@ -118,11 +116,11 @@ class OpSite:
                     armed &= ~bit
             except Exception as error:
                 armed &= ~bit
-                self.taker.recorder.ledger.failed("predicate_errors", f"where= of a probe for {self.where}", error)
+                self.observer.recorder.counters.failed("predicate_errors", f"where= of a probe for {self.where}", error)
         return armed
 
     def _choose(self, mask: int) -> Ports:
-        made = [self._make.of_op(self.taker.recorder, self.name, port, mask) for port in OP_PORTS]
+        made = [self._make.port_for_operation(self.observer.recorder, self.name, port, mask) for port in OP_PORTS]
         ports = self._chosen[mask] = Ports(*([port] if port is not None else [] for port in made))
         return ports
 

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from tensortap.adapters.protocol import OpName, Wanted
+from tensortap.adapters.protocol import OpName, Plan
 from tensortap.adapters.torch.autograd.gradients import Steps
 from tensortap.adapters.torch.modules.hookset import fresh_key
-from tensortap.adapters.torch.modules.tensors import Taker, aside, mode_is_on
+from tensortap.adapters.torch.modules.tensors import TensorObserver, aside, mode_is_on
 from tensortap.adapters.torch.ops.dispatch import OPAQUE, Inside
 from tensortap.adapters.torch.ops.mode import OpMode, depth
 from tensortap.adapters.torch.ops.names import is_silent, known_operations, op_name
@@ -71,18 +71,18 @@ class OpTaps:
     """Looks at operations for the probes that want some."""
 
     def __init__(
-        self, taker: Taker, steps: Steps, wanted: Wanted, patterns: Sequence[Pattern], keep_fused: bool = True
+        self, observer: TensorObserver, steps: Steps, plan: Plan, patterns: Sequence[Pattern], keep_fused: bool = True
     ) -> None:
-        self.taker = taker
+        self.observer = observer
         self.steps = steps
-        self.wanted = wanted
+        self.wanted = plan
         self.patterns = tuple(patterns)
         self.bits = 0
-        for i, probe in enumerate(wanted.probes):
+        for i, probe in enumerate(plan.probes):
             self.bits |= any(pattern in self.patterns for pattern in probe.patterns) << i
         self.known: dict[Any, str | None] = {}
         self.keys = tuple(fresh_key() for _ in range(4))  # of hooks: two before modules, two after
-        self.visibility = Visibility(taker.recorder.ledger, keep_fused)
+        self.visibility = Visibility(observer.recorder.counters, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
         self._running = Running(self)
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class OpTaps:
         """One call of an operation in the innermost module that is running."""
         scopes = self._running.scopes
         steps = self.steps
-        step = steps.current() if steps.spread else self.taker.recorder.current
+        step = steps.current() if steps.spread else self.observer.recorder.current
         if not scopes or not step.armed & self.bits:
             return function(*args, **kwargs)
         site = self._site(scopes[-1], name)
@@ -234,22 +234,22 @@ class OpTaps:
         try:
             with self._lock:  # another thread may be in the same module
                 while len(found) <= min(number, _MOST_NUMBERS - 1):
-                    found.append(OpSite(self.taker, self.wanted, OpName(scope.path, name, len(found))))
+                    found.append(OpSite(self.observer, self.wanted, OpName(scope.path, name, len(found))))
         except Exception as error:
             self._failed(f"{name} in {scope.path!r}", error)
             return None
         return found[min(number, _MOST_NUMBERS - 1)]
 
     def _failed(self, what: str, error: Exception) -> None:
-        self.taker.recorder.ledger.failed("skipped_tensors", f"observing {what}", error)
+        self.observer.recorder.counters.failed("skipped_tensors", f"observing {what}", error)
 
 
-def op_patterns(wanted: Wanted, paths: Iterable[str]) -> list[Pattern]:
+def op_patterns(plan: Plan, paths: Iterable[str]) -> list[Pattern]:
     """The patterns that mean operations. One with a slash may be for a value that the user names."""
-    found = [p for probe in wanted.probes for p in probe.patterns if p.operation is not None]
+    found = [p for probe in plan.probes for p in probe.patterns if p.operation is not None]
     if not found:
         return []
-    under = [name for path in paths for name in {path, wanted.site(path)}]
+    under = [name for path in paths for name in {path, plan.site(path)}]
     return [pattern for pattern in dict.fromkeys(found) if means_operations(pattern, under)]
 
 

@@ -17,7 +17,7 @@ from tensortap.adapters.torch.compile.code import graphs
 from tensortap.adapters.torch.modules.hookset import may_fuse
 from tensortap.adapters.torch.modules.tree import is_compiled
 from tensortap.adapters.torch.ops.mode import only_ours
-from tensortap.record.counters import Ledger
+from tensortap.record.counters import Counters
 
 COMPILED: Final = "lies in a compiled region, or in the module that calls one, where operations are not seen"
 FUSED: Final = (
@@ -34,9 +34,9 @@ _FUSING: Final = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Multihea
 class Visibility:
     """Answers, when a module begins to run, whether the mode may be on in it. `hidden` says why it was not."""
 
-    def __init__(self, ledger: Ledger, keep_fused: bool) -> None:
+    def __init__(self, counters: Counters, keep_fused: bool) -> None:
         self.hidden = ""
-        self._ledger = ledger
+        self._counters = counters
         self._keep = keep_fused
         self._compiled: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._graphs = -1
@@ -62,7 +62,7 @@ class Visibility:
         if self._keep:
             self.hidden = FUSED
         else:
-            self._ledger.warn("fast_path", f"nn.{type(module).__name__} {_LEFT}")
+            self._counters.warn("fast_path", f"nn.{type(module).__name__} {_LEFT}")
         return not self._keep
 
     def _calls_compiled(self, module: nn.Module) -> bool:

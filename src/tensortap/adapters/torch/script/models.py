@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from tensortap.adapters.protocol import Clock, Port, Wanted
+from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.modules.tree import unwrapped
 from tensortap.adapters.torch.ops.names import known_operations
@@ -35,7 +35,7 @@ class Model:
         for candidate in self.adapter.candidates():
             yield candidate, candidate._replace(path=_joined(self.prefix, candidate.path))
 
-    def choose(self, patterns: Sequence[Pattern], probes: tuple[Probe, ...] = ()) -> _Wanted:
+    def choose(self, patterns: Sequence[Pattern], probes: tuple[Probe, ...] = ()) -> _ModelPlan:
         """What the patterns, all of one probe, want of it. That may be nothing."""
         ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
         for plain, full in self.candidates():
@@ -43,7 +43,7 @@ class Model:
                 for port in plain.ports:
                     if pattern.matches(full, port) or pattern.matches(plain, port):
                         ports.setdefault((plain.path, port), []).append((pattern, 1))
-        wanted = _Wanted(ports, probes)
+        wanted = _ModelPlan(ports, probes)
         wanted.prefix = self.prefix
         return wanted
 
@@ -58,7 +58,7 @@ class Model:
         probes = tuple(replace(probe, patterns=tuple(patterns)) for probe in recorder.probes)
         self.adapter.attach(recorder, self.choose(patterns, probes), _Resting(clock))
         # The models share the first one's thread: a step must not be written by two.
-        self.adapter._finder._home = self._home
+        self.adapter._detector._home = self._home
 
     def unseen(self, patterns: Collection[str]) -> dict[str, str]:
         """What was wanted of it and never seen: sites, and patterns that could mean any model's."""
@@ -105,7 +105,7 @@ class Models:
         """The first model's tree; the others' are added when they join."""
         return self.members[0].adapter.describe()
 
-    def attach(self, recorder: Recorder, wanted: Wanted, clock: Clock) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
         """Put the taps on those that are there. What is wanted of later ones is decided when they come."""
         self._recorder, self._clock = recorder, clock
         for model in self.members:
@@ -155,7 +155,7 @@ class Models:
         }
 
 
-class _Wanted(Wanted):
+class _ModelPlan(Plan):
     """What is wanted of one of several models: its places carry the model's name."""
 
     prefix: str

@@ -11,7 +11,7 @@ from torch import nn
 _PATIENCE: Final = 1000
 
 
-class StepRule:
+class ScriptStepDetector:
     """Says before each call of a model whether the call begins a new step.
 
     Training: a step goes on until an optimizer has stepped, however many models are called however often before that

@@ -21,7 +21,7 @@ from tensortap.adapters.torch.modules.hooks import Hook
 from tensortap.adapters.torch.script.losses import Losses, Measured
 from tensortap.adapters.torch.script.models import Model, Models
 from tensortap.adapters.torch.script.naming import has_parameters, name_of, several
-from tensortap.adapters.torch.script.step_detector import StepRule
+from tensortap.adapters.torch.script.step_detector import ScriptStepDetector
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.record.recorder import Recorder
 from tensortap.select.sites import Pattern, select
@@ -55,7 +55,7 @@ class ScriptWatcher:
         self._matched: set[str] = set()
         self._begin = begin
         self._say = say
-        self._steps = StepRule()
+        self._steps = ScriptStepDetector()
         self._losses = Losses()
         self._kinds: dict[int, int] = {}
         self._refs: dict[int, weakref.ref[nn.Module]] = {}
