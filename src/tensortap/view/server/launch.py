@@ -15,7 +15,7 @@ from tensortap.errors import MissingExtraError, RunError
 
 PORT: Final = 6160
 _TRIED: Final = 50
-STATIC: Final = Path(__file__).with_name("static")
+STATIC: Final = Path(__file__).parents[1] / "static"
 NOT_BUILT: Final = (
     "the viewer's page was not built into this installation: install Node 20 or later, then "
     "`pip install --force-reinstall --no-deps --no-binary tensortap tensortap` (in a source tree: `make page`)"
