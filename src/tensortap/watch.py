@@ -31,7 +31,7 @@ from tensortap.record.budget import Budget
 from tensortap.record.cost import Cost
 from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing, check
-from tensortap.record.pending import LateNumber, LateNumbers
+from tensortap.record.pending import PendingMetrics, PendingNumber
 from tensortap.record.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
 from tensortap.record.writer import QUEUE_BYTES, Sink, Writer
 from tensortap.reduce.buffers import buffer_of
@@ -154,7 +154,9 @@ class Tap:
         """
         self.explicit = True
         numbers = {name: _number(name, value) for name, value in metrics.items()}
-        self._close_step(LateNumbers(numbers) if any(isinstance(n, LateNumber) for n in numbers.values()) else numbers)
+        self._close_step(
+            PendingMetrics(numbers) if any(isinstance(n, PendingNumber) for n in numbers.values()) else numbers
+        )
 
     def advance(self, step: OpenStep | None = None) -> None:
         """Close the open step, or a thread's own: what adapters call when they find that one is over."""

@@ -31,7 +31,7 @@ class NonFiniteMonitor:
         """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know."""
         if self.action is None:
             return None
-        step.table.settle()  # the values of late rows are wanted now
+        step.table.wait()  # pending values are needed now
         if not step.table.nonfinite:
             return None
         found: Origin = step.origin or first_in(step, names)

@@ -1,7 +1,7 @@
-"""Rows whose values come later than their places: reduced on a device, and on their way to the host.
+"""Rows and numbers whose values are still being copied from a device to the host.
 
-A row's place, shape and type are known at once, and the step goes on. When it closes, its late rows are sent; whoever
-needs the values first (as a rule the writer's thread) waits for them.
+A row's site, shape and dtype are known at once, and the training step goes on. When the step closes, the copies are
+started; whoever needs the values first (usually the writer's thread) waits for them.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 
-class Arrived(NamedTuple):
-    """Values that have come: the rows they belong to, a `kernels.ROW` for each, and histograms by row."""
+class CopiedRows(NamedTuple):
+    """Values that have reached the host: their row numbers, a `kernel.ROW` for each, and histograms by row number."""
 
     rows: Array
     values: Array
     histograms: Mapping[int, tuple[int, Array]]
 
 
-class Late(Protocol):
-    """Some late rows of one table."""
+class PendingRows(Protocol):
+    """Rows of one table whose values are on a device."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that wait for them."""
+        """Return the bytes of host memory reserved for the values."""
 
-    def send(self) -> None:
-        """Start them on their way, without waiting. A second call does nothing."""
+    def start_copy(self) -> None:
+        """Start copying the values to the host, without waiting. A second call does nothing."""
 
-    def part(self, places: Mapping[int, int]) -> Late:
-        """Those of them that another table takes over: its rows, by the rows they were."""
+    def subset(self, rows: Mapping[int, int]) -> PendingRows:
+        """Return the rows that another table takes over, given as {old row number: new row number}."""
 
-    def arrive(self) -> Arrived:
-        """Wait for the values."""
+    def wait(self) -> CopiedRows:
+        """Wait for the values and return them."""
 
 
-class Landing(NamedTuple):
-    """Host memory that a device's numbers are on their way to. Worth reading once the rows have arrived."""
+class HostCopy(NamedTuple):
+    """Host memory that a device is copying to. Its content is valid once the table's `wait()` has returned."""
 
     array: Array
 
@@ -49,8 +49,8 @@ class Landing(NamedTuple):
         return float(self.array)
 
 
-class LateNumber:
-    """A number on its way to the host. Reading it waits."""
+class PendingNumber:
+    """A number that is being copied to the host. `float()` waits for it."""
 
     def __init__(self, array: Array, wait: Callable[[], None]) -> None:
         self._array = array
@@ -61,24 +61,24 @@ class LateNumber:
         return float(self._array)
 
 
-class LateNumbers(Mapping[str, float]):
-    """Numbers by name, some of them on their way. Their names are known; reading one that is not there yet waits.
+class PendingMetrics(Mapping[str, float]):
+    """Metrics of which some are still being copied to the host. Names are known at once; reading a value waits.
 
-    >>> numbers = LateNumbers({"loss": LateNumber(np.array(0.5), lambda: print("waiting")), "lr": 0.1})
-    >>> list(numbers), numbers["lr"], numbers.waiting
+    >>> metrics = PendingMetrics({"loss": PendingNumber(np.array(0.5), lambda: print("waiting")), "lr": 0.1})
+    >>> list(metrics), metrics["lr"], metrics.waiting
     (['loss', 'lr'], 0.1, True)
-    >>> numbers["loss"], numbers["loss"], numbers.waiting
+    >>> metrics["loss"], metrics["loss"], metrics.waiting
     waiting
     (0.5, 0.5, False)
     """
 
-    def __init__(self, numbers: Mapping[str, float | LateNumber]) -> None:
+    def __init__(self, numbers: Mapping[str, float | PendingNumber]) -> None:
         self._numbers = dict(numbers)
 
     @property
     def waiting(self) -> bool:
-        """Whether some have not been read yet."""
-        return any(isinstance(number, LateNumber) for number in self._numbers.values())
+        """Return whether some values have not been read yet."""
+        return any(isinstance(number, PendingNumber) for number in self._numbers.values())
 
     def __getitem__(self, name: str) -> float:
         number = self._numbers[name] = float(self._numbers[name])

@@ -21,7 +21,7 @@ from tensortap.record.budget import Budget
 from tensortap.record.cost import Account
 from tensortap.record.counters import Counters
 from tensortap.record.lookback import LookBack, Split, split
-from tensortap.record.pending import Landing
+from tensortap.record.pending import HostCopy
 from tensortap.record.step import Step, summary_of
 from tensortap.record.table import Kept, Names, StepTable, Value
 from tensortap.reduce.buffers import array_of, buffer_of
@@ -290,7 +290,7 @@ class Recorder:
             closing.armed, closing.closed = 0, True
             closing.table.close()
             self.account.take(closing.table)
-            closing.table.send()
+            closing.table.start_copies()
             seen = _seen(metrics or {}, closing.table)
             steps = self._decide(closing, seen, phase or closing.phase)
             if closing is self.current:
@@ -349,8 +349,8 @@ class Recorder:
         table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so the numbers go with it that only a later trigger may want.
         table.values = [value for value in table.values if value.probe & (fired | waiting)]
-        if table.late:
-            table.upon_arrival.append(functools.partial(self._add_quantiles, table, fired))
+        if table.pending:
+            table.when_copied.append(functools.partial(self._add_quantiles, table, fired))
         else:
             self._add_quantiles(table, fired)
 
@@ -416,37 +416,37 @@ class _Late(StepOutcome):
     @property
     def nonfinite(self) -> int:
         """How many tensors were non-finite."""
-        self.table.settle()
+        self.table.wait()
         return self.table.nonfinite
 
 
 def _seen(metrics: Mapping[str, float], table: StepTable) -> StepOutcome:
-    if not table.late:
+    if not table.pending:
         return StepOutcome(metrics, table.nonfinite)
     seen = _Late(metrics)
     seen.table = table
     return seen
 
 
-def _result(name: str, result: Any) -> dict[str, float | Landing] | npt.NDArray[Any]:
+def _result(name: str, result: Any) -> dict[str, float | HostCopy] | npt.NDArray[Any]:
     """What a user's function gave, as named numbers or as a small array of its own."""
     if result is None:
         return {}
     if isinstance(result, Mapping):
         return {f"{name}.{key}": _number(number) for key, number in result.items()}
-    array = result.array if isinstance(result, Landing) else array_of(buffer_of(result))
+    array = result.array if isinstance(result, HostCopy) else array_of(buffer_of(result))
     if array.ndim == 0:
-        return {name: _number(result if isinstance(result, Landing) else array)}
+        return {name: _number(result if isinstance(result, HostCopy) else array)}
     if array.size <= _SMALL_ARRAY:
-        return array if isinstance(result, Landing) else np.array(array, copy=True)
+        return array if isinstance(result, HostCopy) else np.array(array, copy=True)
     raise TensortapError(
         f"it returned {array.size} elements; a function keeps a number, a dict of numbers or an array of at "
         f"most {_SMALL_ARRAY}; to keep tensors use full(), rows() or sample()"
     )
 
 
-def _number(number: Any) -> float | Landing:
-    return number if isinstance(number, Landing) else float(number)
+def _number(number: Any) -> float | HostCopy:
+    return number if isinstance(number, HostCopy) else float(number)
 
 
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tensortap import markup, text
-from tensortap.record.pending import LateNumbers
+from tensortap.record.pending import PendingMetrics
 from tensortap.record.table import Kept, Names, StepTable
 from tensortap.reduce.summary import Summary, describe
 from tensortap.types import COLUMNS, COUNTS, DTYPES, STATISTICS, Place
@@ -84,13 +84,13 @@ class Step:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def late(self) -> bool:
-        """Whether values of it are still on their way from a device."""
-        return bool(self.table.late) or (isinstance(self.metrics, LateNumbers) and self.metrics.waiting)
+    def pending(self) -> bool:
+        """Return whether some of its values are still being copied from a device."""
+        return bool(self.table.pending) or (isinstance(self.metrics, PendingMetrics) and self.metrics.waiting)
 
-    def settle(self) -> None:
-        """Wait for them."""
-        self.table.settle()
+    def wait(self) -> None:
+        """Wait for pending values."""
+        self.table.wait()
         for name in self.metrics:
             self.metrics[name]
 

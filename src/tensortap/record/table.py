@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.distributed.ranks import Shard
-from tensortap.record.pending import Arrived, Landing, Late
+from tensortap.record.pending import CopiedRows, HostCopy, PendingRows
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.types import PHASES, Place
@@ -55,7 +55,7 @@ class Value(NamedTuple):
 
     row: int
     name: str
-    number: float | Landing  # the latter while the row is late
+    number: float | HostCopy  # a HostCopy while the row is pending
     probe: int
 
 
@@ -78,8 +78,8 @@ class StepTable:
         self.columns: dict[str, Array] = {}
         self.tensors: list[Kept] = []
         self.values: list[Value] = []
-        self.late: list[Late] = []
-        self.upon_arrival: list[Callable[[], None]] = []
+        self.pending: list[PendingRows] = []
+        self.when_copied: list[Callable[[], None]] = []
         self.generation = 0
         self.epoch = 0
         self.filled: tuple[Any, ...] = ()  # what the columns of words were filled in by
@@ -101,8 +101,8 @@ class StepTable:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it takes in memory, used or not, and those of kept tensors and late rows."""
-        return self._allocated + self.tensor_bytes + sum(late.nbytes for late in self.late)
+        """Bytes it takes in memory, used or not, and those of kept tensors and pending rows."""
+        return self._allocated + self.tensor_bytes + sum(rows.nbytes for rows in self.pending)
 
     @property
     def tensor_bytes(self) -> int:
@@ -159,25 +159,25 @@ class StepTable:
         counts = 0 if hist_counts is None else len(hist_counts)
         return self._with_room(lambda: self._commit(*given), key, len(shape), counts)
 
-    def send(self) -> None:
-        """Start late rows on their way."""
-        for late in self.late:
-            late.send()
+    def start_copies(self) -> None:
+        """Start copying the values of pending rows to the host."""
+        for rows in self.pending:
+            rows.start_copy()
 
-    def settle(self) -> None:
-        """Wait for the values of late rows, where there are any, and put them into their places."""
-        late, self.late = self.late, []
-        for rows in late:
-            rows.send()
-        for rows in late:
-            self._fill(rows.arrive())
-        if late:
+    def wait(self) -> None:
+        """Wait for the values of pending rows and write them into their rows."""
+        pending, self.pending = self.pending, []
+        for rows in pending:
+            rows.start_copy()
+        for rows in pending:
+            self._fill(rows.wait())
+        if pending:
             self.values = [value._replace(number=float(value.number)) for value in self.values]
-        finishing, self.upon_arrival = self.upon_arrival, []
+        finishing, self.when_copied = self.when_copied, []
         for finish in finishing:
             finish()
 
-    def _fill(self, arrived: Arrived) -> None:
+    def _fill(self, arrived: CopiedRows) -> None:
         """Write the values of rows that have places already."""
         rows, values = arrived.rows, arrived.values
         bad = values["nan"] + values["posinf"] + values["neginf"]
@@ -190,7 +190,7 @@ class StepTable:
                 self._put_histograms(arrived.histograms)
 
     def _put_histograms(self, histograms: Mapping[int, tuple[int, Array]]) -> None:
-        """Lists lie in the order of the rows, so those behind a late one move."""
+        """Lists lie in the order of the rows, so those behind one that is filled in move."""
         ends, old = self.columns["hist_ends"].copy(), self.columns["hist_counts"].copy()
         chosen = np.fromiter(histograms, np.intp)
         self._grow(0, 0, sum(len(counts) for _, counts in histograms.values()))
@@ -218,7 +218,7 @@ class StepTable:
             self.header[_TIME] = time
             self.columns["calls"][:] = 0
             self.tensors, self.values = [], []
-            self.late, self.upon_arrival = [], []
+            self.pending, self.when_copied = [], []
 
     def shape(self, row: int) -> tuple[int, ...]:
         """The shape of a row's tensor."""
@@ -256,7 +256,7 @@ class StepTable:
         place = {int(old): new for new, old in enumerate(rows)}
         other.tensors = [kept._replace(row=place[kept.row]) for kept in self.tensors if kept.row in place]
         other.values = [value._replace(row=place[value.row]) for value in self.values if value.row in place]
-        other.late = [late.part(place) for late in self.late]
+        other.pending = [rows.subset(place) for rows in self.pending]
         return other
 
     @contextlib.contextmanager

@@ -98,7 +98,7 @@ class Writer:
             self._refuse(step)
             return
         self._raise_trouble()
-        late = step.late  # then journals have to wait for its values, and that is for the thread
+        late = step.pending  # then journals have to wait for its values, and that is for the thread
         later: list[Sink] = [sink for sink in self._journals if late or self._append(sink, step)]
         later += self._others if step.table.rows or step.metrics else []
         with self._changed:  # threads that hand over their first steps at once start one writer, not two
@@ -164,9 +164,9 @@ class Writer:
 
     def _drop(self, step: Step, sinks: list[Sink]) -> None:
         """Journals have the rows already, unless they are late, and lose only the tensors left to the thread."""
-        if step.late or any(sink in self._others for sink in sinks):
+        if step.pending or any(sink in self._others for sink in sinks):
             self.counters.add("dropped_steps")
-        if step.late:
+        if step.pending:
             self.counters.add("dropped_records", step.table.rows)
         if any(sink in self._journals for sink in sinks):
             self.counters.add("dropped_tensors", len(step.table.tensors))
@@ -221,9 +221,9 @@ class Writer:
 
     def _settled(self, step: Step, sinks: list[Sink]) -> list[Sink]:
         """Who is to write a step; late rows are waited for, and appended to journals, first."""
-        if not step.late:
+        if not step.pending:
             return sinks
-        if not self._guard("waiting for a device", step.settle, "device_errors"):
+        if not self._guard("waiting for a device", step.wait, "device_errors"):
             self._lose(step)
             return []
         return [sink for sink in sinks if not isinstance(sink, Journal) or self._append_late(sink, step)]

@@ -7,12 +7,12 @@ import os
 from torch import Tensor
 
 from tensortap.adapters.torch.device.devices import VARIABLE
-from tensortap.adapters.torch.device.keep import land
+from tensortap.adapters.torch.device.keep import copy_to_host
 from tensortap.adapters.torch.device.streams import HostStream, quietly, stream_of
-from tensortap.record.pending import LateNumber
+from tensortap.record.pending import PendingNumber
 
 
-def number(tensor: Tensor, stream: HostStream | None = None) -> float | LateNumber:
+def number(tensor: Tensor, stream: HostStream | None = None) -> float | PendingNumber:
     """The one number in a tensor, now or later."""
     if tensor.numel() != 1:
         raise ValueError(f"it has {tensor.numel()} elements")
@@ -20,4 +20,4 @@ def number(tensor: Tensor, stream: HostStream | None = None) -> float | LateNumb
         return float(tensor.detach())
     stream = stream or stream_of(tensor.device)
     with quietly(stream):
-        return LateNumber(land(tensor.detach().reshape(()), stream), stream.mark())
+        return PendingNumber(copy_to_host(tensor.detach().reshape(()), stream), stream.mark())

@@ -62,9 +62,9 @@ class Held(HostStream):
         self.waiting: list[str] = []
         self.copies = 0
 
-    def landing(self, like: Tensor) -> Tensor:
+    def host_memory(self, like: Tensor) -> Tensor:
         self.copies += 1
-        return super().landing(like)
+        return super().host_memory(like)
 
     def mark(self) -> Callable[[], None]:
         def wait() -> None:
@@ -147,8 +147,8 @@ class Landed(HostStream):
     def __init__(self) -> None:
         self.host: set[int] = set()
 
-    def landing(self, like: Tensor) -> Tensor:
-        host = super().landing(like)
+    def host_memory(self, like: Tensor) -> Tensor:
+        host = super().host_memory(like)
         self.host.add(host.data_ptr())
         return host
 
@@ -384,9 +384,9 @@ def test_a_number_from_a_device_for_a_row_that_is_not_late_is_waited_for():
     devices.forced = "torch"
     devices.number(recorder.current, row, "clip", torch.tensor(0.25), 1)
     (step,) = recorder.close()
-    assert step.late and not stream.waiting
-    step.settle()
-    assert stream.waiting and not step.late
+    assert step.pending and not stream.waiting
+    step.wait()
+    assert stream.waiting and not step.pending
     assert step.record(row).numbers == {"clip": 0.25} and step.record(row)["mean"] == 1.0
 
 
@@ -401,7 +401,7 @@ def test_rows_are_found_again_in_parts_of_parts():
     some = table.take(np.array([1, 3, 4, 5]))
     fewer = some.take(np.array([0, 2, 3]))
     for part, want in ((table, range(6)), (some, [1, 3, 4, 5]), (fewer, [1, 4, 5])):
-        part.settle()
+        part.wait()
         assert part.column("max").tolist() == list(want)
         assert [part.histogram(row)[1].sum() for row in range(part.rows)] == list(want)
         assert part.column("defined").all()
@@ -485,7 +485,7 @@ def test_when_the_kernel_cannot_be_launched_torch_operations_take_over(monkeypat
         devices.take(point, x, x, recorder.current, 1, False)
     devices.take(point, x, x, recorder.current, 1, False)
     (step,) = recorder.close()
-    step.table.settle()
+    step.table.wait()
     assert [record["mean"] for record in step.records()] == [4.5, 4.5]
     assert recorder.counters.counts() == {"device_errors": 1}
 

@@ -56,8 +56,8 @@ def reduced(kernel: Any, tensor: Tensor) -> tuple[Any, tuple[int, np.ndarray]]:
     """The row and the histogram, by the way that a step takes."""
     batch = Batch(HostStream(), tensor.device)
     kernel.reduce(_flat(tensor), batch.reserve(0, tensor.numel(), True), True)
-    batch.send()
-    arrived = batch.arrive()
+    batch.start_copy()
+    arrived = batch.wait()
     return arrived.values[0], arrived.histograms[0]
 
 

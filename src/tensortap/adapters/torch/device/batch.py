@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensortap.adapters.torch.device.operations import COUNT_WORDS, COUNTS, POWER, WORDS, floats_on
 from tensortap.adapters.torch.device.streams import HostStream, quietly
-from tensortap.record.pending import Arrived
+from tensortap.record.pending import CopiedRows
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce import numpy_kernel as fallback
 from tensortap.reduce.histogram import BUCKETS
@@ -75,7 +75,7 @@ class Batch:
         """The work of the last row could not be queued: it has a place but no values."""
         self._slots.pop()
 
-    def send(self) -> None:
+    def start_copy(self) -> None:
         """Queue the copy to the host behind the work, and an event behind the copy."""
         with self.lock:
             if self.sent:
@@ -83,17 +83,17 @@ class Batch:
             self.sent = True
             with quietly(self.stream):
                 for buffer, used in zip(self._buffers, self._used, strict=True):
-                    host = self.stream.landing(buffer[:used])
+                    host = self.stream.host_memory(buffer[:used])
                     host.copy_(buffer[:used], non_blocking=True)
                     self._hosts.append(host)
                 self._wait = self.stream.mark()
             self._buffers = []
 
-    def part(self, places: Mapping[int, int]) -> Part:
+    def subset(self, places: Mapping[int, int]) -> BatchRows:
         """The rows that another table takes over."""
-        return Part(self, places)
+        return BatchRows(self, places)
 
-    def arrive(self, places: Mapping[int, int] | None = None) -> Arrived:
+    def wait(self, places: Mapping[int, int] | None = None) -> CopiedRows:
         """Wait, and give every row its values; with `places`, the rows in it, by their new numbers."""
         self._wait()
         hosts = [host.numpy() for host in self._hosts]
@@ -107,7 +107,7 @@ class Batch:
                 histograms[int(rows[i])] = fallback.trimmed(
                     words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS]
                 )
-        return Arrived(rows, values, histograms)
+        return CopiedRows(rows, values, histograms)
 
     def _row(self, words: Array, numel: int) -> tuple[float, ...]:
         nan, posinf, neginf, zeros = (int(number) for number in words[:4])
@@ -117,7 +117,7 @@ class Batch:
         return numel, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, int(words[POWER]))
 
 
-class Part:
+class BatchRows:
     """Some of a batch's rows, in a table of their own."""
 
     def __init__(self, batch: Batch, places: Mapping[int, int]) -> None:
@@ -125,14 +125,14 @@ class Part:
         self._places = places
         self.nbytes = batch.nbytes
 
-    def send(self) -> None:
+    def start_copy(self) -> None:
         """Start the batch on its way, if it is not."""
-        self._batch.send()
+        self._batch.start_copy()
 
-    def part(self, places: Mapping[int, int]) -> Part:
+    def subset(self, places: Mapping[int, int]) -> BatchRows:
         """Some of these."""
-        return Part(self._batch, {old: places[new] for old, new in self._places.items() if new in places})
+        return BatchRows(self._batch, {old: places[new] for old, new in self._places.items() if new in places})
 
-    def arrive(self) -> Arrived:
+    def wait(self) -> CopiedRows:
         """Wait for the batch."""
-        return self._batch.arrive(self._places)
+        return self._batch.wait(self._places)

@@ -20,11 +20,11 @@ from torch import Tensor
 
 from tensortap.adapters.torch.device import operations as device_ops
 from tensortap.adapters.torch.device.batch import FIRST_WORDS, Batch
-from tensortap.adapters.torch.device.keep import land, landing, pick
+from tensortap.adapters.torch.device.keep import copies_of, copy_to_host, pick
 from tensortap.adapters.torch.device.streams import HostStream, quietly, stream_of
 from tensortap.adapters.torch.distributed.shards import given
 from tensortap.adapters.torch.modules.values import CODES
-from tensortap.record.pending import Landing
+from tensortap.record.pending import HostCopy
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.record.table import StepTable, Value
 from tensortap.reduce import numpy_kernel as fallback
@@ -75,21 +75,24 @@ class Devices:
         stream = self._streams(number.device)
         self._batch(step.table, stream, number.device)  # even where it has no rows, its event tells when this arrived
         with quietly(stream):
-            step.table.values.append(Value(row, name, Landing(land(number, stream)), probes))
+            step.table.values.append(Value(row, name, HostCopy(copy_to_host(number, stream)), probes))
 
     def _batch(self, table: StepTable, stream: HostStream, device: torch.device) -> Batch:
-        for late in table.late:
-            if isinstance(late, Batch) and not late.sent and late.stream.key == stream.key:
-                return late
+        for rows in table.pending:
+            if isinstance(rows, Batch) and not rows.sent and rows.stream.key == stream.key:
+                return rows
         batch = Batch(stream, device, self._words.get(stream.key, FIRST_WORDS))
-        table.late.append(batch)
+        table.pending.append(batch)
         return batch
 
     def _queue(self, batch: Batch, point: Point, plain: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         table, numel, histogram = step.table, plain.numel(), bool(armed & step.hist)
         place = (point.key, armed, recomputed, CODES[plain.dtype], tuple(plain.shape))
         if not numel:
-            return table.insert(*place, _EMPTY, 0, np.zeros(0, np.uint32) if histogram else None)
+            row = table.insert(*place, _EMPTY, 0, np.zeros(0, np.uint32) if histogram else None)
+            if row < 0:
+                self._recorder.counters.add("late_records")
+            return row
         with quietly(batch.stream):
             flat = _flat(plain)
             row = table.insert(*place, (numel, *_ABSENT))
@@ -141,7 +144,7 @@ class Devices:
         def asked(function: Callable[[Any], Any]) -> Any:
             result = function(given(tensor))
             with quietly(stream):
-                return landing(result, stream)
+                return copies_of(result, stream)
 
         self._recorder.keep_by(table, row, point, armed, picked, asked)
 

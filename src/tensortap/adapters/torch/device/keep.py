@@ -14,7 +14,7 @@ from torch import Tensor
 from tensortap.adapters.torch.device.operations import floats_on
 from tensortap.adapters.torch.device.streams import HostStream, stream_of
 from tensortap.adapters.torch.modules.values import CODES, readable, values_of
-from tensortap.record.pending import Landing
+from tensortap.record.pending import HostCopy
 from tensortap.reduce.buffers import NUMPY_DTYPES, array_of
 from tensortap.reduce.reducers import Full, Keeper, Rows, Sample, Units, sample_indices
 
@@ -22,20 +22,20 @@ Array = npt.NDArray[Any]
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def land(tensor: Tensor, stream: HostStream) -> Array:
-    """The array that a plain tensor will be on the host, once what is queued has been done."""
+def copy_to_host(tensor: Tensor, stream: HostStream) -> Array:
+    """Queue a copy of a plain tensor to the host; return the array, valid once the queued work is done."""
     dense = tensor.contiguous()
-    host = stream.landing(dense)
+    host = stream.host_memory(dense)
     host.copy_(dense, non_blocking=True)
     return _bits(host).numpy().view(NUMPY_DTYPES[CODES[host.dtype]])
 
 
-def landing(result: Any, stream: HostStream) -> Any:
-    """What a user's function gave: tensors in it on their way to the host, everything else as it is."""
+def copies_of(result: Any, stream: HostStream) -> Any:
+    """Queue copies of the tensors in what a user's function returned; leave everything else as it is."""
     if isinstance(result, Mapping):
-        return {key: landing(value, stream) for key, value in result.items()}
+        return {key: copies_of(value, stream) for key, value in result.items()}
     plain = values_of(result) if isinstance(result, Tensor) else None
-    return result if plain is None else Landing(land(plain, stream))
+    return result if plain is None else HostCopy(copy_to_host(plain, stream))
 
 
 def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Array | None:
@@ -53,7 +53,7 @@ def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Arra
         case _:  # one that nobody has taught to pick on a device: the tensor is waited for
             buffer = readable(tensor)
             return None if buffer is None else keeper.pick(array_of(buffer), place)
-    return None if found is None else land(found, stream)
+    return None if found is None else copy_to_host(found, stream)
 
 
 def _bits(tensor: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _bits(tensor: Tensor) -> Tensor:
 def _positions(n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Where `sample` takes its elements; on the device once, then for every step."""
     indices = torch.from_numpy(np.array(sample_indices(n, seed, place, shape)))
-    return stream_of(device).landing(indices).copy_(indices).to(device, non_blocking=True)
+    return stream_of(device).host_memory(indices).copy_(indices).to(device, non_blocking=True)
 
 
 def _rows(keeper: Rows, tensor: Tensor) -> Tensor | None:

@@ -25,7 +25,7 @@ class HostStream:
         """While this lasts, work is queued here."""
         return contextlib.nullcontext()
 
-    def landing(self, like: Tensor) -> Tensor:
+    def host_memory(self, like: Tensor) -> Tensor:
         """Memory on the host, of a tensor's type and shape, that this device can copy to."""
         return torch.empty(like.shape, dtype=like.dtype)
 
@@ -49,7 +49,7 @@ class DeviceStream(HostStream):
         """Its device and stream are the current ones."""
         return contextlib.nullcontext() if self._stream is None else self._module.stream(self._stream)
 
-    def landing(self, like: Tensor) -> Tensor:
+    def host_memory(self, like: Tensor) -> Tensor:
         """Pinned memory, from PyTorch's cache of it: it is not used again before a copy that is under way has ended."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._stream is not None)
 

@@ -51,9 +51,9 @@ class TensorObserver:
                 if (shape and shape[-1] != 1) or not tensor.is_neg():
                     code, address = CODES[tensor.dtype], tensor.data_ptr()
                     row = table._append(point.key, armed, want, recomputed, code, address, shape, None)
-                    if row >= 0:
-                        return row
-                    return table.record(point.key, armed, want, recomputed, code, address, shape, None)
+                    if row < 0:
+                        row = table.record(point.key, armed, want, recomputed, code, address, shape, None)
+                    return row if row >= 0 else self._too_late()
         except Exception:
             pass  # it has no plain memory after all: sparse, quantised, nested, wrapped by vmap
         with aside():
@@ -71,7 +71,9 @@ class TensorObserver:
                 point.key, armed, armed & step.hist != 0, recomputed,
                 buffer.dtype, buffer.address, buffer.shape, buffer.strides,
             )  # fmt: skip
-            if row >= 0 and armed & point.keeping:
+            if row < 0:
+                return self._too_late()
+            if armed & point.keeping:
                 self.recorder.keep(step.table, row, point, armed, buffer, given(tensor))
             return row
         except Exception as error:
@@ -98,8 +100,14 @@ class TensorObserver:
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         """A tensor that has a shape but no values here: its metadata only."""
         self.recorder.counters.add("tensors_without_values")
-        row = (tensor.numel(), *_NO_VALUES)
-        return step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), row)
+        values = (tensor.numel(), *_NO_VALUES)
+        row = step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), values)
+        return row if row >= 0 else self._too_late()
+
+    def _too_late(self) -> int:
+        """Count a tensor whose step was closed by another thread while the tensor was being read."""
+        self.recorder.counters.add("late_records")
+        return -1
 
 
 def aside() -> Any:
