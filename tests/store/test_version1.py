@@ -1,0 +1,45 @@
+"""Runs recorded by version 1 stay readable, with the same numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensortap as tt
+from tensortap.store.run import open_run
+
+sys.path.insert(0, str(Path(__file__).parent))
+from version1 import numbers_of
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    """A copy of the run that version 1 recorded."""
+    return Path(shutil.copytree(FIXTURES / "v1", tmp_path / "v1"))
+
+
+def known() -> str:
+    """What version 1 read from it."""
+    return json.dumps(json.loads(gzip.decompress((FIXTURES / "v1.json.gz").read_bytes())))
+
+
+def test_the_same_numbers_as_version_1(recorded: Path) -> None:
+    """Records, metrics, series, merged rows and kept tensors are those that version 1 read, bit for bit."""
+    assert json.dumps(numbers_of(open_run(recorded))) == known()
+
+
+def test_the_same_numbers_once_it_is_compacted(recorded: Path) -> None:
+    """Sealing the tails of version 1 and folding its segments changes no number."""
+    tt.compact(recorded)
+    found, was = json.loads(json.dumps(numbers_of(open_run(recorded)))), json.loads(known())
+    order = lambda row: json.dumps(row)  # noqa: E731  # sorting is stable only within one file
+    for name in ("records", "metrics", "tensors", "merged"):
+        assert sorted(map(order, found[name])) == sorted(map(order, was[name])), name
+    assert json.dumps(found["series"]) == json.dumps(was["series"])
