@@ -32,7 +32,7 @@ import json, sys, warnings
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     import tensortap as tt
-    from tensortap.reduce import kernels
+    from tensortap.reduce import kernel as kernels
     at_import = len(said)
     # Numbers whose sum is the same in any order but not in every precision, with all that is special among them.
     numbers = [i * 0.1 for i in range(-5000, 5000)] + [float("nan"), float("inf"), -0.0, 1e-310, 1e300]

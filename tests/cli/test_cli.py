@@ -211,7 +211,7 @@ def test_doctor():
 def test_doctor_imports_no_framework():
     """Frameworks are found without being loaded."""
     script = (
-        "import sys; from tensortap import doctor; doctor.checks(); "
+        "import sys; from tensortap.cli import doctor; doctor.checks(); "
         "print([m for m in ('torch','tensorflow','jax','keras','sklearn','onnxruntime') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment())

@@ -161,7 +161,7 @@ def test_reports_are_not_written_over_or_of_nothing(run, page, tmp_path):
 
 def test_the_report_command(run, page, tmp_path, monkeypatch):
     """`tensortap report RUN -o FILE` says where it is and how large; `--json` the same for programs."""
-    monkeypatch.setattr("tensortap.view.report.report.__kwdefaults__", {**report.__kwdefaults__, "static": page})
+    monkeypatch.setattr("tensortap.view.report.report.report.__kwdefaults__", {**report.__kwdefaults__, "static": page})
     asked = ["report", run, "-o", str(tmp_path / "r.html")]
     done = CliRunner().invoke(cli, asked)
     assert done.exit_code == 0 and done.output.startswith(f"{tmp_path}/r.html: 0.")
