@@ -14,13 +14,13 @@ from tensortap.diff import Diff, diff
 from tensortap.diff.align import Renames
 from tensortap.errors import UnsupportedError
 from tensortap.reduce.reducers import Array, Full, Histogram, Reducer, Sample, Stats
+from tensortap.select.ports import NEED_BACKWARD
 from tensortap.select.probes import Probe, probe
 from tensortap.select.sites import Candidate, Pattern
 from tensortap.watch import watch
 
 LARGE: Final = 1 << 18  # elements; of a larger tensor a sample is kept
 SAMPLE: Final = 1 << 16
-_GRADIENTS: Final = frozenset(("grad_output", "grad_input", "grad", "update"))
 Choice = Probe | str | Pattern | Callable[[Candidate], bool]
 
 
@@ -91,7 +91,7 @@ def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None
     candidates = adapter_for(model).candidates()
     default = ["**", *(["**:param"] if any("param" in c.ports for c in candidates) else [])]
     chosen = _chosen(probes, default)
-    backward = any(pattern.ports & _GRADIENTS for p in chosen for pattern in p.patterns)
+    backward = any(pattern.ports & NEED_BACKWARD for p in chosen for pattern in p.patterns)
     untouched = part_for(model, "compare").untouched(model, backward)
     with untouched as run, watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
         run(batch)

@@ -12,15 +12,6 @@ import type { KeptTensor, RunInfo, SiteInfo } from "./types.ts";
 import { type Context, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
 
 const WIDTH = 600;
-const OPPOSITE: Record<string, string[]> = {
-  output: ["grad_output", "grad"],
-  input: ["grad_input"],
-  grad_output: ["output"],
-  grad_input: ["input"],
-  param: ["grad", "update"],
-  grad: ["param"],
-  update: ["param"],
-};
 
 export class SitePage implements View {
   readonly element = h("div", { class: "page" });
@@ -90,7 +81,7 @@ export class SitePage implements View {
       this.context.run.sites.find(
         (other) => other.path === site.path && other.op === site.op && other.port === port && other.slot === site.slot,
       );
-    const found = (OPPOSITE[site.port] ?? []).map(beside).find(Boolean);
+    const found = (this.context.run.ports.find((port) => port.name === site.port)?.beside ?? []).map(beside).find(Boolean);
     return found ? [found.site] : [];
   }
 

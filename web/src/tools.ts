@@ -8,7 +8,6 @@ import { nameOf } from "./stats.ts";
 import type { Context } from "./view.ts";
 
 const TYPED = 250; // milliseconds after the last letter
-const PORTS = ["output", "input", "grad_output", "grad_input", "param", "grad", "update"];
 
 export class Tools {
   readonly element = h("div", { class: "tools", role: "toolbar", "aria-label": "What the heat map shows" });
@@ -40,7 +39,7 @@ export class Tools {
 
   stats(): string[] {
     const ports = new Set(this.context.run.sites.map((site) => site.port));
-    const gradients = ["grad", "grad_output", "grad_input"].some((port) => ports.has(port));
+    const gradients = this.context.run.ports.some((port) => port.gradient && ports.has(port.name));
     const absent = [...(gradients ? [] : ["grad"]), ...(ports.has("update") ? [] : ["update"])];
     return this.context.run.stats.filter((stat) => !absent.includes(stat));
   }
@@ -100,7 +99,7 @@ export class Tools {
 
   private ports(): string[] {
     const there = new Set(this.context.run.sites.map((site) => site.port));
-    return PORTS.filter((port) => there.has(port));
+    return this.context.run.ports.map((port) => port.name).filter((name) => there.has(name));
   }
 
   private zoomed(span: { from: number | null; to: number | null }, all: () => void): HTMLElement | null {

@@ -20,6 +20,14 @@ export interface Runs {
   runs: RunSummary[];
 }
 
+/** An entry of the registry of ports (src/tensortap/select/ports.py). */
+export interface PortInfo {
+  name: string;
+  label: string;
+  gradient: boolean;
+  beside: string[];
+}
+
 export interface SiteInfo {
   i: number;
   site: string;
@@ -47,6 +55,7 @@ export interface RunInfo {
   sites: SiteInfo[];
   metrics: string[];
   stats: string[];
+  ports: PortInfo[];
   counts: Counts;
   unseen: Counts;
   cost: Counts | null;

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tensortap.errors import UnsupportedError
-from tensortap.select.sites import PORTS, Pattern
+from tensortap.select.ports import PORTS
+from tensortap.select.sites import Pattern
 
 # Adapters that are there, in the order of the table; each has a folder with a file `capabilities.py`.
 ADAPTERS: Final = ("torch", "keras", "jax", "numpy", "onnx")

@@ -13,6 +13,7 @@ from tensortap.record.counters import Counters
 from tensortap.record.recorder import OpenStep
 from tensortap.record.step import summary_of
 from tensortap.record.table import Names
+from tensortap.select.ports import GRADIENT_PORTS
 
 OnNonFinite = Literal["record", "raise"] | Callable[[Origin], object] | None
 
@@ -63,7 +64,7 @@ def first_in(step: OpenStep, names: Names) -> Origin:
         for other, key in enumerate(table.column("key"))
         if names.places[int(key)][:2] == (place.site, "input") and int(table.columns["call"][other]) == call
     ]
-    backward = place.port.startswith("grad")
+    backward = place.port in GRADIENT_PORTS
     return Origin(
         "backward" if backward else "forward",
         place.site,

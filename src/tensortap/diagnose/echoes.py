@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tensortap.select.ports import MODULE_PORTS, PORT_INFO
+
 if TYPE_CHECKING:
     from tensortap.diagnose.snapshot import Site
 
-_SIDE: Final = {"output": "forward", "input": "forward", "grad_output": "backward", "grad_input": "backward"}
 _TELLING: Final = ("numel", "zeros", "min", "max", "mean", "std", "l1", "l2")
 
 
@@ -31,7 +32,8 @@ def without_echoes(sites: Sequence[Site]) -> list[Site]:
 
 
 def _key(site: Site) -> tuple[object, ...]:
-    side = _SIDE.get(site.place.port, str(site.place))  # parameters are themselves
+    port = site.place.port
+    side = PORT_INFO[port].when if port in MODULE_PORTS else str(site.place)  # parameters are themselves
     return side, site.steps.tobytes(), *(site[name].tobytes() for name in _TELLING)
 
 

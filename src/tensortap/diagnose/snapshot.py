@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from tensortap.diagnose.echoes import without_echoes
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
+from tensortap.select.ports import module_of
 from tensortap.store.catalog import settled
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
@@ -25,7 +26,6 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 _NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
 _KEYS: Final = ("step", "rank", "site", "port", "slot", "op", "call", "recomputed")
-_OF_PARAMETERS: Final = ("param", "grad", "update")
 LAST: Final = 10  # histograms and units are looked at over so many of a site's last steps
 
 
@@ -85,7 +85,7 @@ class Site:
     @property
     def module(self) -> str:
         """The path of the module; of a parameter, its owner's."""
-        return self.place.site.rpartition(".")[0] if self.place.port in _OF_PARAMETERS else self.place.site
+        return module_of(self.place.site, self.place.port)
 
     @property
     def absmax(self) -> Floats:
@@ -208,8 +208,7 @@ class Snapshot:
     def _type(self, place: Place) -> str:
         if place.op:
             return place.op
-        owner = place.site.rpartition(".")[0] if place.port in _OF_PARAMETERS else place.site
-        return self.modules.get(owner, "")
+        return self.modules.get(module_of(place.site, place.port), "")
 
     def _read_histograms(self, port: str, last: int) -> Iterator[tuple[Place, Histogram]]:
         ends = [site.steps[-last:] for site in self._of_port(port)]

@@ -5,7 +5,7 @@ A site is `path:port`. The port is `output` unless named; the root module is the
     layer1                    the module layer1 itself
     blocks.*.mlp              * within a segment, ? one character, {a,b} either
     blocks.**                 blocks and everything below it; `**` alone is every site, the root included
-    fc:{input,output}  **:*   ports: output input grad_output grad_input param grad update
+    fc:{input,output}  **:*   ports: see select/ports.py
     enc:output.hidden[1]      a slot inside a nested value, with everything below the slot
     type:*Norm:input          by class name, base classes included
     re:h\\.[0-3]\\.attn:grad    a regular expression for the whole path
@@ -22,9 +22,7 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from tensortap.errors import PatternError, nearest, suggest
-
-PORTS: Final = ("output", "input", "grad_output", "grad_input", "param", "grad", "update")
-OP_PORTS: Final = PORTS[:4]
+from tensortap.select.ports import OP_PORTS, PORTS
 
 _PORT = re.compile(r"(?P<path>.*):(?P<port>[\w*?{},]+)(?P<slot>(?:\.[^.\[\]:]+|\[[^\]]*\])*)", re.DOTALL)
 _OP = re.compile(r"(?P<path>.*)/(?P<op>[\w@*?{},.-]+)(?:#(?P<number>\d+))?", re.DOTALL)

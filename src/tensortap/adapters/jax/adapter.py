@@ -19,12 +19,13 @@ from tensortap.adapters.jax.intercept import INTERCEPTORS
 from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, value_of
 from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.tag import Mark, tag, watchable
-from tensortap.adapters.jax.watcher import PORTS, Watcher
+from tensortap.adapters.jax.watcher import Watcher
 from tensortap.adapters.nested import values_in
 from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import UnsupportedError, nearest
 from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.ports import MODULE_PORTS
 from tensortap.select.sites import Candidate, Pattern
 
 PARAMETER_PORTS: Final = ("param", "grad")
@@ -56,7 +57,7 @@ class JaxAdapter:
     def candidates(self) -> list[Candidate]:
         """Every layer and every parameter that is known before anything runs."""
         layers = [
-            Candidate(path, tuple(c.__name__ for c in type(layer.module).__mro__[:-1]), PORTS, layer.leaf)
+            Candidate(path, tuple(c.__name__ for c in type(layer.module).__mro__[:-1]), MODULE_PORTS, layer.leaf)
             for path, layer in self._paths.items()
         ]
         ports = PARAMETER_PORTS if not self.late else PARAMETER_PORTS[:1]

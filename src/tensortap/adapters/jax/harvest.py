@@ -17,6 +17,7 @@ from tensortap.adapters.jax.jaxprs import bind_params, marks, parts, scoped, tag
 from tensortap.adapters.jax.operations import Operations
 from tensortap.adapters.jax.scopes import Scopes, used_forwards
 from tensortap.adapters.jax.tag import Mark, tag_p, watchable
+from tensortap.select.ports import FORWARD_PORTS
 
 
 class Item(NamedTuple):
@@ -108,7 +109,7 @@ class Harvester:
         if not marks:
             return
         kind, arrays = self.export(value, marks, self.looping)
-        again = self.recomputing and marks[0].port in ("output", "input")
+        again = self.recomputing and marks[0].port in FORWARD_PORTS
         shape, dtype = tuple(value.shape), str(value.dtype)
         seen.add(Item(marks, kind, shape, dtype, again, arrays=len(arrays), operation=operation), arrays)
 

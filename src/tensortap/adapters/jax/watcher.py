@@ -22,7 +22,6 @@ from tensortap.reduce import packed as words
 from tensortap.select.sites import Candidate
 from tensortap.types import DTYPE_CODE
 
-PORTS: Final = ("output", "input", "grad_output", "grad_input")
 MOST_BYTES: Final = 1 << 28  # of one tensor that leaves a step as it is
 _NUMBERS: Final = itertools.count(1)
 

@@ -20,10 +20,10 @@ from tensortap.adapters.numpy.ops import Groups
 from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate, Pattern
 from tensortap.select.triggers.measured import comparison
 
-PORTS: Final = ("output", "input", "grad_output", "grad_input")
 _BACKENDS: Final = {"tensorflow": "OnTensorflow", "torch": "OnTorch", "jax": "OnJax"}
 _NO_OPERATIONS: Final = "{!r}: Keras shows single operations on the TensorFlow backend only"
 _NOT_BUILT: Final = (
@@ -58,7 +58,7 @@ class KerasAdapter:
     def candidates(self) -> list[Candidate]:
         """Every layer, every operation of a functional model, every variable."""
         layers = layers_of(self._model())
-        found = [Candidate(layer.path, _types(layer.value), PORTS, layer.leaf) for layer in layers]
+        found = [Candidate(layer.path, _types(layer.value), MODULE_PORTS, layer.leaf) for layer in layers]
         return found + [
             Candidate(v.path, ("Variable",), ("param", "grad") if v.trainable else ("param",))
             for v in variables_of(layers)
@@ -68,7 +68,7 @@ class KerasAdapter:
         """Operations are TensorFlow's, and weights are known of layers that are built."""
         if pattern.kind == "op" and keras.backend.backend() != "tensorflow":
             raise UnsupportedError(_NO_OPERATIONS.format(pattern.text))
-        if pattern.ports and pattern.ports <= {"param", "grad"} and not self._built(pattern):
+        if pattern.ports and pattern.ports <= set(PARAMETER_PORTS) and not self._built(pattern):
             raise UnsupportedError(_NOT_BUILT.format(pattern.text))
 
     def _built(self, pattern: Pattern) -> bool:
@@ -200,13 +200,15 @@ class KerasAdapter:
         self._undo += self._backend.watch(model, grads)
 
     def _attach_layer(self, names: list[Layer], root: bool, anyway: bool) -> None:
-        ports = [tuple(filter(None, (self._port(f.path, kind) for f in names))) for kind in PORTS]
+        ports = [tuple(filter(None, (self._port(f.path, kind) for f in names))) for kind in MODULE_PORTS]
         if not (root or anyway or any(ports)):
             return
         path, layer, _ = names[0]
         for method in _METHODS:
             if hasattr(layer, method):
-                hook = self._backend.hook(dict(zip(PORTS, ports, strict=True)), getattr(layer, method), path, root)
+                hook = self._backend.hook(
+                    dict(zip(MODULE_PORTS, ports, strict=True)), getattr(layer, method), path, root
+                )
                 self._undo.append(join(layer, method, hook))
 
     def _port(self, path: str, kind: str) -> Port | None:

@@ -14,9 +14,9 @@ from tensortap.adapters.numpy.slots import Slot
 from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Candidate
 
-PORTS: Final = ("output", "input")
 FOREIGN: Final = "is a model of another framework inside this one; watch it by itself"
 NOT_CALLED: Final = (
     "layers of the watched object ran, but the object itself was never called by a method that is known to be one "
@@ -44,14 +44,16 @@ class NumpyAdapter:
     def candidates(self) -> list[Candidate]:
         """Every layer, function in a slot and array that can be tapped."""
         found = self._layers()
-        layers = [Candidate(f.path, _types(f.value), PORTS, f.leaf and not mlp.is_mlp(f.value)) for f in found.layers]
+        layers = [
+            Candidate(f.path, _types(f.value), FORWARD_PORTS, f.leaf and not mlp.is_mlp(f.value)) for f in found.layers
+        ]
         inside = [
-            Candidate(_joined(f.path, name), (activation,), PORTS)
+            Candidate(_joined(f.path, name), (activation,), FORWARD_PORTS)
             for f in found.layers
             if mlp.is_mlp(f.value)
             for name, activation in mlp.layers_in(f.value)
         ]
-        functions = [Candidate(f.path, _function_types(f.value), PORTS) for f in found.functions]
+        functions = [Candidate(f.path, _function_types(f.value), FORWARD_PORTS) for f in found.functions]
         return [*layers, *inside, *functions, *(Candidate(f.path, ("ndarray",), ("param",)) for f in found.arrays)]
 
     def operations(self) -> frozenset[str]:

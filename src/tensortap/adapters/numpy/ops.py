@@ -19,13 +19,13 @@ from tensortap.adapters.nested import values_in
 from tensortap.adapters.numpy.traced import SCOPES, strip, wrap
 from tensortap.adapters.protocol import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
+from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Pattern
 
 MISSED: Final = (
     "no such operation was seen; those among arrays that passed np.asarray, or that do not come from what the layer "
     "was given, are missed"
 )
-PORTS: Final = ("output", "input")
 Groups = Mapping[str, frozenset[str]]
 GROUPS: Final[Groups] = {
     "matmul": frozenset(
@@ -164,7 +164,7 @@ def _means_op(pattern: Pattern, paths: set[str], known: frozenset[str], groups: 
     names.update(name for group in operation.groups for name in groups.get(group, ()))
     pairs = ((path, name) for path in paths for name in names)
     number = operation.number or 0
-    return any(pattern.matches_op(path, name, number, port, groups) for path, name in pairs for port in PORTS)
+    return any(pattern.matches_op(path, name, number, port, groups) for path, name in pairs for port in FORWARD_PORTS)
 
 
 def clean(owner: Any) -> None:

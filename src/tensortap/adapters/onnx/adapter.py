@@ -16,9 +16,9 @@ from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import nearest
 from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Candidate
 
-PORTS: Final = ("output", "input")
 GIVEN: Final = "is given to the session: ':input{}' shows it"
 
 
@@ -39,8 +39,8 @@ class OnnxAdapter:
 
     def candidates(self) -> list[Candidate]:
         """The session, every tensor that a node gives, and every initializer."""
-        root = Candidate("", (type(self._model()).__name__,), PORTS, leaf=not self.graph.nodes)
-        tensors = [Candidate(name, node.types, PORTS) for node in self.graph.nodes for name in node.gives]
+        root = Candidate("", (type(self._model()).__name__,), FORWARD_PORTS, leaf=not self.graph.nodes)
+        tensors = [Candidate(name, node.types, FORWARD_PORTS) for node in self.graph.nodes for name in node.gives]
         return [root, *tensors, *(Candidate(name, ("Initializer",), ("param",)) for name in self.graph.constants)]
 
     def untappable(self) -> dict[str, str]:
@@ -126,7 +126,7 @@ class OnnxAdapter:
     def _hint(self) -> None:
         """Tensors have slashes in their names, and so have values that the user is still to name."""
         there = [candidate.path for candidate in self.candidates()]
-        for pattern in self._plan.waiting(there, ("output", "input", "param")):
+        for pattern in self._plan.waiting(there, (*FORWARD_PORTS, "param")):
             if near := nearest(pattern.head, there):
                 self._recorder.counters.warn(
                     f"waiting:{pattern.text}",

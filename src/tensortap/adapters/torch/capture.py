@@ -15,8 +15,9 @@ from tensortap.adapters.torch.calls import call
 from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
 from tensortap.adapters.torch.state import preserved
 from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.select.ports import OP_PORTS
 from tensortap.select.probes import as_probes
-from tensortap.select.sites import OP_PORTS, Candidate
+from tensortap.select.sites import Candidate
 
 _T = TypeVar("_T", bound=TensorObserver)
 

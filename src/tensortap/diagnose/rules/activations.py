@@ -15,13 +15,14 @@ from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, lately, relu_like
 from tensortap.diagnose.snapshot import LAST, Site, Snapshot
 from tensortap.finding import Finding, Steps
 from tensortap.reduce.histogram import edges
+from tensortap.select.ports import FORWARD_PORTS
 
 REVIVE: Final = "People lower the learning rate, initialise by He, use LeakyReLU or GELU, or normalise before the ReLU."
 _DESATURATE: Final = "People make the initial weights smaller (Xavier), normalise before it, or use another activation."
 _BOUNDED: Final = {"Tanh": "tanh", "tanh": "tanh", "Sigmoid": "sigmoid", "sigmoid": "sigmoid"}
 
 
-@rule("dead_units", needs=("output", "input", "grad"))
+@rule("dead_units", needs=(*FORWARD_PORTS, "grad"))
 def dead_units(
     snapshot: Snapshot, *, active: float = 0.01, dead: float = 0.5, some: float = 0.1, zeros: float = 0.98,
     zero_gradients: float = 0.7,
@@ -32,7 +33,7 @@ def dead_units(
     Without it a layer is judged by its share of zeros, `zeros` at least; and where the ReLU was not recorded, the layer
     before it by that of its weight's gradient, `zero_gradients` at least (AutoTrainer).
     """
-    shown = [site for site in snapshot.sites("output", "input") if relu_like(site)]
+    shown = [site for site in snapshot.sites(*FORWARD_PORTS) if relu_like(site)]
     kept = snapshot.tensors("units", last=LAST)
     reported = set()
     for site in shown:
@@ -92,7 +93,7 @@ def _by_gradient(site: Site, zero_gradients: float) -> Iterator[Finding]:
         yield site.finding(held, message, REVIVE, zeros=share)
 
 
-@rule("saturated", needs=("output", "input"))
+@rule("saturated", needs=FORWARD_PORTS)
 def saturated(
     snapshot: Snapshot, *, share: float = 0.5, margin: float = 1 / 16, tanh: float = 9.5,
     sigmoid: tuple[float, float] = (-23.0, 17.0),
@@ -102,7 +103,7 @@ def saturated(
     Where only its input was recorded: outside ±`tanh` or `sigmoid` (SageMaker Debugger). The model's own output is
     only noted: a sure classifier is no fault.
     """
-    sites = [site for site in snapshot.sites("output", "input") if site.type in _BOUNDED]
+    sites = [site for site in snapshot.sites(*FORWARD_PORTS) if site.type in _BOUNDED]
     if not sites:
         raise NoData("no tanh or sigmoid module was recorded")
     final = snapshot.sites("output")[-1:] if snapshot.modules else []

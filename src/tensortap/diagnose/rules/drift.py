@@ -9,9 +9,10 @@ from tensortap.diagnose.measures import ks, psi, shares
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.snapshot import Histogram, Site, Snapshot
 from tensortap.finding import Finding
+from tensortap.select.ports import FORWARD_PORTS
 
 
-@rule("drift", needs=("output", "input"))
+@rule("drift", needs=FORWARD_PORTS)
 def drift(
     snapshot: Snapshot, *, stability: float = 0.25, moderate: float = 0.1, distance: float = 0.2, least: int = 500,
     last: int = 50,
@@ -23,8 +24,8 @@ def drift(
     """
     if snapshot.reference is None:
         raise NoData("no reference run was given: run.findings(reference='runs/before')")
-    before = {site.place: site for site in snapshot.reference.sites("output", "input", echoes=True)}
-    pairs = [(site, before[site.place]) for site in snapshot.sites("output", "input") if site.place in before]
+    before = {site.place: site for site in snapshot.reference.sites(*FORWARD_PORTS, echoes=True)}
+    pairs = [(site, before[site.place]) for site in snapshot.sites(*FORWARD_PORTS) if site.place in before]
     compared = 0
     for site, other in pairs:
         now, then = snapshot.histogram(site, last), snapshot.reference.histogram(other, last)

@@ -12,6 +12,7 @@ from tensortap import text
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.snapshot import Snapshot
 from tensortap.finding import Finding, Steps
+from tensortap.select.ports import FORWARD_PORTS, MEMBER_PORTS
 from tensortap.types import Place
 
 _LIGHT: Final = (
@@ -34,8 +35,6 @@ ADVICE: Final = (
     "division of 0, overflow in half precision, and too high a learning rate."
 )
 
-_FORWARD: Final = ("input", "output")
-_REDUCED: Final = ("grad", "update", "param")
 GIVEN: Final = "It came in with the batch: look at how the data is read, scaled and augmented."
 
 
@@ -79,7 +78,14 @@ def _name(row: dict[str, Any]) -> str:
 
 def _when(row: dict[str, Any]) -> tuple[Any, ...]:
     """What came first, on whichever rank. A reduced gradient is bad on every rank: what made it so came before it."""
-    return row["step"], row["port"] not in _FORWARD, row["port"] in _REDUCED, row["time"], row["rank"], row["seq"]
+    return (
+        row["step"],
+        row["port"] not in FORWARD_PORTS,
+        row["port"] in MEMBER_PORTS,
+        row["time"],
+        row["rank"],
+        row["seq"],
+    )
 
 
 def _lead(events: list[dict[str, Any]], several: bool) -> Finding:
@@ -112,7 +118,7 @@ def _given(first: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any
         if (row["step"], row["rank"], row["port"]) == (first["step"], first["rank"], "input")
         and (not row["site"] or path == row["site"] or path.startswith(f"{row['site']}."))
     ]
-    forward = first["port"] in ("output", "input")
+    forward = first["port"] in FORWARD_PORTS
     return min(around, key=lambda row: len(row["site"])) if around and forward else first
 
 

@@ -12,6 +12,7 @@ from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import named
 from tensortap.diagnose.snapshot import Site, Snapshot
 from tensortap.finding import Finding
+from tensortap.select.ports import FORWARD_PORTS
 
 _HOLDERS: Final = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
 _USED_UNCALLED: Final = frozenset(("NonDynamicallyQuantizableLinear",))  # MultiheadAttention takes its weight only
@@ -76,7 +77,7 @@ def never_ran(snapshot: Snapshot) -> Iterator[Finding]:
 
 
 def _outermost(snapshot: Snapshot, unseen: Mapping[str, str]) -> dict[str, str]:
-    ran = {place.site for place in snapshot.places if place.port in ("output", "input")}
+    ran = {place.site for place in snapshot.places if place.port in FORWARD_PORTS}
     used = {site.module for port in ("grad", "update") for site in snapshot.sites(port) if np.any(site["l2"] > 0)}
     silent: dict[str, str] = {}
     for name, why in unseen.items():

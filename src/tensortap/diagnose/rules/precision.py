@@ -11,8 +11,9 @@ from tensortap import text
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.snapshot import Histogram, Site, Snapshot
 from tensortap.finding import Finding
+from tensortap.select.ports import MODULE_PORTS
 
-_PORTS: Final = ("output", "input", "grad_output", "grad_input", "param", "grad")
+_PORTS: Final = (*MODULE_PORTS, "param", "grad")
 
 
 class Format(NamedTuple):

@@ -13,12 +13,13 @@ from tensortap.diagnose.measures import attention_entropy, effective_rank, sprea
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.snapshot import Site, Snapshot
 from tensortap.finding import Finding, Steps
+from tensortap.select.ports import FORWARD_PORTS
 
 _MOST_ROWS: Final = 1024
 _KEPT: Final = ("full", "rows")
 
 
-@rule("representation_collapse", needs=("output", "input"))
+@rule("representation_collapse", needs=FORWARD_PORTS)
 def representation_collapse(
     snapshot: Snapshot, *, rank: float = 2.0, apart: float = 1e-3, least: int = 8
 ) -> Iterator[Finding]:
@@ -48,7 +49,7 @@ def representation_collapse(
 
 
 def _kept(snapshot: Snapshot) -> Iterator[tuple[Site, int, npt.NDArray[Any]]]:
-    sites = {site.place._replace(op=""): site for site in snapshot.sites("output", "input")}
+    sites = {site.place._replace(op=""): site for site in snapshot.sites(*FORWARD_PORTS)}
     final = snapshot.sites("output")[-1:] if snapshot.modules else []
     for place, arrays in snapshot.tensors(*_KEPT).items():
         if place in sites and sites[place] not in final and sites[place].floating:
@@ -65,7 +66,7 @@ def _rows(array: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
     return np.asarray(rows[::step], np.float64)
 
 
-@rule("attention_collapse", needs=("output", "input"))
+@rule("attention_collapse", needs=FORWARD_PORTS)
 def attention_collapse(
     snapshot: Snapshot, *, entropy: float = 0.05, heads: float = 0.5, concentration: float = 0.9
 ) -> Iterator[Finding]:
@@ -76,7 +77,7 @@ def attention_collapse(
     """
     kept = {site: attention_entropy(array) for site, _, array in _kept(snapshot)}
     judged = {site: each for site, each in kept.items() if each is not None}
-    others = [site for site in snapshot.sites("output", "input") if site not in judged]
+    others = [site for site in snapshot.sites(*FORWARD_PORTS) if site not in judged]
     guessed = [site for site in others if _sums_to_one(snapshot, site)]
     if not judged and not guessed:
         raise NoData("no attention weights were recorded: tt.tap(weights, 'attn') or the module that returns them")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.diagnose.snapshot import Site, Snapshot
+from tensortap.select.ports import FORWARD_PORTS
 
 Mask = npt.NDArray[np.bool_]
 RELUS: Final = frozenset(("ReLU", "ReLU6", "Threshold", "relu", "relu_", "threshold", "relu6"))
@@ -56,7 +57,7 @@ def kernels(snapshot: Snapshot, port: str) -> list[Site]:
 def _execution_order(snapshot: Snapshot) -> dict[str, int]:
     order: dict[str, int] = {}
     for place in snapshot.places:
-        if place.port in ("output", "input"):
+        if place.port in FORWARD_PORTS:
             order.setdefault(place.site, len(order))
     return order
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
 import numpy as np
 
@@ -12,24 +11,22 @@ from tensortap.diagnose.rule import rule
 from tensortap.diagnose.rules.shared import RELUS, lately, named
 from tensortap.diagnose.snapshot import Site, Snapshot
 from tensortap.finding import Finding
-
-_FORWARD: Final = ("output", "input")
-_BACKWARD: Final = ("grad_output", "grad_input", "grad")
+from tensortap.select.ports import FORWARD_PORTS, GRADIENT_PORTS
 
 
-@rule("all_zero", needs=(*_FORWARD, *_BACKWARD, "param"))
+@rule("all_zero", needs=(*FORWARD_PORTS, *GRADIENT_PORTS, "param"))
 def all_zero(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is zero, at the last `steps` steps and before (AllZero of SageMaker Debugger).
 
     One finding for tensors, one for weights, one for gradients: the first in order of execution leads, what follows
     from it is counted. A ReLU that gives only zeros is a dead layer, and `dead_units` says so.
     """
-    forward = [site for site in snapshot.sites(*_FORWARD) if site.type not in RELUS]
+    forward = [site for site in snapshot.sites(*FORWARD_PORTS) if site.type not in RELUS]
     weights = [site for site in snapshot.sites("param") if len(site.shape) > 1]
     yield from _folded(forward, steps, "Look for a dead layer, a mask or a zeroed weight before it.")
     yield from _folded(weights, steps, "A kernel of zeros passes nothing on: was it meant to be initialised or loaded?")
     yield from _folded(
-        snapshot.sites(*_BACKWARD), steps,
+        snapshot.sites(*GRADIENT_PORTS), steps,
         "Nothing is learnt here: look for a dead layer after it, a detach(), or a loss that does not depend on it.",
     )  # fmt: skip
 
@@ -47,10 +44,10 @@ def _folded(sites: list[Site], steps: int, advice: str) -> Iterator[Finding]:
     )
 
 
-@rule("constant", needs=_FORWARD)
+@rule("constant", needs=FORWARD_PORTS)
 def constant(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is the same, other than zero, at the last `steps` steps and before: std is 0."""
-    for site in snapshot.sites(*_FORWARD):
+    for site in snapshot.sites(*FORWARD_PORTS):
         same = (site["min"] == site["max"]) & (site["min"] != 0) & (site["numel"] > 1)
         held = lately(same & (site["nan"] + site["posinf"] + site["neginf"] == 0), steps)
         if site.floating and held.any():
@@ -62,14 +59,14 @@ def constant(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-@rule("outliers", needs=_FORWARD)
+@rule("outliers", needs=FORWARD_PORTS)
 def outliers(snapshot: Snapshot, *, magnitude: float = 100.0, ratio: float = 1000.0) -> Iterator[Finding]:
     """A few activations are giants: above `magnitude`, and `ratio` times the median (Sun et al. 2024).
 
     The median is that of the magnitudes that are not zero, over the last steps together; at earlier steps, and without
     a histogram, their mean stands in for it.
     """
-    for site in snapshot.sites(*_FORWARD):
+    for site in snapshot.sites(*FORWARD_PORTS):
         if not site.floating:
             continue
         typical = _typical(snapshot, site)

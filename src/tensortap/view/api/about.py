@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from tensortap.errors import TensortapError
+from tensortap.select.ports import PORT_INFO, module_of
 from tensortap.view.api.block import Triple
 from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.stats import STATS
 
 _ABOUT: Final = ("tensortap", "created", "host", "platform", "python", "argv", "versions", "git")
-_OF_PARAMETERS: Final = ("param", "grad", "update")
 UNKNOWN: Final = {"calls": 0, "dtype": "", "shape": [], "histogram": False, "tensors": 0}
 Facts = Mapping[Triple, Mapping[str, Any]]
 
@@ -39,7 +39,8 @@ def described(ident: str, watched: Watched, seen: Seen, metrics: list[str], fact
         "id": ident, "path": run.path, "state": seen.state, "version": seen.version, "steps": _steps(seen),
         "ranks": run.ranks, "sites": _sites(watched, seen, facts), "metrics": metrics, "stats": _stats(seen),
         "records": seen.records, "counts": run.counts, "unseen": info.get("unseen", {}), "cost": cost_of(watched),
-        "probes": info.get("probes", []), "model": model_name(info),
+        "probes": info.get("probes", []), "ports": [port.as_json() for port in PORT_INFO.values()],
+        "model": model_name(info),
         "about": {name: info[name] for name in _ABOUT if name in info},
     }  # fmt: skip
 
@@ -83,7 +84,7 @@ def _sites(watched: Watched, seen: Seen, facts: Facts) -> list[dict[str, Any]]:
 
 def owner(triple: Triple) -> str:
     """The module a place belongs to: of a parameter, the one it hangs on."""
-    return triple[0].rpartition(".")[0] if triple[1] in _OF_PARAMETERS else triple[0]
+    return module_of(triple[0], triple[1])
 
 
 def module_types(info: Any) -> dict[str, str]:

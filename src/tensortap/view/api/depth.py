@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.select.ports import RESULT_PORTS
 from tensortap.types import COUNTS
 from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.block import Triple
@@ -21,7 +22,6 @@ from tensortap.view.api.wire import Answer, Columns
 
 NEAREST: Final = 11  # steps that are offered around the one asked for
 _READ: Final = ("site", "port", "slot", "step", "numel", *COUNTS, "min", "max", "std", "l2")
-_PORTS: Final = ("output", "grad_output")
 
 
 def depth(history: History, asked: Query) -> Answer:
@@ -58,7 +58,7 @@ def _one(history: History, seen: Seen, asked: Query) -> dict[str, Any]:
     """The recorded step nearest to the one asked for."""
     at = int(np.abs(seen.steps - asked.number("step")).argmin())
     step = int(seen.steps[at])
-    rows = rows_of(history.watched.run, seen, _READ, first=step, last=step, ports=_PORTS)
+    rows = rows_of(history.watched.run, seen, _READ, first=step, last=step, ports=RESULT_PORTS)
     found: dict[Triple, list[dict[str, Any]]] = {}
     for row in rows.to_pylist():
         found.setdefault((row["site"], row["port"], row["slot"]), []).append(row)

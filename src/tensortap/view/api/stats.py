@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import RunError, suggest
+from tensortap.select.ports import GRADIENT_PORTS
 from tensortap.types import COUNTS
 
 Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, npt.NDArray[Any]]
 NONFINITE: Final = COUNTS[:3]
-GRADIENTS: Final = ("grad", "grad_output", "grad_input")
 
 
 class Stat(NamedTuple):
@@ -63,7 +63,7 @@ STATS: Final = {
         Stat("rms", ("l2", "numel", *NONFINITE), _rms, scale="log"),
         Stat("numel", ("numel",), _own("numel"), scale="log", unit="elements"),
         Stat("update", (), _own("ratio"), scale="log", unit="‖Δw‖/‖w‖", ports=("update",), number="ratio"),
-        Stat("grad", ("l2",), _own("l2"), scale="log", unit="norm", ports=GRADIENTS),
+        Stat("grad", ("l2",), _own("l2"), scale="log", unit="norm", ports=GRADIENT_PORTS),
     )
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -14,10 +14,8 @@ from tensortap.distributed.ranks import Shard
 from tensortap.errors import TensortapError
 from tensortap.record.recorder import Point
 from tensortap.record.table import Names
+from tensortap.select.ports import MEMBER_PORTS, RESULT_PORTS
 from tensortap.types import Place
-
-_OF_PARAMETERS: Final = ("param", "grad", "update")
-_OF_RESULTS: Final = ("output", "grad_output")
 
 
 class Layout(NamedTuple):
@@ -85,7 +83,7 @@ class Parts:
 
     def of(self, place: Place, tensor: Tensor) -> Shard | None:
         """Which part a tensor at a place is, if that can be known."""
-        if place.port not in _OF_PARAMETERS:
+        if place.port not in MEMBER_PORTS:
             return self._of_value(place, tensor)
         layout = layout_of(tensor)
         found = None if layout is None else layout.widened().part(_whole(tensor))
@@ -101,7 +99,7 @@ class Parts:
         layout = layout_of(tensor)
         if layout is not None:
             return layout.part(_whole(tensor))
-        style = self._styles.get(place.site) if place.port in _OF_RESULTS and not place.slot else None
+        style = self._styles.get(place.site) if place.port in RESULT_PORTS and not place.slot else None
         return style.part(()) if style else None
 
 

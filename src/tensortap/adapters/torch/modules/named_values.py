@@ -20,9 +20,9 @@ from tensortap.adapters.torch.compile.sites import GradientSite, Site
 from tensortap.adapters.torch.modules.hooks import tracing
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
+from tensortap.select.ports import RESULT_PORTS
 from tensortap.select.sites import Candidate
 
-PORTS: Final = ("output", "grad_output")
 NO_VALUE: Final = "no value of this name was tapped"
 _SLOT: Final = "\x1e"  # between a name and a slot, where an operation in a compiled graph carries both
 
@@ -84,15 +84,15 @@ class NamedValues:
 
     def unseen(self) -> dict[str, str]:
         """Patterns that could only mean named values, and found none."""
-        return {pattern.text: NO_VALUE for pattern in self._plan.waiting(self._known, PORTS)}
+        return {pattern.text: NO_VALUE for pattern in self._plan.waiting(self._known, RESULT_PORTS)}
 
     def failed(self, error: Exception) -> None:
         """A value in compiled code could not be recorded."""
         self._observer.recorder.counters.failed("skipped_values", "recording a named value in compiled code", error)
 
     def _decide(self, name: str) -> _Name:
-        candidate, recorder = Candidate(name, (), PORTS), self._observer.recorder
-        output, gradient = (self._plan.port_for_named_value(recorder, candidate, port) for port in PORTS)
+        candidate, recorder = Candidate(name, (), RESULT_PORTS), self._observer.recorder
+        output, gradient = (self._plan.port_for_named_value(recorder, candidate, port) for port in RESULT_PORTS)
         place = (self._observer, self._steps)
         sites = (
             Site(*place, [output] if output else [], self._regions),

@@ -22,6 +22,7 @@ from tensortap.adapters.torch.modules.roots import RootAfter, RootBefore
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.nonfinite.hook import OriginHook
 from tensortap.adapters.torch.steps import TorchStepDetector
+from tensortap.select.ports import MODULE_PORTS
 
 Puts = list[Callable[[nn.Module], RemovableHandle]]
 
@@ -53,7 +54,7 @@ class Placing:
         for module, paths in tappable(root).items():
             ports = {
                 kind: found
-                for kind in modules.MODULE_PORTS
+                for kind in MODULE_PORTS
                 if (found := [p for path in paths if (p := self.port(path, kind)) is not None])
             }
             if ports:

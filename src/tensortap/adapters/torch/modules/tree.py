@@ -10,10 +10,9 @@ import torch
 from torch import nn
 
 from tensortap.adapters.torch.autograd.parameters import Owner
+from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate
 
-MODULE_PORTS: Final = ("output", "input", "grad_output", "grad_input")
-PARAMETER_PORTS: Final = ("param", "grad", "update")
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
 CONTAINER: Final = "is only a container and never called; tap what is in it"
 FLAT: Final = (

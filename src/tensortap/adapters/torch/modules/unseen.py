@@ -11,6 +11,7 @@ from tensortap.adapters.protocol import Port
 from tensortap.adapters.torch.autograd.gradients import NO_BACKWARD
 from tensortap.adapters.torch.autograd.parameters import NO_OPTIMIZER
 from tensortap.adapters.torch.modules import tree as modules
+from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
 
 NEVER: Final = "never ran in a step that was observed"
 MAYBE_COMPILED: Final = (
@@ -44,14 +45,14 @@ def inside_graphs(found: dict[str, str]) -> dict[str, str]:
 
 def all_hidden(ports: Iterable[Port], unseen: dict[str, str]) -> bool:
     """Whether nothing at all of the modules was seen, and compiled code may be why."""
-    found = [unseen.get(f"{port.path}:{port.port}") for port in ports if port.port in modules.MODULE_PORTS]
+    found = [unseen.get(f"{port.path}:{port.port}") for port in ports if port.port in MODULE_PORTS]
     return bool(found) and all(why == MAYBE_COMPILED for why in found)
 
 
 def _why(port: Port, root: nn.Module | None, fused: Collection[str], default: str) -> str:
     if port.note:
         return port.note
-    if port.port in modules.PARAMETER_PORTS:
+    if port.port in PARAMETER_PORTS:
         return NO_OPTIMIZER if port.port == "update" else NEVER
     if port.path in fused:
         return FUSED

@@ -23,7 +23,7 @@ from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.source import current_line
 from tensortap.record.recorder import OpenStep
-from tensortap.select.sites import OP_PORTS
+from tensortap.select.ports import OP_PORTS
 from tensortap.types import Call
 
 Where = Callable[[Call], bool]

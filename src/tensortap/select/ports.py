@@ -1,0 +1,74 @@
+"""The registry of ports: what can be seen of a module, an operation, a parameter or a buffer.
+
+To add a port, add its entry here and let the adapters that can give it offer it. Site patterns, the table of
+capabilities, rules, comparison and the viewer read this list; nothing else holds one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal, NamedTuple
+
+
+class PortInfo(NamedTuple):
+    """One port: when its tensors occur, what they belong to, and how people are told about them.
+
+    >>> PORT_INFO["grad_input"].when, PORT_INFO["grad"].of
+    ('backward', 'parameter')
+    """
+
+    name: str
+    when: Literal["forward", "backward", "optimizer"]
+    of: Literal["module", "parameter", "buffer"]
+    label: str
+    plural: str
+    operations: bool = False  # operations have it too, not only modules
+    gradient: bool = False
+    needs_backward: bool = False  # without a backward there is nothing to see
+    beside: tuple[str, ...] = ()  # ports that are shown next to it, the first one recorded
+    optional: str = ""  # for ports that adapters must name to give: what to write where one does not
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as the viewer reads it."""
+        return {"name": self.name, "label": self.label, "gradient": self.gradient, "beside": list(self.beside)}
+
+
+_REGISTRY: Final = (
+    PortInfo("output", "forward", "module", "output", "outputs", operations=True, beside=("grad_output", "grad")),
+    PortInfo("input", "forward", "module", "input", "inputs", operations=True, beside=("grad_input",)),
+    PortInfo(
+        "grad_output", "backward", "module", "gradient of the output", "gradients of outputs",
+        operations=True, gradient=True, needs_backward=True, beside=("output",),
+    ),
+    PortInfo(
+        "grad_input", "backward", "module", "gradient of the input", "gradients of inputs",
+        operations=True, gradient=True, needs_backward=True, beside=("input",),
+    ),
+    PortInfo("param", "optimizer", "parameter", "parameter", "parameters", beside=("grad", "update")),
+    PortInfo(
+        "grad", "optimizer", "parameter", "gradient", "gradients of parameters",
+        gradient=True, needs_backward=True, beside=("param",),
+    ),
+    PortInfo(
+        "update", "optimizer", "parameter", "update", "updates of parameters", needs_backward=True, beside=("param",)
+    ),
+)  # fmt: skip
+
+PORT_INFO: Final = {port.name: port for port in _REGISTRY}
+PORTS: Final = tuple(PORT_INFO)
+OP_PORTS: Final = tuple(port.name for port in _REGISTRY if port.operations)
+MODULE_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "module")
+PARAMETER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "parameter")
+MEMBER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of != "module")  # paths end in an attribute's name
+FORWARD_PORTS: Final = tuple(port.name for port in _REGISTRY if port.when == "forward")
+RESULT_PORTS: Final = ("output", "grad_output")  # what a call gives, and the gradient of it: all that named values have
+GRADIENT_PORTS: Final = tuple(port.name for port in _REGISTRY if port.gradient)
+NEED_BACKWARD: Final = frozenset(port.name for port in _REGISTRY if port.needs_backward)
+
+
+def module_of(path: str, port: str) -> str:
+    """Return the path of the module that a site belongs to: parameters and buffers hang on one.
+
+    >>> module_of("fc.weight", "grad"), module_of("fc", "output")
+    ('fc', 'fc')
+    """
+    return path.rpartition(".")[0] if port in MEMBER_PORTS else path
