@@ -206,9 +206,7 @@ def test_no_framework() -> None:
 
 def test_no_framework_for_the_command() -> None:
     """Neither does the command that looks at a run."""
-    code = (
-        "import sys, tensortap.cli.commands, tensortap.view.terminal.show, tensortap.sinks.export; print(*sys.modules)"
-    )
+    code = "import sys, tensortap.cli.show, tensortap.view.terminal.show, tensortap.sinks.export; print(*sys.modules)"
     loaded = run(sys.executable, "-c", code).split()
     assert [name for name in FRAMEWORKS if name in loaded] == []
 

@@ -37,12 +37,15 @@ from tensortap.sinks.tensorboard import TensorBoard
 from tensortap.sinks.trackio import Trackio
 from tensortap.sinks.wandb import WandB
 from tensortap.store.compact import compact
-from tensortap.store.run import Run
-from tensortap.store.run import open_run as open
+from tensortap.store.run import Run, open_run
 from tensortap.types import Call
-from tensortap.view.terminal.tensor import print_tensor as print
+from tensortap.version import __version__
+from tensortap.view.terminal.tensor import show_tensor as show
 from tensortap.watch import Tap, tap, watch
 from tensortap.watch_step import watch_step
+
+open = open_run  # the older names, which shadow builtins
+print = show
 
 __all__ = [
     "Call",
@@ -69,6 +72,7 @@ __all__ = [
     "Trackio",
     "Trigger",
     "WandB",
+    "__version__",
     "at",
     "between",
     "capture",
@@ -87,6 +91,7 @@ __all__ = [
     "metric",
     "nonfinite",
     "open",
+    "open_run",
     "ops",
     "powers_of",
     "print",
@@ -95,6 +100,7 @@ __all__ = [
     "rows",
     "rule",
     "sample",
+    "show",
     "sites",
     "spike",
     "stats",

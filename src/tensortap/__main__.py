@@ -1,6 +1,6 @@
 """`python -m tensortap` is the command `tensortap`."""
 
-from tensortap.cli.commands import main
+from tensortap.cli import main
 
 if __name__ == "__main__":
     main()

@@ -19,8 +19,9 @@ import pytest
 from click.testing import CliRunner
 
 import tensortap
-from tensortap.cli import commands as module
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
+from tensortap.cli import show as show_command
+from tensortap.cli.registry import COMMANDS, load_command
 from tensortap.reduce.reducers import full, histogram, sample
 from tensortap.sinks.npy import load_npy
 
@@ -221,8 +222,8 @@ def test_doctor_imports_no_framework():
 def test_help_loads_nothing_heavy():
     """`--help` needs neither pyarrow nor rich."""
     script = (
-        "import sys, tensortap.cli.commands; before = set(sys.modules)\n"
-        "try: tensortap.cli.commands.cli.main(['--help'])\n"
+        "import sys, tensortap.cli; before = set(sys.modules)\n"
+        "try: tensortap.cli.cli.main(['--help'])\n"
         "except SystemExit: pass\n"
         "print([m for m in ('pyarrow','rich','duckdb') if m in set(sys.modules) - before])"
     )
@@ -261,7 +262,7 @@ def test_an_unexpected_error_is_short_too(run, monkeypatch):
     def broken(path):
         raise ZeroDivisionError("oops")
 
-    monkeypatch.setattr(module, "_open", broken)
+    monkeypatch.setattr(show_command, "open_run", broken)
     monkeypatch.delenv("TENSORTAP_DEBUG", raising=False)
     result = call("show", run)
     assert result.exit_code == 70
@@ -280,7 +281,7 @@ def test_ctrl_c_is_130(run, monkeypatch):
     def interrupted(path):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_open", interrupted)
+    monkeypatch.setattr(show_command, "open_run", interrupted)
     result = call("show", run)
     assert result.exit_code == 128 + signal.SIGINT
     assert "Traceback" not in result.output
@@ -298,9 +299,17 @@ def test_a_closed_pipe_is_quiet(run, args):
     assert done.returncode == 128 + signal.SIGPIPE
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_registry_says_what_each_command_says(name):
+    """The line in the registry is the first line of the command's own help, and its file has its name."""
+    command = load_command(name)
+    assert command.name == name
+    assert command.help.splitlines()[0] == COMMANDS[name]
+
+
 def test_version_and_module_entry():
-    """`python -m tensortap` is the command; the version is told whether it is installed or not."""
-    assert call("--version").output.startswith("tensortap ")
+    """`python -m tensortap` is the command; its version is the package's."""
+    assert call("--version").output == f"tensortap {tensortap.__version__}\n"
     result = spawn("--help")
     assert result.returncode == 0
     for name in ("show", "export", "compact", "doctor"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
 from tensortap.diagnose import REGISTRY
 
 pytestmark = pytest.mark.xdist_group("zoo")

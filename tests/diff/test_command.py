@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
 from tensortap.reduce.reducers import full, histogram
 
 X = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)

@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from safetensors.numpy import save_file
 
 import tensortap as tt
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
 from tensortap.reduce.reducers import stats
 from tensortap.view.terminal.live import draw_until, follow, frame
 from tensortap.view.terminal.screen import Screen

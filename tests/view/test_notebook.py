@@ -9,7 +9,7 @@ import pytest
 import tensortap as tt
 from tensortap.errors import RunError
 from tensortap.reduce.reducers import stats
-from tensortap.view.notebook.svg import Drawing
+from tensortap.view.notebook.svg import SvgFigure
 
 X = np.random.default_rng(0).normal(size=(8, 128)).astype(np.float32)
 BAD = X.copy()
@@ -135,7 +135,7 @@ def test_plot_without_matplotlib(run, tmp_path, monkeypatch):
     """Without matplotlib the same is an SVG."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     drawing = run.plot("head:output")
-    assert isinstance(drawing, Drawing)
+    assert isinstance(drawing, SvgFigure)
     shown = Parsed(drawing._repr_svg_())
     assert shown.tags.count("polygon") == 2 and shown.tags.count("line") == 3
     assert "head:output · 5 steps" in shown.text

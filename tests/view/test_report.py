@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 import tensortap as tt
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
 from tensortap.errors import MissingExtraError, RunError
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import unpack

@@ -14,10 +14,10 @@ from rich.progress import Progress
 
 from tensortap.errors import PatternError, RunError
 from tensortap.store.run import open_run
-from tensortap.view.terminal.arguments import sites_asked, steps_asked
+from tensortap.view.terminal.arguments import check_sites, resolve_steps
 from tensortap.view.terminal.columns import Column, grid, shorten
 from tensortap.view.terminal.progress import waiting
-from tensortap.view.terminal.show import draw, look
+from tensortap.view.terminal.show import draw, read_view
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(8, 128)).astype(np.float32)
@@ -29,7 +29,7 @@ def text_of(run, sites=None, width=None, monkeypatch=None, **asked):
     if width:
         monkeypatch.setenv("COLUMNS", str(width))
     stream = io.StringIO()
-    draw(look(open_run(run), sites, **asked), stream)
+    draw(read_view(open_run(run), sites, **asked), stream)
     return stream.getvalue()
 
 
@@ -54,7 +54,7 @@ def typical(make_run):
 
 def test_the_first_to_become_nan_leads(typical):
     """Not finite first, by when it began and how early in the step; then dead; then the rest."""
-    names = [row.name for row in look(open_run(typical)).shown]
+    names = [row.name for row in read_view(open_run(typical)).shown]
     assert names[:3] == ["blocks.1.mlp:output", "head:output", "blocks.1.relu:output"]
     assert len(names) == 6
 
@@ -129,13 +129,13 @@ def test_rows_beyond_the_limit_are_counted(typical):
 )
 def test_sorting(typical, sort, first):
     """Each order begins with the row it promises."""
-    assert look(open_run(typical), None, sort=sort).shown[0].name == first
+    assert read_view(open_run(typical), None, sort=sort).shown[0].name == first
 
 
 def test_outliers_come_before_the_ordinary(make_run):
     """Among finite sites those far from their neighbours lead; gradients are held against gradients."""
     tensors = {f"l{i}": X for i in range(5)} | {"big": X * 1e4, "w1:grad": X * 1e-5, "w2:grad": X * 1e-5}
-    assert look(open_run(make_run([(tensors, {})]))).shown[0].name == "big:output"
+    assert read_view(open_run(make_run([(tensors, {})]))).shown[0].name == "big:output"
 
 
 def test_one_site_is_shown_closely(typical, monkeypatch):
@@ -165,13 +165,13 @@ def test_json_says_the_same_and_is_strict(typical):
     def refuse(token):
         raise AssertionError(token)
 
-    view = look(open_run(typical)).as_json()
+    view = read_view(open_run(typical)).as_json()
     said = json.loads(json.dumps(view, allow_nan=False), parse_constant=refuse)
     assert said["nonfinite"] == {"records": 4, "first": {"step": 2, "seq": 1, "site": "blocks.1.mlp:output"}}
     assert said["counts"] == {"dropped_steps": 2}
     assert said["rows"][0]["nan"] == 8
     assert said["rows"][0]["trend"]["values"][2:] == [None, None]
-    close = look(open_run(typical), ["blocks.0.mlp"]).as_json()
+    close = read_view(open_run(typical), ["blocks.0.mlp"]).as_json()
     json.dumps(close, allow_nan=False)
     assert [r["metrics"]["loss"] for r in close["records"]] == [2.0, 1.75, 1.5, 1.25]
     assert close["quantiles"]["approximate"] is True
@@ -187,10 +187,10 @@ def test_all_nan_at_the_last_step(make_run):
 
 def test_steps_narrow_what_is_seen(typical):
     """With a step before the trouble there is none."""
-    before = look(open_run(typical), None, steps=(0, 2))
-    assert before.view.first_bad is None
+    before = read_view(open_run(typical), None, steps=(0, 2))
+    assert before.overview.first_bad is None
     assert {row.record.step for row in before.shown} == {1}
-    assert look(open_run(typical), None, steps=2).view.steps == [2]
+    assert read_view(open_run(typical), None, steps=2).overview.steps == [2]
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_steps_narrow_what_is_seen(typical):
 def test_an_unmatched_site_offers_the_nearest(typical, asked, offered):
     """The error names the pattern and what is like it, as it would be written."""
     with pytest.raises(PatternError, match=f"--site {asked} .*--site '{offered}'"):
-        sites_asked(open_run(typical), [asked])
+        check_sites(open_run(typical), [asked])
 
 
 @pytest.mark.parametrize(
@@ -207,13 +207,13 @@ def test_an_unmatched_site_offers_the_nearest(typical, asked, offered):
 )
 def test_steps_are_held_against_those_there_are(typical, asked, meant):
     """Negative numbers count from the last step."""
-    assert steps_asked(open_run(typical), asked) == meant
+    assert resolve_steps(open_run(typical), asked) == meant
 
 
 def test_the_first_nan_is_in_the_close_view_however_old(make_run):
     """The records around it are shown beside the newest."""
     run = make_run([({"a": BAD if n == 4 else X}, {}) for n in range(20)])
-    close = look(open_run(run), ["a"], limit=3).closely
+    close = read_view(open_run(run), ["a"], limit=3).detail
     assert [record.step for record in close.records] == [3, 4, 17, 18, 19]
     assert close.left_out == 15
 
@@ -221,7 +221,7 @@ def test_the_first_nan_is_in_the_close_view_however_old(make_run):
 def test_an_empty_run_says_so(make_run):
     """A run without records is no crash."""
     with pytest.raises(RunError, match="no records yet"):
-        look(open_run(make_run([])))
+        read_view(open_run(make_run([])))
 
 
 def test_hostile_names_are_shown_as_text(make_run):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
 
 sync_api = pytest.importorskip("playwright.sync_api")
 

@@ -1,5 +1,5 @@
-"""The command `tensortap`: one file a command."""
+"""The command `tensortap`: one file a command, listed in `registry.py`. May import every other package."""
 
-from tensortap.cli.commands import main
+from tensortap.cli.app import cli, main
 
-__all__ = ["main"]
+__all__ = ["cli", "main"]

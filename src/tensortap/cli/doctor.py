@@ -1,4 +1,7 @@
-"""What is installed and active, what each framework can show, what is missing. No framework is imported for it."""
+"""`tensortap doctor`: what is installed and active, what each framework supports, what is missing.
+
+No framework is imported for it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,22 @@ import importlib
 import importlib.util
 import os
 import platform
+from collections.abc import Sequence
+from functools import partial
 from importlib import metadata
-from typing import Any, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
+
+import click
+from rich.text import Text
 
 from tensortap.adapters import capabilities
+from tensortap.adapters.capabilities import FEATURES, Capabilities
+from tensortap.cli.options import json_option, print_json
 from tensortap.reduce import kernel as kernels
+from tensortap.version import __version__
+from tensortap.view.terminal import formats
+from tensortap.view.terminal.columns import Column, grid
+from tensortap.view.terminal.screen import Screen
 
 BASE: Final = ("numpy", "pyarrow", "ml_dtypes", "safetensors", "fsspec", "rich", "click")
 FRAMEWORKS: Final = {
@@ -33,8 +47,20 @@ EXTRAS: Final = {
 _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip install --force-reinstall --no-deps tensortap"
 
 
+@click.command("doctor")
+@json_option
+def command(as_json: bool) -> None:
+    """Print what is installed, what each framework supports, and what is missing."""
+    found = checks()
+    if as_json:
+        print_json(checks_json(found))
+    else:
+        draw_checks(found)
+        draw_capabilities(capabilities.table())
+
+
 class Check(NamedTuple):
-    """One thing looked at: `advice` is empty when nothing need be done."""
+    """One thing that was checked; `advice` is empty when nothing need be done."""
 
     group: str
     name: str
@@ -43,12 +69,12 @@ class Check(NamedTuple):
 
 
 def checks() -> list[Check]:
-    """Everything there is to say, in groups."""
+    """Return every check, in groups."""
     return [*_kernel(), *_versions(), *_frameworks(), *_extras()]
 
 
-def as_json(found: list[Check]) -> dict[str, Any]:
-    """The same as plain values: name to what was found (null when missing), what frameworks show, what to do."""
+def checks_json(found: list[Check]) -> dict[str, Any]:
+    """Return the same as plain values: what was found (null when missing), capabilities, advice."""
     groups: dict[str, dict[str, str | None]] = {}
     for check in found:
         groups.setdefault(check.group, {})[check.name] = check.found or None
@@ -71,7 +97,7 @@ def _threads() -> int:
 
 def _versions() -> list[Check]:
     python = Check("versions", "python", f"{platform.python_version()} ({platform.platform()})")
-    ours = Check("versions", "tensortap", version("tensortap") or "not installed (run from its source)")
+    ours = Check("versions", "tensortap", __version__)
     return [ours, python, *(_package("versions", name, (name,), f"pip install {name}") for name in BASE)]
 
 
@@ -89,7 +115,7 @@ def _package(group: str, name: str, packages: tuple[str, ...], advice: str) -> C
 
 
 def version(package: str) -> str:
-    """An installed package's version; empty when there is none."""
+    """Return an installed package's version; empty when it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -101,3 +127,44 @@ def _importable(name: str) -> bool:
         return importlib.util.find_spec(name) is not None
     except (ImportError, ValueError):
         return False
+
+
+def draw_checks(found: Sequence[Check], stream: IO[str] | None = None) -> None:
+    """Draw one line for each check in its group, with advice below what is missing."""
+    screen = Screen(stream)
+    group = ""
+    for check in found:
+        if check.group != group:
+            group = check.group
+            screen.draw(Text(group, style="bold"))
+        screen.draw(_line(check))
+        if check.advice:
+            screen.draw(Text(f"      {check.advice}", style=formats.WARN))
+
+
+def _line(check: Check) -> Text:
+    mark, style = ("✓", "green") if check.found and not check.advice else ("–", formats.WARN if check.advice else "dim")
+    return Text.assemble("  ", (mark, style), f" {check.name:<12} ", check.found or ("not found", "dim"))
+
+
+def draw_capabilities(found: Sequence[Capabilities], stream: IO[str] | None = None) -> None:
+    """Draw what can be observed in each framework; below it what cannot, and what to do instead."""
+    screen = Screen(stream)
+    columns = [Column("what can be seen", _feature, 99, left=True)]
+    columns += [Column(c.name, partial(_given, c), 50, partial(_given_style, c), left=True) for c in found]
+    screen.draw(grid(columns, list(FEATURES), screen.width))
+    for each in found:
+        for instead, features in each.refusals().items():
+            screen.draw(Text(f"  {each.name}, no {', '.join(features)}: {instead}".replace("`", ""), style="dim"))
+
+
+def _feature(feature: str) -> str:
+    return f"  {FEATURES[feature].replace('`', '')}"
+
+
+def _given(capabilities: Capabilities, feature: str) -> str:
+    return "✓" if capabilities.gives(feature) else "–"
+
+
+def _given_style(capabilities: Capabilities, feature: str) -> str:
+    return "green" if capabilities.gives(feature) else "dim"

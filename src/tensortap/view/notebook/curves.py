@@ -1,4 +1,4 @@
-"""One site over steps, read for drawing."""
+"""The numbers of a site over steps that a figure draws."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_QUANTILES: Final = 2000  # steps; each quantile of a step is derived from 
 
 
 class Curves(NamedTuple):
-    """By step: the range, the middle nine tenths where a histogram tells, the mean; and where it was not finite."""
+    """By step: the range, the 5 % and 95 % quantiles where there are histograms, the mean; and the non-finite steps."""
 
     title: str
     steps: npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ class Curves(NamedTuple):
 
 
 def curves_of(run: Run, site: str, **place: Any) -> Curves:
-    """Read what is drawn."""
+    """Read the curves of one site."""
     series = {stat: run.series(site, stat, **place) for stat in ("min", "max", "mean", "nonfinite")}
     steps = series["mean"].steps
     low, high, mean = (np.asarray(series[stat].values, np.float64) for stat in ("min", "max", "mean"))

@@ -1,4 +1,4 @@
-"""One site over steps as a figure: of matplotlib where it is installed, else as a drawing of our own."""
+"""One site over steps as a figure: by matplotlib where it is installed, else as SVG."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from tensortap import markup
 from tensortap.store.run import Run
 from tensortap.view.notebook.curves import Curves, curves_of
-from tensortap.view.notebook.svg import Drawing
+from tensortap.view.notebook.svg import SvgFigure
 
 
 def plot(run: Run, site: str, **place: Any) -> Any:
-    """The figure of a site: `savefig` writes it to a file, a notebook shows it."""
+    """Return the figure of a site: `savefig` writes it to a file, a notebook shows it."""
     curves = curves_of(run, site, **place)
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return Drawing(curves)
+        return SvgFigure(curves)
     return _matplotlib(Figure, curves)
 
 

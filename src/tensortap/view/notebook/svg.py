@@ -20,7 +20,7 @@ _TOP: Final = 28
 _BOTTOM: Final = 34
 
 
-class Drawing:
+class SvgFigure:
     """A small figure: notebooks show it, and `savefig` writes it."""
 
     def __init__(self, curves: Curves) -> None:

@@ -1,1 +1,1 @@
-"""The local web server of the viewer."""
+"""The local web server of the viewer. Imports `view.api` and below; needs the extra `view`."""

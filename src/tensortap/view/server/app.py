@@ -1,4 +1,4 @@
-"""The viewer's server: this machine only, GET only, the runs' folder only, and the page that came with the package."""
+"""The viewer's server: for this machine only, GET only, the runs' folder and the packaged page only."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ _HEADERS: Final = {
 }
 
 
-class Guard:
-    """Refuses what no page of ours asks: other methods, other hosts (DNS rebinding), other origins."""
+class LocalPageMiddleware:
+    """Refuse requests that our own page never makes: other methods, hosts (DNS rebinding) and origins."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
         self._app = app
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is allowed."""
+        """Answer a request, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -70,13 +70,13 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     name, colon, port = host.lower().rpartition(":")
     return name if colon and port.isdigit() else host.lower()
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is a number: a page that was lured here by DNS has a name."""
+    """Return whether a host is an IP address: a page that came here by DNS rebinding has a name."""
     try:
         return bool(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
@@ -84,21 +84,21 @@ def _is_address(name: str) -> bool:
 
 
 def problem(status: int, error: str, hint: str = "", headers: dict[str, str] | None = None) -> JSONResponse:
-    """An error as the page reads it."""
+    """Return an error in the form that the page reads."""
     return JSONResponse({"error": error, "hint": hint}, status, {**_HEADERS, **(headers or {})})
 
 
 def app_for(api: Api, hosts: frozenset[str] = LOCAL, static: Path = STATIC) -> ASGIApp:
-    """The whole server as an ASGI application."""
+    """Return the whole server as an ASGI application."""
     limit = CapacityLimiter(AT_ONCE)
     routes = [Route(path, _answering(api, limit), methods=["GET"]) for path in PATHS]
     routes += [Route("/api/events", _events(api), methods=["GET"])]
     routes += [Route("/{path:path}", partial(_static, static=static), methods=["GET"])]
-    return Guard(Starlette(routes=routes), hosts)
+    return LocalPageMiddleware(Starlette(routes=routes), hosts)
 
 
 def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitable[Response]]:
-    """A request answered on one of a few threads: what waits costs nothing, and memory stays bounded."""
+    """Return a handler that answers on one of a few threads, so that memory stays bounded."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -112,7 +112,7 @@ def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitabl
 
 
 def _events(api: Api) -> Callable[[Request], Awaitable[Response]]:
-    """A stream that says when there is more to ask for."""
+    """Return a handler that streams a message whenever the run has grown."""
     pollers: dict[str, Poller] = {}
 
     async def listen(request: Request) -> Response:
@@ -139,7 +139,7 @@ def _explained(error: Exception) -> Response:
 
 
 def _files(static: Path) -> dict[str, Path]:
-    """Everything the page is made of, by its address: a request can name nothing else."""
+    """Return the page's files by their address: a request can name nothing else."""
     return {file.relative_to(static).as_posix(): file for file in static.rglob("*") if file.is_file()}
 
 
@@ -156,15 +156,15 @@ async def _static(request: Request, static: Path) -> Response:
 
 
 def hosts_for(host: str) -> frozenset[str]:
-    """The host names that are served when listening at `host`: this machine's, and what was asked for by name."""
+    """Return the host names to serve when listening at `host`."""
     named = {host.lower()} | ({f"[{host}]"} if ":" in host else set())
     return LOCAL | named | ({ANY_ADDRESS, socket.gethostname().lower()} if host in ("0.0.0.0", "::") else set())
 
 
-def serve(app: ASGIApp, heard: socket.socket) -> None:
-    """Serve until interrupted, and end without a word."""
+def serve(app: ASGIApp, listening: socket.socket) -> None:
+    """Serve until interrupted, and end quietly."""
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )
     with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[heard])
+        server.run(sockets=[listening])

@@ -1,4 +1,4 @@
-"""Telling open pages that a run has grown: one poller a run, however many pages look at it."""
+"""Tell open pages that a run has grown: one poller for each run, however many pages show it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ALIVE: Final = 15.0  # seconds after which a silent stream says something, so th
 
 
 def state_of(opened: Opened) -> dict[str, Any]:
-    """What pages are told: whether there is more to ask for."""
+    """Return what pages are told about a run: its version, state and steps."""
     seen = opened.watched.look()
     last = int(seen.steps[-1]) if len(seen.steps) else None
     return {"version": seen.version, "state": seen.state, "steps": {"count": len(seen.steps), "last": last}}
 
 
 class Poller:
-    """Looks at a run once in a while, on behalf of everyone who listens."""
+    """Read a run's state at an interval, once for all listeners."""
 
     def __init__(self, look: Callable[[], dict[str, Any]], every: float = EVERY) -> None:
         self._look = look
@@ -33,7 +33,7 @@ class Poller:
         self._next = 0.0
 
     async def states(self) -> AsyncIterator[dict[str, Any] | None]:
-        """The state now and whenever it changes; None now and then when it does not."""
+        """Yield the state now and whenever it changes; None every ALIVE seconds when it does not."""
         told: dict[str, Any] | None = None
         quiet = 0.0
         while True:
@@ -49,7 +49,7 @@ class Poller:
             await anyio.sleep(self._every)
 
     async def _poll(self) -> None:
-        """Look, unless another listener did so within the interval."""
+        """Read the state, unless another listener did so within the interval."""
         async with self._polling:
             if anyio.current_time() >= self._next:
                 self._known = await to_thread.run_sync(self._look)
@@ -57,6 +57,6 @@ class Poller:
 
 
 async def stream(poller: Poller) -> AsyncIterator[str]:
-    """The states as server-sent events."""
+    """Yield the states as server-sent events."""
     async for state in poller.states():
         yield ": still here\n\n" if state is None else f"data: {json.dumps(state)}\n\n"

@@ -22,8 +22,8 @@ NOT_BUILT: Final = (
 )
 
 
-class Listening(NamedTuple):
-    """An open socket and the address to open in a browser."""
+class ListeningSocket(NamedTuple):
+    """An open socket and its address for a browser."""
 
     socket: socket.socket
     url: str
@@ -40,36 +40,36 @@ def view(
     from tensortap.view.server import app as server
 
     api = Api(path)
-    heard = listen(host, port or PORT)
+    listening = listen(host, port or PORT)
     try:
-        for line in remarks(host, port, heard):
+        for line in remarks(host, port, listening):
             say(line)
-        say(f"{api.shelf.path} is shown at {heard.url}  (Ctrl-C ends it)")
+        say(f"{api.shelf.path} is shown at {listening.url}  (Ctrl-C ends it)")
         if browser and built():
-            webbrowser.open(heard.url)
-        server.serve(server.app_for(api, server.hosts_for(host)), heard.socket)
+            webbrowser.open(listening.url)
+        server.serve(server.app_for(api, server.hosts_for(host)), listening.socket)
     finally:
-        heard.socket.close()
+        listening.socket.close()
         api.close()
 
 
 def require_extra() -> None:
-    """Say what to install when the server's packages are missing."""
+    """Raise an error that says what to install when the server's packages are missing."""
     missing = [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(f"the viewer needs {' and '.join(missing)}: pip install 'tensortap[view]'")
 
 
 def built(static: Path = STATIC) -> bool:
-    """Whether the page is there."""
+    """Return whether the page was built into this installation."""
     return (static / "index.html").is_file()
 
 
-def remarks(host: str, asked: int | None, heard: Listening) -> list[str]:
-    """What the user should know before the address."""
+def remarks(host: str, requested: int | None, listening: ListeningSocket) -> list[str]:
+    """Return the lines to print before the address."""
     lines = []
-    if asked is not None and heard.port != asked:
-        lines.append(f"port {asked} is in use, so it is {heard.port}")
+    if requested is not None and listening.port != requested:
+        lines.append(f"port {requested} is in use, so it is {listening.port}")
     if not is_loopback(host):
         lines.append(f"anyone who can reach this machine at {host} can read these runs")
     if not built():
@@ -78,14 +78,14 @@ def remarks(host: str, asked: int | None, heard: Listening) -> list[str]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it."""
+    """Return whether only this machine can reach the host."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def listen(host: str, port: int) -> Listening:
+def listen(host: str, port: int) -> ListeningSocket:
     """Take the port, or the next free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in [*range(port, min(port + _TRIED, 65536)), 0]:
@@ -101,5 +101,5 @@ def listen(host: str, port: int) -> Listening:
         taken.listen(128)
         number = taken.getsockname()[1]
         shown = "127.0.0.1" if host in ("0.0.0.0", "") else f"[{host.strip('[]')}]" if ":" in host else host
-        return Listening(taken, f"http://{shown}:{number}/", number)
+        return ListeningSocket(taken, f"http://{shown}:{number}/", number)
     raise RunError(f"no port from {port} on is free; give another: --port 8000")

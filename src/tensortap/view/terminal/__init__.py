@@ -1,1 +1,1 @@
-"""A run on the terminal."""
+"""Runs, findings, diffs and tensors drawn on the terminal. Imports `store`, `sinks`, `diagnose`, `diff` and below."""

@@ -1,4 +1,4 @@
-"""What a command was asked for, held against what the run has: an error offers what would work."""
+"""Check the sites and steps that a command was given against a run; errors name what would work."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tensortap.store.filters import places_matching
 from tensortap.store.run import Run
 
 
-def sites_asked(run: Run, patterns: Sequence[str]) -> list[str] | None:
-    """The patterns, each of which means something in this run; None when there are none."""
+def check_sites(run: Run, patterns: Sequence[str]) -> list[str] | None:
+    """Return the patterns after checking that each matches a site of the run; None when there are none."""
     places = run.places if patterns else []
     for text in patterns:
         pattern = Pattern.parse(text)
@@ -31,8 +31,8 @@ def _no_such_site(run: Run, text: str, paths: list[str]) -> str:
     return f"--site {text} matches none of the {len(sites)} sites in {run.path}; there is {found}: --site {near[0]!r}"
 
 
-def steps_asked(run: Run, step: int | slice | None) -> int | slice | None:
-    """The steps asked for, at least one of which the run has; negative numbers count from its last."""
+def resolve_steps(run: Run, step: int | slice | None) -> int | slice | None:
+    """Return the steps as numbers of this run: negative ones count from its last. Raises when it has none of them."""
     if step is None:
         return None
     known = run.steps

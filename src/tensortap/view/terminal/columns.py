@@ -1,4 +1,4 @@
-"""Columns that fit: the less important go first when the terminal is narrow, long names are shortened in the middle."""
+"""Tables that fit the terminal: less important columns are left out first, long names are shortened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NARROWEST: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """One column: its title, what it says of a row and how, and how long it holds out (higher stays longer)."""
+    """One column: its title, a row's text and style, and its priority `keep` (a higher one stays longer)."""
 
     title: str
     cell: Callable[[T], str]
@@ -27,7 +27,7 @@ class Column(Generic[T]):
 
 
 def grid(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> Table:
-    """The rows as a table of at most `width`; the first column takes what room there is."""
+    """Return the rows as a table at most `width` wide; the first column takes the room that is left."""
     cells = [[column.cell(row) for row in rows] for column in columns]
     widths = [max(map(cell_len, [column.title, *said])) for column, said in zip(columns, cells, strict=True)]
     chosen, room = _fit([column.keep for column in columns], widths, width)
@@ -41,7 +41,7 @@ def grid(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> Table:
 
 
 def _fit(keep: Sequence[float], widths: Sequence[int], width: int) -> tuple[list[int], int]:
-    """Which columns stay, and how wide the first may be."""
+    """Return the columns that stay, and how wide the first may be."""
     chosen = list(range(len(widths)))
     least = min(widths[0], max(_NARROWEST, width // 3))
     while len(chosen) > 1 and least + _taken(widths, chosen) > width:
@@ -55,7 +55,7 @@ def _taken(widths: Sequence[int], chosen: Sequence[int]) -> int:
 
 
 def shorten(name: str, width: int) -> str:
-    """A site's name in less room: words to initials from the left, numbers kept; then the middle left out.
+    """Shorten a site's name: segments become initials from the left, numbers stay; then the middle is left out.
 
     >>> shorten("model.decoder.layers.11.self_attn.q_proj:output", 36)
     'm.d.l.11.self_attn.q_proj:output'
@@ -73,7 +73,7 @@ def shorten(name: str, width: int) -> str:
 
 
 def _squeeze(text: str, width: int) -> str:
-    """The middle left out: what a site ends with says more than what it begins with."""
+    """Leave out the middle: the end of a site says more than its beginning."""
     if cell_len(text) <= width:
         return text
     head = max(0, (width - 1) * 2 // 5)

@@ -1,4 +1,4 @@
-"""One site, looked at closely: its statistics step by step with the metrics, its quantiles and histogram."""
+"""One site in detail: its statistics step by step with the metrics, its quantiles and histogram."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensortap.reduce.summary import Summary
 from tensortap.sinks.line import printable
 from tensortap.sinks.plain import plain, row
 from tensortap.store.run import Run
-from tensortap.view.terminal import cells
+from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.overview import Overview, about
 from tensortap.view.terminal.screen import Screen, head
@@ -31,7 +31,7 @@ Metrics = Mapping[int, Mapping[str, float]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Detail:
+class SiteDetail:
     """One site's last records, and the metrics of their steps."""
 
     name: str
@@ -42,11 +42,11 @@ class Detail:
 
     @property
     def last(self) -> Record:
-        """The newest record."""
+        """Return the newest record."""
         return self.records[-1]
 
     def as_json(self, view: Overview) -> dict[str, Any]:
-        """Everything the terminal shows, as plain values."""
+        """Return everything the terminal shows, as plain values."""
         first = view.first_bad and view.first_bad._asdict()
         return {
             **about(view.run),
@@ -64,12 +64,12 @@ class Detail:
         }
 
 
-def detail(view: Overview, sites: list[str], most: int) -> Detail:
-    """The newest `most` steps of the only site in view (0: all), oldest first; and where it first was not finite."""
+def read_detail(view: Overview, sites: list[str], most: int) -> SiteDetail:
+    """Read the newest `most` steps (0: all) of the only site in view, and the step where it first was not finite."""
     steps = _picked(view, most)
     records = list(view.run.records(sites=sites, steps=steps))
     line = view.run.lines.get(records[-1].place.site, "") if records[-1].place.op else ""
-    return Detail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records), line)
+    return SiteDetail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records), line)
 
 
 def _picked(view: Overview, most: int) -> list[int]:
@@ -89,8 +89,8 @@ def _metrics(run: Run, steps: set[int]) -> Metrics:
     return found
 
 
-def draw_detail(view: Overview, shown: Detail, screen: Screen) -> None:
-    """The head, the steps, then the newest record closely."""
+def draw_detail(view: Overview, shown: SiteDetail, screen: Screen) -> None:
+    """Draw the header, the steps, then the newest record with its histogram."""
     screen.draw(*head(view), Text())
     screen.draw(Text(printable(shown.name), style="bold"))
     if shown.line:
@@ -98,25 +98,27 @@ def draw_detail(view: Overview, shown: Detail, screen: Screen) -> None:
     if shown.left_out:
         screen.draw(Text(f"… {shown.left_out} records left out; --limit 0 shows all", style="dim"))
     screen.draw(grid(list(_columns(shown)), shown.records, screen.width), Text())
-    screen.draw(*_closely(shown.last, screen.width))
+    screen.draw(*_newest(shown.last, screen.width))
 
 
-def _columns(shown: Detail) -> Iterator[Column[Record]]:
+def _columns(shown: SiteDetail) -> Iterator[Column[Record]]:
     yield Column("step", lambda r: str(r.step), 99)
     for name in ("rank", "call"):
         if any(record[name] for record in shown.records):
             yield _key(name)
-    yield Column("nan/inf", lambda r: cells.bad(r.summary), 10, lambda r: cells.bad_style(r.summary))
+    yield Column(
+        "nan/inf", lambda r: formats.nonfinite_text(r.summary), 10, lambda r: formats.nonfinite_style(r.summary)
+    )
     for name, keep in (("mean", 8.0), ("std", 9.0), ("min", 5.0), ("max", 6.0)):
         yield _stat(name, keep)
-    yield Column("zeros", lambda r: cells.zeros(r.summary), 7, lambda r: cells.zeros_style(r.summary))
+    yield Column("zeros", lambda r: formats.zeros_text(r.summary), 7, lambda r: formats.zeros_style(r.summary))
     yield Column("histogram", lambda r: r.summary.bars(_BARS), 4.5, left=True)
     for n, name in enumerate(sorted({name for metrics in shown.metrics.values() for name in metrics})):
         yield _metric(name, shown.metrics, 6.5 - n / 4)
     for name in dict.fromkeys(name for record in shown.records for name in record.numbers):
         yield _value(name)
     yield Column("shape", lambda r: text.shape(r.summary.shape), 3, left=True)
-    yield Column("dtype", lambda r: cells.SHORT.get(r["dtype"], r["dtype"]), 2, left=True)
+    yield Column("dtype", lambda r: formats.SHORT_DTYPES.get(r["dtype"], r["dtype"]), 2, left=True)
     yield Column("kept because", lambda r: printable(r.reason), 1, left=True)
 
 
@@ -125,7 +127,7 @@ def _key(name: str) -> Column[Record]:
 
 
 def _stat(name: str, keep: float) -> Column[Record]:
-    return Column(name, lambda r: cells.stat(r.summary, name), keep)
+    return Column(name, lambda r: formats.stat_text(r.summary, name), keep)
 
 
 def _metric(name: str, metrics: Metrics, keep: float) -> Column[Record]:
@@ -140,8 +142,8 @@ def _number(value: float | None) -> str:
     return "" if value is None else text.number(value)
 
 
-def _closely(record: Record, width: int) -> Iterator[Text]:
-    """Quantiles and a larger histogram of one record, if its histogram was kept."""
+def _newest(record: Record, width: int) -> Iterator[Text]:
+    """Return quantiles and a larger histogram of one record, if its histogram was kept."""
     summary = record.summary
     if summary.hist_counts is None or not summary.finite:
         why = "no histogram was kept" if summary.finite else "no element is finite"
@@ -158,7 +160,7 @@ def _closely(record: Record, width: int) -> Iterator[Text]:
 
 
 def _chart(summary: Summary, bins: int) -> Iterator[str]:
-    """Bars over an axis from the minimum to the maximum, with counts at the side."""
+    """Return bars over an axis from the minimum to the maximum, with counts at the side."""
     assert summary.hist_offset is not None
     assert summary.hist_counts is not None
     heights = buckets.rebin(
@@ -177,7 +179,7 @@ def _block(height: float) -> str:
 
 
 def _axis(low: float, high: float, bins: int) -> str:
-    """The ends of the axis; and zero where it lies between them, or else the middle."""
+    """Return the labels of the axis: its ends, and zero where it lies between them, or else the middle."""
     span = high / 2 - low / 2  # halves, for the ends may be those of float64
     middle = 0.0 if low < 0 < high else low / 2 + high / 2
     line = [" "] * (bins + 20)

@@ -1,4 +1,4 @@
-"""What two runs differ in, on the terminal: the headline, what to know, then a line for every site."""
+"""A diff of two runs on the terminal: the headline, remarks, then a line for every site."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tensortap import text
 from tensortap.diff.pair import dtypes, times
 from tensortap.diff.result import Diff, SiteDiff, many
 from tensortap.sinks.line import printable
-from tensortap.view.terminal import cells
+from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.screen import Screen
 
 
 def draw_diff(found: Diff, limit: int = 0, stream: IO[str] | None = None) -> None:
-    """The headline, remarks and rows, the worst first; and how many there is no room for."""
+    """Draw the headline, the remarks and the rows, the worst first."""
     screen = Screen(stream)
     screen.draw(Text(f"a  {printable(found.a)}", style="dim"), Text(f"b  {printable(found.b)}", style="dim"))
-    screen.draw(Text(found.headline, style="bold green" if found else cells.ALARM))
+    screen.draw(Text(found.headline, style="bold green" if found else formats.ALARM))
     screen.draw(*(Text(f"  {remark}") for remark in found.remarks()))
     if found.first_unequal is None:
         return
@@ -31,7 +31,7 @@ def draw_diff(found: Diff, limit: int = 0, stream: IO[str] | None = None) -> Non
 
 
 def _shown(found: Diff, limit: int) -> list[SiteDiff]:
-    """The worst rows; and before them, if it is not among them, the one in which they first part."""
+    """Return the worst rows; the site where the runs first diverge is always among them."""
     rows = list(found.rows[:limit] if limit else found.rows)
     if found.first and all(row.first is not found.first for row in rows):
         rows = [*(row for row in found.rows if row.first is found.first), *rows[:-1]]
@@ -39,7 +39,7 @@ def _shown(found: Diff, limit: int) -> list[SiteDiff]:
 
 
 def _columns(found: Diff, rows: Sequence[SiteDiff]) -> Iterator[Column[SiteDiff]]:
-    """From left to right; `keep` says which go first when there is too little room."""
+    """Return the columns from left to right; those with the lowest `keep` are left out first."""
     yield Column("site", lambda r: _mark(found, r) + r.worst.name, 99, _style, left=True)
     yield Column("× tolerance", _excess, 10, _style)
     yield Column("error", lambda r: text.number(r.worst.error), 9)

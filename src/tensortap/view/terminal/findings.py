@@ -1,4 +1,4 @@
-"""What rules found, on the terminal: the worst first, and where."""
+"""Findings of the rules on the terminal, the worst first."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tensortap.errors import ProbeError
 from tensortap.finding import Finding, Findings
 from tensortap.sinks.line import printable
 from tensortap.store.run import Run
-from tensortap.view.terminal import cells
+from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import shorten
 from tensortap.view.terminal.overview import about
 from tensortap.view.terminal.screen import Screen, title
 
-_STYLES: Final = {"error": cells.ALARM, "warning": cells.WARN, "info": "cyan"}
+_STYLES: Final = {"error": formats.ALARM, "warning": formats.WARN, "info": "cyan"}
 _INDENT: Final = "  "
 _WIDEST: Final = 100  # lines of prose are no wider, however wide the terminal is
 _AT_ONCE: Final = 3  # findings of one rule that are shown one by one; of the others the sites are named
 
 
-def rules_asked(names: Sequence[str]) -> list[Any] | None:
-    """The rules named: ours by name, the user's as `module:name`, from the current folder too; None means all."""
+def load_rules(names: Sequence[str]) -> list[Any] | None:
+    """Return the rules named: built-in ones by name, the user's as `module:name`; None (all) for no names."""
     return [_imported(name) if ":" in name else name for name in names] or None
 
 
@@ -46,12 +46,12 @@ def _imported(name: str) -> Any:
 
 
 def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
-    """Everything the terminal shows, and more, as plain values."""
+    """Return everything the terminal shows, and more, as plain values."""
     return {**about(run), "failed": failed, **found.as_json()}
 
 
 def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
-    """The worst first, each with where, what and what to do; then what the run is, and what could not be judged."""
+    """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
     screen = Screen(stream)
     groups: dict[tuple[str, str], list[Finding]] = {}
     for finding in found:

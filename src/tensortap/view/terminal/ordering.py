@@ -1,4 +1,4 @@
-"""In which order sites are shown: the worst first, or by name, by order of execution, by a number."""
+"""The orders in which sites can be shown: the worst first, by name, by execution, by a number."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _SMALLEST: Final = 1e-30
 
 
 def worst_first(rows: Sequence[SiteRow]) -> list[SiteRow]:
-    """Not finite now, not finite earlier, dead, then whatever is far from its neighbours.
+    """Sort: not finite now, not finite earlier, dead, then by distance from the other sites.
 
-    Among what is not finite the first to become so leads: that is where to look.
+    Among sites that are not finite the first to become so leads: that is where to look.
     """
     usual = _usual(rows)
     return sorted(rows, key=lambda row: _trouble(row, usual))
@@ -35,7 +35,7 @@ def _trouble(row: SiteRow, usual: dict[str, tuple[float, float]]) -> tuple[float
 
 
 def _usual(rows: Sequence[SiteRow]) -> dict[str, tuple[float, float]]:
-    """The middle magnitude of std and |max| at each port: gradients are held against gradients."""
+    """Return the median magnitude of std and |max| at each port: gradients are compared with gradients."""
     ports = defaultdict(list)
     for row in rows:
         ports[row.record.place.port].append(row)
@@ -46,7 +46,7 @@ def _usual(rows: Sequence[SiteRow]) -> dict[str, tuple[float, float]]:
 
 
 def absmax(row: SiteRow) -> float:
-    """The largest finite magnitude; 0 when there is none."""
+    """Return the largest finite magnitude; 0 when there is none."""
     ends = (row.record.summary.min, row.record.summary.max)
     return max((abs(end) for end in ends if math.isfinite(end)), default=0.0)
 

@@ -1,4 +1,4 @@
-"""What `show` knows of a run before anything is drawn: one row a site, and what is wrong with it."""
+"""The overview of a run that `show` draws: one row a site, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from tensortap.types import COUNTS
 
 TREND: Final = 16  # points in a line over steps
 TREND_OF: Final = {"absmax": ("min", "max"), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
+RECENT_STEPS: Final = 256  # what can be read again every second, however long the run is
 _LIGHT: Final = ("step", "site", "port", "slot", "seq", *COUNTS[:3])
 _BAD: Final = COUNTS[:3]
 
@@ -24,8 +25,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class Event(NamedTuple):
-    """The first time something was not finite: when, and how early in the step."""
+class NonFiniteEvent(NamedTuple):
+    """The first time a site was not finite: its step, and its position in the step."""
 
     step: int
     seq: int
@@ -34,30 +35,30 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteRow:
-    """One site at the last step asked for; of several calls and ranks, the worst. `of` says how many there were."""
+    """One site at its last step; of its `of` calls and ranks there, the worst."""
 
     name: str
     record: Record
     of: int
-    first_bad: Event | None
+    first_bad: NonFiniteEvent | None
     bad_steps: int
     trend: list[float]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overview:
-    """The rows, and what there is to say about the run as a whole."""
+    """A row for each site, and the facts about the run as a whole."""
 
     run: Run
     rows: list[SiteRow]
     records: int
     steps: list[int]
     bad_records: int
-    first_bad: Event | None
+    first_bad: NonFiniteEvent | None
     trend_of: str
 
     def as_json(self, shown: list[SiteRow]) -> dict[str, Any]:
-        """Everything the terminal shows, as plain values."""
+        """Return everything the terminal shows, as plain values."""
         return {
             **about(self.run),
             "steps": {"count": len(self.steps), "first": self.steps[0], "last": self.steps[-1]},
@@ -76,7 +77,7 @@ class Overview:
 
 
 def about(run: Run) -> dict[str, Any]:
-    """What a run is, in a few plain values."""
+    """Describe a run in a few plain values."""
     return {
         "path": str(run.path),
         "state": run.state,
@@ -87,7 +88,7 @@ def about(run: Run) -> dict[str, Any]:
 
 
 def model_name(info: Mapping[str, Any]) -> str:
-    """The class of the model that was watched, if the run says so."""
+    """Return the class of the watched model, if the run has it."""
     model = info.get("model")
     if isinstance(model, Mapping):
         model = next((model[key] for key in ("class", "type", "name") if model.get(key)), "")
@@ -95,7 +96,7 @@ def model_name(info: Mapping[str, Any]) -> str:
 
 
 def overview(run: Run, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std") -> Overview | None:
-    """One row a site of what was asked for; None when there is nothing."""
+    """Read one row for each site that matches; None when there are no records."""
     stats = TREND_OF.get(trend_of, (trend_of,))
     table = run.table(sites=sites, steps=steps, columns=list(dict.fromkeys((*_LIGHT, *stats))))
     if not table.num_rows:
@@ -122,26 +123,40 @@ def overview(run: Run, sites: list[str] | None = None, steps: Any = None, trend_
     )
 
 
+def recent_overview(
+    run: Run, sites: list[str] | None = None, trend_of: str = "std", most: int = RECENT_STEPS
+) -> Overview | None:
+    """Read the overview of the last steps; None when there is nothing yet."""
+    steps = run.steps
+    return overview(run, sites, slice(steps[-most], None) if len(steps) > most else None, trend_of)
+
+
+def earlier_steps_note(run: Run, view: Overview) -> str:
+    """Return a sentence about the steps before those in view; empty when there are none."""
+    earlier = len(run.steps) - len(view.steps)
+    return f"the last {len(view.steps)} steps; {earlier} earlier ones are not in this view" if earlier > 0 else ""
+
+
 def _numbers(table: Any, name: str) -> npt.NDArray[Any]:
     return np.asarray(table[name].to_numpy())
 
 
 def _groups(table: Any) -> tuple[Ints, list[str]]:
-    """A number for each row's site, and the sites' names in order of execution."""
-    encoded = [_words(table[name]) for name in ("site", "port", "slot")]
+    """Return a number for each row's site, and the sites' names in order of execution."""
+    encoded = [_dictionary(table[name]) for name in ("site", "port", "slot")]
     codes = np.zeros(table.num_rows, np.int64)
-    for numbers, words in encoded:
-        codes = codes * max(len(words), 1) + numbers
+    for numbers, values in encoded:
+        codes = codes * max(len(values), 1) + numbers
     _, first, group = np.unique(codes, return_index=True, return_inverse=True)
     seq = _numbers(table, "seq")
     order = np.lexsort((first, seq[first]))
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
-    sites, ports, slots = ([words[numbers[i]] for i in first[order]] for numbers, words in encoded)
+    sites, ports, slots = ([values[numbers[i]] for i in first[order]] for numbers, values in encoded)
     return place[group], [f"{s}:{p}{t}" for s, p, t in zip(sites, ports, slots, strict=True)]
 
 
-def _words(column: Any) -> tuple[Ints, list[str]]:
+def _dictionary(column: Any) -> tuple[Ints, list[str]]:
     array = column.unify_dictionaries().combine_chunks()
     if not hasattr(array, "indices"):
         array = array.dictionary_encode()
@@ -150,13 +165,13 @@ def _words(column: Any) -> tuple[Ints, list[str]]:
 
 def _first_events(
     columns: Mapping[str, npt.NDArray[Any]], group: Ints, bad: npt.NDArray[np.bool_], names: list[str]
-) -> tuple[dict[str, Event], list[int]]:
-    """For each site that ever was not finite, when first; and in how many steps."""
+) -> tuple[dict[str, NonFiniteEvent], list[int]]:
+    """Return for each site when it first was not finite, and in how many steps."""
     rows = np.flatnonzero(bad)
     rows = rows[np.lexsort((columns["seq"][rows], columns["step"][rows]))]
     which, at = np.unique(group[rows], return_index=True)
     firsts = {
-        names[g]: Event(int(columns["step"][r]), int(columns["seq"][r]), names[g])
+        names[g]: NonFiniteEvent(int(columns["step"][r]), int(columns["seq"][r]), names[g])
         for g, r in zip(which.tolist(), rows[at].tolist(), strict=True)
     }
     pairs = np.unique(np.stack([group[rows], columns["step"][rows]]), axis=1)
@@ -178,23 +193,23 @@ def _stat(columns: Mapping[str, npt.NDArray[Any]], name: str) -> Floats:
 
 
 def _trends(step: Ints, group: Ints, groups: int, values: Floats, bad: npt.NDArray[np.bool_]) -> list[list[float]]:
-    """Means over at most TREND stretches of steps, NaN for a stretch in which anything was not finite."""
+    """Return means over at most TREND stretches of steps; NaN where anything was not finite."""
     steps, index = np.unique(step, return_inverse=True)
     stretch = index * TREND // len(steps) if len(steps) > TREND else index
-    cell, cells = group * TREND + stretch, groups * TREND
+    bin_of, bins = group * TREND + stretch, groups * TREND
     known = ~np.isnan(values)
-    count = np.bincount(cell[known], minlength=cells)
-    mean = np.bincount(cell[known], values[known], minlength=cells) / np.maximum(count, 1)
-    spoilt = np.bincount(cell[bad], minlength=cells) > 0
+    count = np.bincount(bin_of[known], minlength=bins)
+    mean = np.bincount(bin_of[known], values[known], minlength=bins) / np.maximum(count, 1)
+    spoilt = np.bincount(bin_of[bad], minlength=bins) > 0
     mean[spoilt] = np.nan
     seen = (count > 0) | spoilt
-    return [mean[i : i + TREND][seen[i : i + TREND]].tolist() for i in range(0, cells, TREND)]
+    return [mean[i : i + TREND][seen[i : i + TREND]].tolist() for i in range(0, bins, TREND)]
 
 
 def _last_records(
     run: Run, sites: list[str] | None, step: Ints, group: Ints, names: list[str]
 ) -> dict[str, tuple[Record, int]]:
-    """Each site's worst record at its last step, and how many it has there."""
+    """Return each site's worst record at its last step, and how many it has there."""
     last = np.full(len(names), np.iinfo(np.int64).min)
     np.maximum.at(last, group, step)
     at = dict(zip(names, last.tolist(), strict=True))

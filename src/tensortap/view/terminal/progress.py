@@ -1,4 +1,4 @@
-"""A bar on stderr for what takes longer than a second."""
+"""A progress bar on stderr for what takes longer than a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Advance = Callable[[int, int], None]
 
 @contextlib.contextmanager
 def waiting(what: str, console: Console | None = None, patience: float = PATIENCE) -> Iterator[Advance]:
-    """Show a bar if the block takes long and stderr is a terminal; call what it gives with `(done, total)`.
+    """Show a bar if the block takes long and stderr is a terminal; the block reports `(done, total)`.
 
     >>> with waiting("reading") as advance:
     ...     advance(1, 2)

@@ -1,4 +1,4 @@
-"""A run on the terminal: what it is, what is wrong with it, and one line a site."""
+"""The terminal, and a run on it: its header, its alarms and one line for each site."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rich.text import Text
 
 from tensortap import text
 from tensortap.sinks.line import nonfinite, printable
-from tensortap.view.terminal import cells
+from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
-from tensortap.view.terminal.overview import TREND, Event, Overview, SiteRow, about
+from tensortap.view.terminal.overview import TREND, NonFiniteEvent, Overview, SiteRow, about
 
 _UNBOUNDED: Final = 10_000
 _BARS: Final = 10
-_STATES: Final = {"live": "green", "crashed": cells.WARN}
+_STATES: Final = {"live": "green", "crashed": formats.WARN}
 
 
 class _Console(Console):
@@ -29,7 +29,7 @@ class _Console(Console):
 
 
 class Screen:
-    """Where things are drawn: as wide as the terminal or COLUMNS says; piped, plain and as wide as they need to be.
+    """The stream to draw on: as wide as the terminal or COLUMNS; piped, plain and as wide as needed.
 
     >>> import sys
     >>> Screen(sys.stdout).draw(Text("hello"))
@@ -45,11 +45,11 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int] | None:
-        """Columns and lines of the terminal as it is now; None when it is none."""
+        """Return the terminal's columns and lines as they are now; None when the stream is not a terminal."""
         return tuple(self._console.size) if self._console.is_terminal else None  # type: ignore[return-value]
 
     def live(self) -> Live:
-        """What draws over itself, on the terminal's other screen."""
+        """Return a display that redraws itself on the terminal's other screen."""
         return Live(console=self._console, screen=True, auto_refresh=False, vertical_overflow="crop")
 
     def draw(self, *parts: RenderableType) -> None:
@@ -61,7 +61,7 @@ class Screen:
                 self._print_trimmed(part)
 
     def _print_trimmed(self, part: RenderableType) -> None:
-        """Without the blanks that fill a table's last column: files and diffs want none."""
+        """Print without the blanks that fill a table's last column."""
         with self._console.capture() as captured:
             self._console.print(part)
         for line in captured.get().splitlines():
@@ -69,30 +69,30 @@ class Screen:
 
 
 def draw_overview(view: Overview, shown: Sequence[SiteRow], screen: Screen) -> None:
-    """The head, what is not finite, then the rows; and how many there is no room for."""
+    """Draw the header, then the rows, and how many rows were left out."""
     screen.draw(*head(view), Text(), sites(view, shown, screen.width))
     if hidden := len(view.rows) - len(shown):
         screen.draw(Text(f"… {hidden} more sites; --limit 0 shows all", style="dim"))
 
 
 def sites(view: Overview, shown: Sequence[SiteRow], width: int) -> Table:
-    """The rows as a table."""
+    """Return the rows as a table."""
     return grid(list(_columns(view, shown)), shown, width)
 
 
 def head(view: Overview) -> Iterator[Text]:
-    """What the run is, in a line; and what the user must not miss, in lines of their own."""
+    """Return the header: the run in one line, then alarms in lines of their own."""
     facts = about(view.run)
     yield title(facts, f"{_many(len(view.steps), 'step')}{_range(view.steps)}", len(view.rows), view.records)
     if view.first_bad:
-        yield Text(_alarm(view, view.first_bad), style=cells.ALARM)
+        yield Text(_alarm(view, view.first_bad), style=formats.ALARM)
     if counts := facts["counts"]:
         said = ", ".join(f"{printable(name).replace('_', ' ')} {count}" for name, count in counts.items())
-        yield Text(f"not recorded or went wrong: {said}", style=cells.WARN)
+        yield Text(f"not recorded or went wrong: {said}", style=formats.WARN)
 
 
 def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:
-    """The first line: path, state, size."""
+    """Return the first line: path, state, size."""
     ranks = len(facts["ranks"])
     parts = [
         Text(printable(facts["path"]), style="bold"),
@@ -106,32 +106,39 @@ def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:
     return Text(" · ").join(part for part in parts if part)
 
 
-def _alarm(view: Overview, first: Event) -> str:
+def _alarm(view: Overview, first: NonFiniteEvent) -> str:
     sites = sum(row.first_bad is not None for row in view.rows)
     records, where = _many(view.bad_records, "record"), _many(sites, "site")
     return f"NaN or Inf in {records} of {where}, first at step {first.step} in {printable(first.site)}"
 
 
 def _columns(view: Overview, rows: Sequence[SiteRow]) -> Iterator[Column[SiteRow]]:
-    """From left to right; `keep` says which go first when there is too little room."""
+    """Return the columns from left to right; those with the lowest `keep` are left out first."""
     yield Column("site", _site, 99, _row_style, left=True)
-    yield Column("nan/inf", lambda r: cells.bad(r.record.summary), 10, lambda r: cells.bad_style(r.record.summary))
+    yield Column(
+        "nan/inf",
+        lambda r: formats.nonfinite_text(r.record.summary),
+        10,
+        lambda r: formats.nonfinite_style(r.record.summary),
+    )
     yield _stat("mean", 5)
     yield _stat("std", 9)
     yield _stat("min", 4)
     yield _stat("max", 6)
-    yield Column("zeros", lambda r: cells.zeros(r.record.summary), 7, lambda r: cells.zeros_style(r.record.summary))
+    yield Column(
+        "zeros", lambda r: formats.zeros_text(r.record.summary), 7, lambda r: formats.zeros_style(r.record.summary)
+    )
     yield Column("histogram", lambda r: r.record.summary.bars(_BARS), 8, left=True)
     if len(view.steps) > 1:
         yield Column(f"{view.trend_of} over steps", lambda r: text.spark(r.trend, TREND), 4.5, _row_style, left=True)
     yield Column("shape", lambda r: text.shape(r.record.summary.shape), 3, left=True)
-    yield Column("dtype", lambda r: cells.SHORT.get(r.record["dtype"], r.record["dtype"]), 2, left=True)
+    yield Column("dtype", lambda r: formats.SHORT_DTYPES.get(r.record["dtype"], r.record["dtype"]), 2, left=True)
     if any(row.record.step != view.steps[-1] for row in rows):
         yield Column("step", lambda r: str(r.record.step), 9.5)
 
 
 def _stat(name: str, keep: float) -> Column[SiteRow]:
-    return Column(name, lambda r: cells.stat(r.record.summary, name), keep)
+    return Column(name, lambda r: formats.stat_text(r.record.summary, name), keep)
 
 
 def _site(row: SiteRow) -> str:
@@ -140,8 +147,8 @@ def _site(row: SiteRow) -> str:
 
 def _row_style(row: SiteRow) -> str:
     if nonfinite(row.record.summary):
-        return cells.ALARM
-    return "red" if row.first_bad else cells.zeros_style(row.record.summary)
+        return formats.ALARM
+    return "red" if row.first_bad else formats.zeros_style(row.record.summary)
 
 
 def _range(steps: Sequence[int]) -> str:

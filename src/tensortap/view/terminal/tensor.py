@@ -1,4 +1,4 @@
-"""One tensor as a few lines that a person can read."""
+"""One tensor as a few lines that a person can read: `tt.show`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensortap import text
 from tensortap.reduce.buffers import array_of, buffer_of, nbytes
 from tensortap.reduce.summary import Summary, head, summarize, trouble
 from tensortap.sinks.line import printable
-from tensortap.view.terminal import cells
+from tensortap.view.terminal import formats
 from tensortap.view.terminal.screen import Screen
 
 _ENDS: Final = 4
@@ -21,11 +21,11 @@ _BARS: Final = 16
 _KINDS: Final = {"torch": "torch", "numpy": "numpy", "jaxlib": "jax", "jax": "jax", "tensorflow": "tf"}
 
 
-def print_tensor(value: Any, *, name: str = "", file: IO[str] | None = None) -> None:
+def show_tensor(value: Any, *, name: str = "", file: IO[str] | None = None) -> None:
     """Print any array or tensor so that it can be read: what it is, what is wrong, its range, its values.
 
     >>> import numpy as np, sys, tensortap as tt
-    >>> tt.print(np.array([[1.0, -2.0], [float("nan"), 0.0]], np.float32), file=sys.stdout)
+    >>> tt.show(np.array([[1.0, -2.0], [float("nan"), 0.0]], np.float32), file=sys.stdout)
     numpy.ndarray [2,2] f32 cpu · 16 B
     NaN 1 (25%)
     −2 █         █    █ 1  mean −0.333 ± 1.25  zeros 25%
@@ -40,13 +40,13 @@ def print_tensor(value: Any, *, name: str = "", file: IO[str] | None = None) -> 
 
 
 def lines(value: Any) -> Iterator[Text]:
-    """The lines that are printed; what is not finite comes before any number."""
+    """Return the lines to print; NaN and Inf are named before any number."""
     buffer = buffer_of(value)
     summary = summarize(value)
     about = " ".join(filter(None, [_kind(value), head(summary), _device(value), _gradient(value)]))
     yield Text(f"{about} · {text.size(nbytes(buffer))}")
     if bad := trouble(summary):
-        yield Text(bad, style=cells.ALARM)
+        yield Text(bad, style=formats.ALARM)
     if summary.finite:
         yield Text(_range(summary))
     if summary.numel > 1:
@@ -59,11 +59,11 @@ def _range(summary: Summary) -> str:
         return low
     if summary.min == summary.max:
         return f"every finite element is {low}"
-    return f"{low} {summary.bars(_BARS)} {high}  mean {mean} ± {std}  zeros {cells.zeros(summary)}"
+    return f"{low} {summary.bars(_BARS)} {high}  mean {mean} ± {std}  zeros {formats.zeros_text(summary)}"
 
 
 def _values(array: npt.NDArray[Any]) -> str:
-    """The first and the last elements, as they lie in the tensor."""
+    """Return the first and the last elements in memory order."""
     if array.size <= 2 * _ENDS:
         return " ".join(map(_value, array.flat))
     ends = [*range(_ENDS), *range(array.size - _ENDS, array.size)]

@@ -1,4 +1,4 @@
-"""A file of tensors on the terminal."""
+"""Tensors of a .npy, .npz or .safetensors file on the terminal."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from tensortap.reduce.summary import describe, summarize
 from tensortap.sinks.line import nonfinite, printable
 from tensortap.sinks.npy import load_npy
 from tensortap.sinks.plain import plain
-from tensortap.view.terminal import cells
+from tensortap.view.terminal import formats
 from tensortap.view.terminal.screen import Screen
-from tensortap.view.terminal.tensor import print_tensor
+from tensortap.view.terminal.tensor import show_tensor
 
 _SUFFIXES: Final = (".npy", ".npz", ".safetensors")
 
 
-def is_tensors(path: str) -> bool:
-    """Whether a path is a file that holds tensors."""
+def holds_tensors(path: str) -> bool:
+    """Return whether a path is a file that holds tensors."""
     return path.endswith(_SUFFIXES) and Path(path).is_file()
 
 
 def show_tensors(path: str, as_json: bool = False, stream: IO[str] | None = None) -> None:
-    """One tensor closely, or a line for each of several."""
+    """Show one tensor in detail, or a line for each of several."""
     found = dict(_read(path))
     if as_json:
         said = {name: plain(dict(summarize(array))) for name, array in found.items()}
         json.dump(said, stream or sys.stdout, allow_nan=False, indent=1)
     elif len(found) == 1:
-        print_tensor(*found.values(), name=next(iter(found)), file=stream)
+        show_tensor(*found.values(), name=next(iter(found)), file=stream)
     else:
         _draw(found, Screen(stream))
 
@@ -45,7 +45,7 @@ def _draw(found: dict[str, npt.NDArray[Any]], screen: Screen) -> None:
     widest = max(map(len, found), default=0)
     for name, array in found.items():
         summary = summarize(array)
-        style = cells.ALARM if nonfinite(summary) else ""
+        style = formats.ALARM if nonfinite(summary) else ""
         screen.draw(Text(f"{printable(name):<{widest}}  {describe(summary)}", style=style))
 
 

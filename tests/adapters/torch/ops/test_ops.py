@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
-from tensortap.cli.commands import cli
+from tensortap.cli import cli
 from tensortap.errors import PatternError, ProbeError
 from tensortap.select.operations import GROUPS
 from tensortap.view.api.service import Api

@@ -14,10 +14,10 @@ from tensortap.adapters.protocol import world_now
 from tensortap.errors import ProbeError, RunError, RunExistsError
 from tensortap.record import writer
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
+from tensortap.script.closing import last_words, say
 from tensortap.script.imports import after_import
 from tensortap.script.launch import launch
 from tensortap.script.tally import Tally
-from tensortap.script.words import last_words, say
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import every
 from tensortap.store.default_path import default_path
@@ -47,7 +47,7 @@ class RunOptions(NamedTuple):
     overwrite: bool = False
 
 
-class Session:
+class ScriptRun:
     """One script under observation. What cannot work raises here, before anything runs."""
 
     def __init__(self, plan: RunOptions) -> None:

@@ -1,0 +1,52 @@
+"""`tensortap check`: the rules' findings."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import click
+
+from tensortap.cli.errors import FAILED, UNDECIDED, explain
+from tensortap.cli.options import json_option, print_json, run_argument
+from tensortap.errors import TensortapError
+from tensortap.store.run import open_run
+from tensortap.view.terminal.findings import draw_findings, findings_json, load_rules
+from tensortap.view.terminal.progress import waiting
+
+LEVELS: Final = ("info", "warning", "error")
+
+
+@click.command("check")
+@run_argument
+@click.option("--rule", "rules", multiple=True, metavar="NAME",
+              help="Only this rule; a rule of yours is 'module:name'.")  # fmt: skip
+@click.option("--reference", metavar="RUN", help="A run to compare with: what has drifted?")
+@click.option("--fail-on", type=click.Choice(LEVELS), default="error", show_default=True,
+              help="Exit with 1 when there is anything as bad.")  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="Show every finding, and why rules had no data.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, fail_on: Any, every: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Ask the rules what is wrong with a run, where, and what to do about it.
+
+    Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when that cannot be
+    told.
+    """
+    try:
+        with waiting(f"checking {path}"):
+            run = open_run(path)
+            found = run.findings(load_rules(rules), reference and open_run(reference))
+    except (TensortapError, OSError) as error:
+        explain(error)
+        ctx.exit(UNDECIDED)
+    failed = bool(found.at_least(fail_on))
+    if as_json:
+        print_json(findings_json(run, found, failed))
+    else:
+        draw_findings(run, found, every)
+    sys.stdout.flush()
+    ctx.exit(FAILED if failed else 0)

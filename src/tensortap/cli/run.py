@@ -1,0 +1,59 @@
+"""`tensortap run`: a script as `python` would run it, and recorded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from tensortap.cli.errors import explain
+from tensortap.errors import TensortapError
+from tensortap.script.session import RunOptions, ScriptRun
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option("--sites", multiple=True, metavar="PATTERN", help="What to observe (default: the output of every leaf).")
+@click.option("--every", type=click.IntRange(1), metavar="N", default=1, help="Observe every N-th step only.")
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="WHAT",
+    help="stats, histogram, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two).",
+)
+@click.option("--to", metavar="RUN", help="The folder to write (default: a new one in runs/).")
+@click.option("--resume", is_flag=True, help="Go on with the run that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the run that is there.")
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
+@click.argument("target", metavar="SCRIPT")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(**options: Any) -> None:
+    """Run a PyTorch script as `python` would, and record the models in it.
+
+    The script needs no edit. What follows its name is the script's own.
+    """
+    ScriptRun(RunOptions(**options)).run()
+
+
+def run_script(arguments: list[str]) -> None:
+    """Parse our options, then run the script with Python's own streams, warnings and exit codes."""
+    try:
+        with command.make_context("tensortap run", arguments) as context:
+            _check_script(context)
+            run = ScriptRun(RunOptions(**context.params))
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (TensortapError, OSError) as error:
+        sys.exit(explain(error))
+    run.run()
+    sys.exit()
+
+
+def _check_script(context: click.Context) -> None:
+    target = context.params["target"]
+    if not context.params["module"] and not os.access(target, os.R_OK):
+        raise click.UsageError(f"can't open file {os.path.abspath(target)!r}", context)  # noqa: PTH100

@@ -1,0 +1,44 @@
+"""`tensortap show`: a run on the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from tensortap.cli.options import limit_option, print_json, selection
+from tensortap.store.run import open_run
+from tensortap.view.terminal.arguments import check_sites, resolve_steps
+from tensortap.view.terminal.live import follow
+from tensortap.view.terminal.ordering import SORTS
+from tensortap.view.terminal.progress import waiting
+from tensortap.view.terminal.show import draw, read_view
+from tensortap.view.terminal.tensor_files import holds_tensors, show_tensors
+
+
+@click.command("show")
+@selection
+@click.option("--sort", type=click.Choice(list(SORTS)), default="worst", show_default=True,
+              help="Which rows come first.")  # fmt: skip
+@limit_option(40)
+@click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
+def command(
+    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, live: bool, as_json: bool
+) -> None:
+    """Show a run: a line for every site, the worst first; or one site in detail.
+
+    RUN may also be a file of tensors: .npy, .npz or .safetensors.
+    """
+    if holds_tensors(path):
+        show_tensors(path, as_json)
+    elif live and not as_json and sys.stdout.isatty():
+        run = open_run(path)
+        follow(run, check_sites(run, sites) if run.steps else list(sites) or None, sort)
+    else:
+        with waiting(f"reading {path}"):
+            run = open_run(path)
+            view = read_view(run, check_sites(run, sites), resolve_steps(run, step), sort, limit)
+        if as_json:
+            print_json(view.as_json())
+        else:
+            draw(view)
