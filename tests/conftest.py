@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,3 +84,13 @@ def no_width_from_outside(monkeypatch):
     """A terminal's width that the runner of the tests exports (xdist's workers do) must not decide what they see."""
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
+
+
+def pytest_configure() -> None:
+    """Let the tests send Ctrl-C to their own processes, also when the suite runs in the background.
+
+    A shell that is not interactive starts background jobs with SIGINT ignored, and every process that they start
+    inherits that; one that has a handler is started with the default.
+    """
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
