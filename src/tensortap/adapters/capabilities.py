@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final
 
 from tensortap.errors import UnsupportedError
-from tensortap.select.ports import PORTS
+from tensortap.select.ports import PORT_INFO, PORTS
 from tensortap.select.sites import Pattern
 
 # Adapters that are there, in the order of the table; each has a folder with a file `capabilities.py`.
@@ -33,13 +34,24 @@ FEATURES: Final[Mapping[str, str]] = {
 }
 
 
-class Capabilities(NamedTuple):
-    """One adapter's row of the table: what it lacks, each with what to do instead, and conditions on the rest."""
+@dataclass(frozen=True)
+class Capabilities:
+    """One adapter's row of the table: what it lacks, each with what to do instead, and conditions on the rest.
+
+    Optional ports (see `select/ports.py`) are lacking unless `optional` names them.
+    """
 
     name: str
     title: str
     lacks: Mapping[str, str]
-    notes: Mapping[str, str] = {}
+    notes: Mapping[str, str] = field(default_factory=dict)
+    optional: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        absent = {
+            name: port.optional for name, port in PORT_INFO.items() if port.optional and name not in self.optional
+        }
+        object.__setattr__(self, "lacks", {**self.lacks, **absent})
 
     def gives(self, feature: str) -> bool:
         """Whether it can be asked for.

@@ -32,7 +32,7 @@ from tensortap.adapters.torch.steps import TorchStepDetector
 from tensortap.adapters.torch.threads import Lending
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
-from tensortap.select.ports import PARAMETER_PORTS
+from tensortap.select.ports import MEMBER_PORTS
 from tensortap.select.sites import Candidate
 
 EXPORTED: Final = (
@@ -249,7 +249,7 @@ class TorchAdapter:
         owners = modules.owners_of(root)
         ports = {
             kind: [port for name in owners if (port := self._placing.port(name, kind)) is not None]
-            for kind in PARAMETER_PORTS
+            for kind in MEMBER_PORTS
         }
         tell = Stepping(self._detector.optimizer_starts, self._detector.optimizer_stepped)
         return ParameterTaps(self._observer, self._detector, owners, ports, tell, Sharded(root))

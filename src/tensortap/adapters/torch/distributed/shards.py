@@ -14,7 +14,7 @@ from tensortap.distributed.ranks import Shard
 from tensortap.errors import TensortapError
 from tensortap.record.recorder import Point
 from tensortap.record.table import Names
-from tensortap.select.ports import MEMBER_PORTS, RESULT_PORTS
+from tensortap.select.ports import PARAMETER_PORTS, RESULT_PORTS
 from tensortap.types import Place
 
 
@@ -83,7 +83,7 @@ class Parts:
 
     def of(self, place: Place, tensor: Tensor) -> Shard | None:
         """Which part a tensor at a place is, if that can be known."""
-        if place.port not in MEMBER_PORTS:
+        if place.port not in PARAMETER_PORTS:
             return self._of_value(place, tensor)
         layout = layout_of(tensor)
         found = None if layout is None else layout.widened().part(_whole(tensor))

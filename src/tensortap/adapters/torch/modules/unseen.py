@@ -11,7 +11,7 @@ from tensortap.adapters.protocol import Port
 from tensortap.adapters.torch.autograd.gradients import NO_BACKWARD
 from tensortap.adapters.torch.autograd.parameters import NO_OPTIMIZER
 from tensortap.adapters.torch.modules import tree as modules
-from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
+from tensortap.select.ports import MEMBER_PORTS, MODULE_PORTS
 
 NEVER: Final = "never ran in a step that was observed"
 MAYBE_COMPILED: Final = (
@@ -52,7 +52,7 @@ def all_hidden(ports: Iterable[Port], unseen: dict[str, str]) -> bool:
 def _why(port: Port, root: nn.Module | None, fused: Collection[str], default: str) -> str:
     if port.note:
         return port.note
-    if port.port in PARAMETER_PORTS:
+    if port.port in MEMBER_PORTS:
         return NO_OPTIMIZER if port.port == "update" else NEVER
     if port.path in fused:
         return FUSED

@@ -1,0 +1,30 @@
+"""The registry of ports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tensortap.select import ports
+
+ROOT = Path(__file__).resolve().parents[2]
+_LIST = re.compile(r"""["']grad_output["'],\s*["']grad_input["']|["']param["'],\s*["']grad["'],\s*["']update["']""")
+
+
+def test_no_port_list_is_written_a_second_time():
+    """Python and the viewer read the registry: no other file spells out a list of ports."""
+    files = [*(ROOT / "src" / "tensortap").rglob("*.py"), *(ROOT / "web" / "src").rglob("*.ts")]
+    again = [str(f) for f in files if f.name != "ports.py" and _LIST.search(f.read_text(encoding="utf-8"))]
+    assert not again
+
+
+def test_the_documents_name_every_port():
+    """The table of patterns and the run folder's column list all ports."""
+    for name in ("triggers-and-sites.md", "run-folder.md"):
+        text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert re.search("`?[, ]+`?".join(ports.PORTS), text), name
+
+
+def test_ports_refer_to_ports():
+    """What is shown beside a port is a port."""
+    assert {other for port in ports.PORT_INFO.values() for other in port.beside} <= set(ports.PORTS)
