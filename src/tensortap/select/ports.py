@@ -51,6 +51,10 @@ _REGISTRY: Final = (
     PortInfo(
         "update", "optimizer", "parameter", "update", "updates of parameters", needs_backward=True, beside=("param",)
     ),
+    PortInfo(
+        "buffer", "optimizer", "buffer", "buffer", "buffers",
+        optional="what a layer keeps besides its weights is an array like any other: write 'bn.moving_mean:param'",
+    ),
 )  # fmt: skip
 
 PORT_INFO: Final = {port.name: port for port in _REGISTRY}
@@ -58,6 +62,7 @@ PORTS: Final = tuple(PORT_INFO)
 OP_PORTS: Final = tuple(port.name for port in _REGISTRY if port.operations)
 MODULE_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "module")
 PARAMETER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "parameter")
+BUFFER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "buffer")
 MEMBER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of != "module")  # paths end in an attribute's name
 FORWARD_PORTS: Final = tuple(port.name for port in _REGISTRY if port.when == "forward")
 RESULT_PORTS: Final = ("output", "grad_output")  # what a call gives, and the gradient of it: all that named values have

@@ -8,6 +8,7 @@ CAPABILITIES: Final = Capabilities(
     "torch",
     "PyTorch",
     lacks={},
+    optional=("buffer",),
     notes={
         "exact": "compiled: in fp32 on the CPU, in every model that we tried",
         "op": "not inside what torch.compile made, which is reported",

@@ -1,4 +1,4 @@
-"""Parameters, their gradients and their updates, taken when the optimizer steps.
+"""Parameters, their gradients and their updates, and buffers, taken when the optimizer steps.
 
 The optimizers' global hooks need no reference to the user's optimizer. What they show is what the optimizer uses:
 gradients summed over the micro-batches and unscaled where a GradScaler is in use. With a closure it is the gradient
@@ -29,6 +29,7 @@ from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.modules.values import values_of
 from tensortap.record.recorder import OpenStep
 from tensortap.record.table import Value
+from tensortap.select.ports import BUFFER_PORTS
 
 FROZEN: Final = "requires no gradient"
 NO_GRADIENT: Final = "no gradient reached it"
@@ -36,15 +37,27 @@ NO_OPTIMIZER: Final = "no optimizer stepped it"
 
 
 class Owner(NamedTuple):
-    """Where a parameter hangs. The parameter itself may be replaced."""
+    """Where a parameter or buffer hangs. The tensor itself may be replaced."""
 
     module: weakref.ref[nn.Module]
     name: str
+    ports: tuple[str, ...]
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Its class, as patterns such as `type:Parameter:grad` name it."""
+        return ("Buffer",) if self.ports == BUFFER_PORTS else ("Parameter",)
 
     def parameter(self) -> nn.Parameter | None:
-        """The parameter as it is now, if it is there and has a shape."""
+        """Return the parameter as it is now, if it is there and has a shape."""
         found = getattr(self.module(), self.name, None)
         return found if isinstance(found, nn.Parameter) and not is_lazy(found) else None
+
+    def buffer(self) -> Tensor | None:
+        """Return the buffer as it is now, if it is there and has a shape."""
+        module = self.module()
+        found = None if module is None else module._buffers.get(self.name)
+        return found if found is not None and not is_lazy(found) else None
 
 
 class Stepping(NamedTuple):
@@ -112,6 +125,7 @@ class ParameterTaps:
         """The step ends: parameters and gradients that no optimizer has shown, as they are now."""
         self._take("param", step, skip=self._taken)
         self._take("grad", step, skip=self._taken)
+        self._take_buffers(step)
         self._taken.clear()
         self._clipped.clear()
 
@@ -155,6 +169,7 @@ class ParameterTaps:
             return
         ids = _ids(optimizer)
         self._take("param", step, ids)
+        self._take_buffers(step)
         if gradients:
             self._take("grad", step, ids, getattr(optimizer, "grad_scale", None), self._as_clipped())
         for port, parameter in self._plan("update", step, ids):
@@ -182,6 +197,15 @@ class ParameterTaps:
                 if ids is not None:
                     self._taken.add(name)
         return [(port, row) for port, row in rows if row >= 0]
+
+    def _take_buffers(self, step: OpenStep) -> None:
+        """Record the buffers once a step: no optimizer owns them, so the first that steps shows them all."""
+        for port in self._ports.get("buffer", ()):
+            buffer = self._owners[port.path].buffer() if step.armed & port.bits else None
+            name = f"{port.path}:buffer"
+            if buffer is not None and name not in self._taken:
+                self._observer.take(port.point(""), buffer, step)
+                self._taken.add(name)
 
     def _as_clipped(self) -> set[str]:
         """The gradients that are still what clipping made of them: their rows are there already."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tensortap.adapters.torch.autograd.parameters import Owner
-from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
+from tensortap.select.ports import BUFFER_PORTS, MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate
 
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
@@ -40,18 +40,20 @@ def _unwrapped_path(path: str) -> str:
 
 
 def owners_of(root: nn.Module) -> dict[str, Owner]:
-    """Every parameter under every name it has, by where it hangs."""
+    """Return where every parameter and buffer hangs, by each of its names."""
     return {
-        f"{path}.{name}" if path else name: Owner(weakref.ref(module), name)
+        f"{path}.{name}" if path else name: Owner(weakref.ref(module), name, ports)
         for path, module in modules_of(root)
-        for name, _ in module.named_parameters(recurse=False, remove_duplicate=False)
+        for held, ports in ((module._parameters, PARAMETER_PORTS), (module._buffers, BUFFER_PORTS))
+        for name, value in held.items()
+        if value is not None
     }
 
 
 def candidates_of(root: nn.Module) -> list[Candidate]:
     """What can be tapped."""
     found = [candidate(path, module) for path, module in modules_of(root) if not why_not(module)]
-    return found + [Candidate(name, ("Parameter",), PARAMETER_PORTS) for name in owners_of(root)]
+    return found + [Candidate(name, owner.types, owner.ports) for name, owner in owners_of(root).items()]
 
 
 def candidate(path: str, module: nn.Module) -> Candidate:
