@@ -80,7 +80,7 @@ def test_without_look_back_nothing_is_held() -> None:
     """A step that did not fire is gone at once."""
     recorder = Recorder([probe("a", when=HIGH)])
     play(recorder, [0, 0])
-    assert len(recorder._ring) == 0 and recorder._ring.nbytes == 0
+    assert len(recorder.lookback) == 0 and recorder.lookback.nbytes == 0
 
 
 def test_scheduled_steps_are_not_held() -> None:
@@ -99,7 +99,7 @@ def test_bytes_run_out_oldest_first_and_are_counted() -> None:
     assert numbers == [16, 17, 18, 19, 20]
     assert [kept.array[0] for step in written[-1] for kept in step.table.tensors] == numbers
     assert recorder.counters.counts() == {"lookback_let_go_steps": 16}
-    assert recorder._ring.nbytes == 0
+    assert recorder.lookback.nbytes == 0
 
 
 def test_the_ring_never_holds_more_than_it_may() -> None:
@@ -110,8 +110,8 @@ def test_the_ring_never_holds_more_than_it_may() -> None:
         value = np.zeros((number % 7 + 1) * 20_000, np.float32)
         recorder.observe(point, buffer_of(value))
         recorder.close({"loss": 0})
-        assert recorder._ring.nbytes <= 1 << 20
-        assert recorder._ring.nbytes == sum(held.step.nbytes for held in recorder._ring._held)
+        assert recorder.lookback.nbytes <= 1 << 20
+        assert recorder.lookback.nbytes == sum(held.step.nbytes for held in recorder.lookback._held)
 
 
 def test_a_step_larger_than_the_ring_is_let_go_by_itself() -> None:

@@ -1,4 +1,4 @@
-"""Keeping the cost of observing below a share of the step time, by observing fewer steps."""
+"""Keep the cost of observing below a share of the step time by observing fewer steps."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Final
 
 from tensortap.errors import ProbeError
 
-_LONG: Final = 20  # steps between two observed ones from which histograms are thinned as well
+_FAR_APART: Final = 20  # steps between two observed ones from which histograms are thinned as well
 _HISTOGRAM_EVERY: Final = 4
-_MOST_CREDIT: Final = 1.0  # in observed steps: a pause in the training must not buy a burst
+_MOST_CREDIT: Final = 1.0  # in observed steps: a pause in the training must not pay for a burst of them
 
 
 class Budget:
-    """A running account: every step earns a share of its time, observing spends, and a debt is paid back first.
+    """Credit every step a share of its time, charge what observing costs, and observe only while not in debt.
 
     >>> budget = Budget(0.1)
     >>> observed = []
@@ -25,7 +25,9 @@ class Budget:
 
     def __init__(self, share: float) -> None:
         if not 0 < share < 1:
-            raise ProbeError(f"budget={share!r} is no share of the step time; write budget=0.02 for 2 %")
+            raise ProbeError(
+                f"budget= must be a share of the step time between 0 and 1, got {share!r}; write budget=0.02 for 2 %"
+            )
         self.share = share
         self.own = 0.0
         self.whole = 0.0
@@ -36,20 +38,20 @@ class Budget:
 
     @property
     def used(self) -> float:
-        """What observing has cost so far, as a share of the time without it."""
+        """Return what observing has cost so far, as a share of the time without it."""
         bare = self.whole - self.own
         return self.own / bare if bare > 0 else 0.0
 
     def allows(self) -> bool:
-        """Whether the step that is about to open may be observed."""
+        """Return whether the step that is about to open may be observed."""
         return self._credit >= 0
 
     def histograms(self) -> bool:
-        """Whether its histograms may be taken too: where observed steps are far apart, only with every fourth."""
-        return self._since < _LONG or self._observed % _HISTOGRAM_EVERY == 0
+        """Return whether it may take histograms too: where observed steps are far apart, only every fourth does."""
+        return self._since < _FAR_APART or self._observed % _HISTOGRAM_EVERY == 0
 
     def closed(self, own: float, whole: float, observed: bool) -> None:
-        """A step took `whole` seconds, of which `own` were ours."""
+        """Note that a step took `whole` seconds, of which `own` were spent observing."""
         self.own += own
         self.whole += whole
         self._credit += self.share * max(whole - own, 0.0) - own

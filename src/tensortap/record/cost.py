@@ -1,4 +1,4 @@
-"""What observing costs: measured as it happens, by site and as a share of the step time."""
+"""Measure what observing costs, by site and as a share of the step time."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from tensortap.record.table import Names, StepTable
 # What a record costs around the kernel, in a real step where the caches hold the model and not our code: hooks and all
 # (benchmarks/overhead.py, MLP: 2.6 ms for 200 records). In a loop of nothing else it is 2.5 µs.
 _AROUND: Final = 9e-6
-_TOGETHER: Final = 32  # steps whose costs are added up at a time
+_STEPS_AT_A_TIME: Final = 32  # steps whose costs are added up at a time
 
 
 class Cost(NamedTuple):
-    """What observing has cost so far. Printed, the dearest sites come first."""
+    """What observing has cost so far. `print()` shows the most expensive sites."""
 
     share: float
     seconds: float
@@ -30,12 +30,12 @@ class Cost(NamedTuple):
 
     def __str__(self) -> str:
         head = f"{100 * self.share:.2f} % of the step time: {text.number(self.seconds)} s in {self.steps} steps"
-        dearest = sorted(self.by_site.items(), key=lambda item: -item[1])[:5]
-        return "\n".join([head, *(f"  {text.number(1e3 * seconds)} ms  {site}" for site, seconds in dearest)])
+        most_expensive = sorted(self.by_site.items(), key=lambda item: -item[1])[:5]
+        return "\n".join([head, *(f"  {text.number(1e3 * seconds)} ms  {site}" for site, seconds in most_expensive)])
 
 
 class Account:
-    """Adds up what observing costs, and holds it against the budget where there is one."""
+    """Add up what observing costs, and tell the budget where there is one."""
 
     def __init__(self, budget: Budget | None = None) -> None:
         self.budget = budget
@@ -51,19 +51,19 @@ class Account:
             self._taken.append((table.column("key").copy(), table.column("cost").copy()))
 
     def closed(self, closing: float, whole: float, observed: bool) -> None:
-        """A step took `whole` seconds, of which `closing` went into closing it, besides its rows."""
+        """Note that a step took `whole` seconds, of which `closing` were spent closing it, besides its rows."""
         self._own += closing
         self._whole += whole
         self.steps += 1
         if self.budget is not None:
             self.budget.closed(self._add_up() + closing, whole, observed)
-        elif len(self._taken) >= _TOGETHER:
+        elif len(self._taken) >= _STEPS_AT_A_TIME:
             self._add_up()
 
     def _add_up(self) -> float:
-        """Add what was taken, by place, and give its sum. Several steps at a time, for adding costs something too."""
+        """Add up the noted costs by place and return their sum. Done for several steps at once, as it costs too."""
         taken = []
-        with contextlib.suppress(IndexError):  # one by one, for other threads take and add up too
+        with contextlib.suppress(IndexError):  # one by one: other threads note and add up too
             while True:
                 taken.append(self._taken.popleft())
         if not taken:
@@ -78,7 +78,7 @@ class Account:
         return own
 
     def report(self, names: Names) -> Cost:
-        """The cost so far."""
+        """Return the cost so far."""
         self._add_up()
         by_site = {str(place): float(s) for place, s in zip(names.places, self._by_key, strict=False) if s}
         bare = self._whole - self._own

@@ -1,4 +1,4 @@
-"""What was dropped, thinned, skipped or went wrong: counted always, said once, raised only when asked to."""
+"""Count every drop; warn once per kind; raise only with `strict=True`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections import Counter
 
 
 class TensortapWarning(UserWarning):
-    """Something of ours went wrong beside the user's work, which goes on."""
+    """Something of tensortap failed; the user's own work goes on."""
 
 
 class Counters:
-    """Counts by name, and a warning the first time each thing happens.
+    """Count what is dropped, thinned, skipped or failed, by name, and warn the first time.
 
     >>> counters = Counters()
     >>> counters.add("dropped_steps"); counters.add("dropped_steps", 2); counters.counts()
@@ -28,7 +28,7 @@ class Counters:
         self._warned: set[str] = set()
         # A signal handler may count while the same thread is counting.
         self._lock = threading.RLock()
-        _LEDGERS.add(self)
+        _COUNTERS.add(self)
 
     def add(self, name: str, n: int = 1) -> None:
         """Count `n` more of something."""
@@ -36,17 +36,17 @@ class Counters:
             self._counts[name] += n
 
     def counts(self) -> dict[str, int]:
-        """What was counted, by name."""
+        """Return the counts by name."""
         with self._lock:
             return dict(sorted(self._counts.items()))
 
     def details(self) -> dict[str, str]:
-        """The first message of each kind of trouble."""
+        """Return the first message of each kind of failure."""
         with self._lock:
             return dict(self._details)
 
     def warn(self, key: str, message: str) -> None:
-        """Say it the first time, and remember it."""
+        """Warn the first time that `key` occurs, and remember the message."""
         with self._lock:
             if key in self._warned:
                 return
@@ -55,25 +55,25 @@ class Counters:
         warnings.warn(message, TensortapWarning, stacklevel=3)
 
     def failed(self, name: str, what: str, error: BaseException) -> None:
-        """An error of ours or of a user's function: count it, name it once; with `strict` let it out."""
+        """Count an error and warn of it once; with `strict` raise it."""
         self.note(name, what, error)
         if self.strict:
             raise error
 
     def note(self, name: str, what: str, error: BaseException) -> None:
-        """Count an error and name it once, where nobody could catch it."""
+        """Count an error and warn of it once, where nobody could catch it: on a thread of ours, or in a hook."""
         self.add(name)
         self.warn(
             f"{name}:{what}", f"{what} failed: {type(error).__name__}: {error} (counted as {name}; your code goes on)"
         )
 
 
-_LEDGERS: weakref.WeakSet[Counters] = weakref.WeakSet()
+_COUNTERS: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     # Another thread may have held the lock, and it did not come along.
-    for counters in list(_LEDGERS):
+    for counters in list(_COUNTERS):
         counters._lock = threading.RLock()
 
 

@@ -1,4 +1,4 @@
-"""Statistics over all ranks while they run: the rows of a step, combined by one all-reduce at its end."""
+"""Combine the statistics of a step over all ranks, by one all-reduce when it closes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ COLUMNS: Final = ("numel", *COUNTS, *STATISTICS)
 
 
 class GlobalStats(Mapping[str, Mapping[str, float]]):
-    """The last shared step: by `path:port`, what all ranks together saw there. Counts are exact.
+    """Statistics over all ranks of the last combined step, by `path:port`. Counts are exact.
 
-    >>> shared = GlobalStats(3, ["fc:output"], {name: np.ones(1) for name in COLUMNS})
-    >>> shared.step, shared["fc:output"]["mean"]
+    >>> stats = GlobalStats(3, ["fc:output"], {name: np.ones(1) for name in COLUMNS})
+    >>> stats.step, stats["fc:output"]["mean"]
     (3, 1.0)
     """
 
@@ -54,11 +54,11 @@ class GlobalStats(Mapping[str, Mapping[str, float]]):
 
 
 class Sharing:
-    """Combines a step's rows over all ranks.
+    """Combine a step's rows over all ranks.
 
-    Every rank has a slot of its own in one array, so that the sum over ranks is the rows of all of them, which fold as
-    records do. Calls and slots of a port are folded first: which ones there are is not known beforehand, and all
-    ranks must send the same number of rows.
+    Every rank writes to its own slot of one array, so that the sum over ranks holds the rows of all of them, which are
+    then merged as records are. Calls and slots of a port are merged first: which ones there are is not known
+    beforehand, and all ranks must send the same number of rows.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class Sharing:
         self._agree()
 
     def share(self, step: OpenStep, names: Names) -> None:
-        """At the end of a step that a probe wanted, as the step's number tells: on all ranks alike."""
+        """Combine a closing step, if a probe wants it by its number: then all ranks do this in the same step."""
         if not any(probe.when.before(step.number) is Answer.YES for probe in self._probes):
             return
         packed = np.zeros((self._world.size, len(self._ports), len(COLUMNS)))
         try:
             self._pack(step.table, names, packed[self._world.rank])
-        except Exception as error:  # the others are waiting: take part with nothing
+        except Exception as error:  # the other ranks are waiting: send zeros
             packed[:] = 0
             self._counters.failed("global_stats_errors", "packing rows for all ranks", error)
         rows = self._total(packed)
@@ -97,33 +97,33 @@ class Sharing:
 
     def _port(self, names: Names, key: int) -> int:
         place = names.places[key]
-        part = names.parts.get(place)
-        counts = part is None or not (part.replica or part.is_partial_sum)
+        shard = names.parts.get(place)
+        counts = shard is None or not (shard.replica or shard.is_partial_sum)
         return self._ports.get((place.site, place.port), -1) if counts and not place.op else -1
 
     def _agree(self) -> None:
-        """Once, at set-up: ranks that would send different rows must not begin."""
+        """Raise at set-up when ranks would send different rows."""
         text = "\n".join(":".join(key) for key in self._ports) + repr([str(p.when) for p in self._probes])
         digest = float(int(hashlib.sha256(text.encode()).hexdigest()[:12], 16))
         slots = np.zeros((self._world.size, 2))
         slots[self._world.rank] = digest, len(self._ports)
-        said = self._total(slots)
-        if (other := np.flatnonzero((said != said[self._world.rank]).any(axis=1))).size:
+        answers = self._total(slots)
+        if (other := np.flatnonzero((answers != answers[self._world.rank]).any(axis=1))).size:
             raise ProbeError(
                 f"global_stats=True needs the same sites and triggers on every rank, and rank {other[0]} watches "
-                f"{int(said[other[0], 1])} places where rank {self._world.rank} watches {len(self._ports)}, or others; "
-                "leave it out and use run.merged(over='ranks')"
+                f"{int(answers[other[0], 1])} places where rank {self._world.rank} watches {len(self._ports)}, or "
+                "others; leave it out and use run.merged(over='ranks')"
             )
 
 
 def check(probes: Sequence[Probe], *, model: bool, all_ranks: bool, budget: bool) -> None:
-    """Refuse what could make ranks disagree about when they meet, for then they would wait for each other for ever."""
-    late = [str(probe.when) for probe in probes if not probe.when.scheduled]
-    if late:
+    """Refuse options by which ranks could disagree about which steps to combine: they would wait for ever."""
+    unscheduled = [str(probe.when) for probe in probes if not probe.when.scheduled]
+    if unscheduled:
         raise ProbeError(
-            f"global_stats=True cannot go with when={late[0]}, which each rank answers for itself and only after the "
-            "step: ranks that disagree would wait for each other for ever. Use every(), at(), between(), first(), "
-            "powers_of() or chance(), and a second watch for the other probes"
+            f"global_stats=True cannot go with when={unscheduled[0]}, which each rank answers for itself and "
+            "only after the step: ranks that disagree would wait for each other for ever. Use every(), at(), "
+            "between(), first(), powers_of() or chance(), and a second watch for the other probes"
         )
     for wrong, what in (
         (not model, "needs a model: tensortap.watch(model, ..., global_stats=True)"),
@@ -135,7 +135,7 @@ def check(probes: Sequence[Probe], *, model: bool, all_ranks: bool, budget: bool
 
 
 def _merged(rows: Doubles) -> dict[str, npt.NDArray[Any]]:
-    """The slots of all ranks, folded place by place. Slots without finite elements add nothing to the moments."""
+    """Merge the slots of all ranks, place by place. Slots without finite elements add nothing to the moments."""
     ranks, places, _ = rows.shape
     flat = rows.transpose(1, 0, 2).reshape(ranks * places, len(COLUMNS))
     columns = {name: flat[:, i].copy() for i, name in enumerate(COLUMNS)}

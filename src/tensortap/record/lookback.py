@@ -1,4 +1,4 @@
-"""The look-back ring: the last steps nobody wanted yet, in memory, until a trigger wants them after all."""
+"""Look-back: keep the last steps that no trigger wanted in memory, in case a later trigger wants them."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from tensortap.record.table import StepTable
 
 
 class Split(NamedTuple):
-    """A closed step's rows: to be written now, waiting for a later trigger, and written but with tensors waiting."""
+    """A closed step's rows: to be written now, to be held for a later trigger, written now with tensors held."""
 
-    kept: StepTable | None
-    held: StepTable | None
-    pending: StepTable | None
+    now: StepTable | None
+    later: StepTable | None
+    tensors_later: StepTable | None
 
 
 def split(table: StepTable, fired: int, waiting: int) -> Split:
-    """Shard a table by the probes that want it now (`fired`) and those that may want it later (`waiting`)."""
+    """Split a table by the probes that want it now (`fired`) and those that may want it later (`waiting`)."""
     if not table.rows:
         return Split(None, None, None)
     probes = table.column("probes")
     wanted = _any(probes, fired)
     if not waiting:
-        return Split(_part(table, wanted), None, None)
-    held = ~wanted & _any(probes, waiting)
-    return Split(_part(table, wanted), _part(table, held), _pending(table, wanted, waiting))
+        return Split(_rows(table, wanted), None, None)
+    later = ~wanted & _any(probes, waiting)
+    return Split(_rows(table, wanted), _rows(table, later), _tensors_later(table, wanted, waiting))
 
 
-def _pending(table: StepTable, wanted: npt.NDArray[np.bool_], waiting: int) -> StepTable | None:
-    """A copy of the wanted rows of which somebody may want tensors later; the rows themselves are written now."""
+def _tensors_later(table: StepTable, wanted: npt.NDArray[np.bool_], waiting: int) -> StepTable | None:
+    """Return a copy of the rows that are written now and whose tensors a later trigger may want."""
     rows = sorted({kept.row for kept in table.tensors if kept.probe & waiting and wanted[kept.row]})
     if not rows:
         return None
-    late = table.take(np.array(rows))
-    late.tensors = [kept for kept in late.tensors if kept.probe & waiting]
-    late.values = []
-    return late
+    copy = table.take(np.array(rows))
+    copy.tensors = [kept for kept in copy.tensors if kept.probe & waiting]
+    copy.values = []
+    return copy
 
 
 def _any(probes: npt.NDArray[Any], mask: int) -> npt.NDArray[np.bool_]:
@@ -51,21 +51,22 @@ def _any(probes: npt.NDArray[Any], mask: int) -> npt.NDArray[np.bool_]:
     return found
 
 
-def _part(table: StepTable, chosen: npt.NDArray[np.bool_]) -> StepTable | None:
+def _rows(table: StepTable, chosen: npt.NDArray[np.bool_]) -> StepTable | None:
     if chosen.all():
         return table
     return table.take(np.flatnonzero(chosen)) if chosen.any() else None
 
 
-class _Held(NamedTuple):
+class _HeldStep(NamedTuple):
     step: Step
     waiting: int
 
 
 class LookBack:
-    """Holds what the last `steps` steps left unwritten, within `most_bytes`; what must be let go is counted.
+    """Hold the unwritten rows of the last `steps` steps, within `most_bytes`.
 
-    Kept tensors count like rows. Bytes run out oldest first.
+    Kept tensors count like rows. When the bytes run out the oldest step is dropped, and counted in
+    `lookback_let_go_steps`.
     """
 
     def __init__(self, steps: int, most_bytes: int, counters: Counters) -> None:
@@ -73,23 +74,23 @@ class LookBack:
         self.most_bytes = most_bytes
         self.nbytes = 0
         self._counters = counters
-        self._held: deque[_Held] = deque()
+        self._held: deque[_HeldStep] = deque()
 
     def __len__(self) -> int:
         return len({held.step.number for held in self._held})
 
     def hold(self, step: Step, waiting: int) -> None:
-        """Remember a step's rows for the probes that may want them later."""
-        self._held.append(_Held(step, waiting))
+        """Hold a step's rows for the probes that may want them later."""
+        self._held.append(_HeldStep(step, waiting))
         self.nbytes += step.nbytes
         while self._held and self.nbytes > self.most_bytes:
             gone = self._held.popleft().step
             self.nbytes -= gone.nbytes
-            if all(held.step.number != gone.number for held in self._held):  # a step may be held in two parts
+            if all(held.step.number != gone.number for held in self._held):  # a step may be held twice
                 self._counters.add("lookback_let_go_steps")
 
     def expire(self, number: int) -> list[StepTable]:
-        """Let go of what lies further back than promised before step `number`; its memory can be used again."""
+        """Drop what is more than `steps` before step `number`; return the tables, to be used again."""
         old = [held for held in self._held if held.step.number < number - self.steps]
         if old:  # steps that were open at once may have closed in any order
             self._held = deque(held for held in self._held if held.step.number >= number - self.steps)
@@ -97,13 +98,13 @@ class LookBack:
         return [held.step.table for held in old]
 
     def release(self, fired: int) -> Iterator[tuple[Step, int]]:
-        """The held steps that the fired probes want, oldest first, with the probes that go on waiting for them."""
+        """Yield the held steps that the fired probes want, oldest first, with the probes that still wait for them."""
         held, self._held, self.nbytes = sorted(self._held, key=lambda held: held.step.number), deque(), 0
         for step, waiting in held:
             rest = waiting & ~fired
-            part = split(step.table, fired & waiting, rest)
-            for table, written in ((part.held, step.tensors_only), (part.pending, True)):
+            parts = split(step.table, fired & waiting, rest)
+            for table, written in ((parts.later, step.tensors_only), (parts.tensors_later, True)):
                 if table is not None:
                     self.hold(replace(step, table=table, tensors_only=written), rest)
-            if part.kept is not None:
-                yield replace(step, table=part.kept), rest
+            if parts.now is not None:
+                yield replace(step, table=parts.now), rest

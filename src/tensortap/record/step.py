@@ -1,4 +1,4 @@
-"""A finished step, and one record of it: what sinks receive."""
+"""What sinks receive: a closed step, and its records."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _OF_PLACE = frozenset(Place._fields)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Record(Mapping[str, Any]):
-    """One row: where and when, what was seen, and why it was kept. A mapping over the contract's columns.
+    """One row: where and when, what was seen, and why it was kept. A mapping from column names to values.
 
-    `numbers` are what quantiles and the user's own functions gave.
+    `numbers` holds quantiles and what the user's own functions returned.
     """
 
     step: int
@@ -61,7 +61,7 @@ class Record(Mapping[str, Any]):
         return markup.page(title, markup.Html(self.summary._repr_html_()), *own)
 
 
-class _Known(NamedTuple):
+class _Shared(NamedTuple):
     reasons: tuple[str, ...]
     numbers: Mapping[int, Mapping[str, float]]
 
@@ -96,36 +96,36 @@ class Step:
 
     @property
     def nbytes(self) -> int:
-        """Bytes it holds in memory."""
+        """Return the bytes it takes in memory."""
         return self.table.nbytes
 
     def place(self, row: int) -> Place:
-        """Where a row was seen."""
+        """Return the place of a row."""
         return self.names.places[int(self.table.columns["key"][row])]
 
     def tensors(self) -> Iterator[tuple[Record, Kept]]:
-        """What was kept of tensors, each with its record."""
-        known = self._known()
+        """Yield what was kept of tensors, each with its record."""
+        shared = self._shared()
         for kept in self.table.tensors:
-            yield self._record(kept.row, known), kept
+            yield self._record(kept.row, shared), kept
 
     def records(self) -> Iterator[Record]:
-        """The rows, one by one."""
-        known = self._known()
-        return (self._record(row, known) for row in range(self.table.rows))
+        """Return the rows, one by one."""
+        shared = self._shared()
+        return (self._record(row, shared) for row in range(self.table.rows))
 
     def record(self, row: int) -> Record:
-        """One row as a value of its own."""
-        return self._record(row, self._known())
+        """Return one row."""
+        return self._record(row, self._shared())
 
-    def _known(self) -> _Known:
-        """What rows share, looked up once for all of them."""
+    def _shared(self) -> _Shared:
+        """Look up what the rows share, once for all of them."""
         by_row: dict[int, dict[str, float]] = {}
         for value in self.table.values:
             by_row.setdefault(value.row, {})[value.name] = float(value.number)
-        return _Known(tuple(self.names.words["reason"]), by_row)
+        return _Shared(tuple(self.names.words["reason"]), by_row)
 
-    def _record(self, row: int, known: _Known) -> Record:
+    def _record(self, row: int, shared: _Shared) -> Record:
         table = self.table
         return Record(
             step=self.number,
@@ -134,16 +134,16 @@ class Step:
             place=self.place(row),
             call=int(table.columns["call"][row]),
             seq=int(table.columns["seq"][row]),
-            reason=known.reasons[int(table.columns["reason"][row])],
+            reason=shared.reasons[int(table.columns["reason"][row])],
             recomputed=bool(table.columns["recomputed"][row >> 3] >> (row & 7) & 1),
             time=int(table.columns["time"][row]),
             summary=summary_of(table, row),
-            numbers=known.numbers.get(row, {}),
+            numbers=shared.numbers.get(row, {}),
         )
 
 
 def summary_of(table: StepTable, row: int) -> Summary:
-    """The statistics of one row of a table."""
+    """Return the statistics of one row of a table."""
     offset, counts = table.histogram(row) or (None, None)
     return Summary(
         dtype=DTYPES[int(table.columns["dtype"][row])].name,

@@ -1,23 +1,19 @@
-"""The writer: one background thread between the user's step and every place where steps go.
+"""The writer: one background thread between the user's step and the sinks.
 
-A step is handed over once. A journal (the run folder) appends it before the hand-over returns, so that it outlives
-the process; everything slower happens on the thread, behind a queue bounded in bytes.
+A closed step is handed over once. A journal (the run folder) appends it before the hand-over returns, so that the
+step outlives the process; everything slower happens on the thread, behind a queue bounded in bytes.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
-import signal
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
+from tensortap.record import at_exit
 from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.types import WhenFull
@@ -27,10 +23,10 @@ _TICK_SECONDS: Final = 1.0
 
 
 class Sink(Protocol):
-    """Where finished steps go. An error it raises is counted and warned of once; it never reaches the user's step."""
+    """A destination of closed steps. Its errors are counted and warned of once; they never reach the user's step."""
 
     def write(self, step: Step) -> None:
-        """Take one step, on the writer's thread. The step's memory is used again afterwards: copy what you keep."""
+        """Write one step, on the writer's thread. The step's memory is reused afterwards: copy what you keep."""
 
     def close(self) -> None:
         """Write out what is left. Called once."""
@@ -38,26 +34,26 @@ class Sink(Protocol):
 
 @runtime_checkable
 class Journal(Sink, Protocol):
-    """A sink whose first half is done before `tap.step()` returns."""
+    """A sink that makes a step durable before `tap.step()` returns."""
 
     def append(self, step: Step) -> bool:
-        """Make the step survive the process. True when `write` has more to do with it on the thread."""
+        """Make the step outlive the process. Return True when `write` has more to do with it on the thread."""
 
     def tick(self) -> None:
-        """Now and then, on the thread: seal, sync, bring counts up to date."""
+        """Seal, sync and update counts; called about once a second on the thread."""
 
 
-class _Waiting(NamedTuple):
+class _QueuedStep(NamedTuple):
     step: Step
     sinks: list[Sink]
     size: int
 
 
 class Writer:
-    """Hands steps to sinks: journals at once, the rest from one daemon thread.
+    """Hand steps to sinks: to journals at once, to the others from one daemon thread.
 
-    When the queue holds `queue_bytes`, `put` waits (`when_full="block"`) or lets the step go and counts it
-    (`"drop"`). A forked child neither has the thread nor writes.
+    When the queue holds `queue_bytes`, `put` waits (`when_full="block"`) or drops the step and counts it
+    (`"drop"`). A forked child writes nothing.
     """
 
     def __init__(
@@ -72,7 +68,7 @@ class Writer:
         self.counters = counters or Counters()
         self._journals = [sink for sink in sinks if isinstance(sink, Journal)]
         self._others = [sink for sink in sinks if not isinstance(sink, Journal)]
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedStep] = deque()
         self._queued_bytes = 0
         self._most_bytes = queue_bytes
         self._block = when_full == "block"
@@ -82,24 +78,23 @@ class Writer:
         self._closing = False
         self._alive = True
         self._forked = False
-        self._trouble: BaseException | None = None
+        self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
-        _LIVE.add(self)
-        _Exit.install()
+        at_exit.register(self)
 
     @property
     def sinks(self) -> list[Sink]:
-        """Where steps go, journals first."""
+        """Return the sinks, journals first."""
         return [*self._journals, *self._others]
 
     def put(self, step: Step) -> None:
-        """Take a finished step over. Returns once journals have it. With `strict`, a sink's earlier error is raised."""
+        """Take a closed step over; return once journals have it. With `strict`, raise a sink's earlier error."""
         if not self._alive:
             self._refuse(step)
             return
-        self._raise_trouble()
-        late = step.pending  # then journals have to wait for its values, and that is for the thread
-        later: list[Sink] = [sink for sink in self._journals if late or self._append(sink, step)]
+        self._raise_error()
+        pending = step.pending  # then journals have to wait for its values, which the thread does
+        later: list[Sink] = [sink for sink in self._journals if pending or self._append(sink, step)]
         later += self._others if step.table.rows or step.metrics else []
         with self._changed:  # threads that hand over their first steps at once start one writer, not two
             if not self._running():
@@ -113,7 +108,7 @@ class Writer:
         """Wait until everything handed over so far is written."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._queue or self._busy) or not self._running())
-        self._raise_trouble()
+        self._raise_error()
 
     def close(self, timeout: float | None = None) -> None:
         """Write everything, stop the thread and close every sink. A second call does nothing."""
@@ -123,10 +118,8 @@ class Writer:
         for sink in (*self._others, *self._journals):
             self._guard(_name(sink), sink.close)
         self._alive = False
-        _LIVE.discard(self)
-        if not _LIVE:
-            _Exit.uninstall()
-        self._raise_trouble()
+        at_exit.unregister(self)
+        self._raise_error()
 
     def _refuse(self, step: Step) -> None:
         if not self._forked:
@@ -134,10 +127,10 @@ class Writer:
             self.counters.warn("closed", f"step {step.number} ended after everything was closed, and is not written")
         self._release(step)
 
-    def _raise_trouble(self) -> None:
-        trouble, self._trouble = self._trouble, None
-        if trouble is not None:
-            raise trouble
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
 
     def _append(self, sink: Journal, step: Step) -> bool:
         try:
@@ -158,12 +151,12 @@ class Writer:
                 self._drop(step, sinks)
                 return
             self._changed.wait_for(lambda: fits() or not self._running())
-            self._queue.append(_Waiting(step, sinks, size))
+            self._queue.append(_QueuedStep(step, sinks, size))
             self._queued_bytes += size
             self._changed.notify_all()
 
     def _drop(self, step: Step, sinks: list[Sink]) -> None:
-        """Journals have the rows already, unless they are late, and lose only the tensors left to the thread."""
+        """Count a step that the queue has no room for. Journals have its rows already, unless they are pending."""
         if step.pending or any(sink in self._others for sink in sinks):
             self.counters.add("dropped_steps")
         if step.pending:
@@ -173,7 +166,7 @@ class Writer:
         self._release(step)
 
     def _start(self) -> None:
-        _Exit.install()
+        at_exit.install()
         thread = threading.Thread(target=self._run, name="tensortap-writer", daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: `close` writes what waits
             thread.start()
@@ -211,7 +204,7 @@ class Writer:
         with self._changed:
             step, sinks, size = self._queue.popleft()
             self._busy = True
-        for sink in self._settled(step, sinks):
+        for sink in self._ready(step, sinks):
             self._guard(_name(sink), lambda sink=sink: sink.write(step))  # type: ignore[misc]
         self._release(step)
         with self._changed:
@@ -219,16 +212,16 @@ class Writer:
             self._busy = False
             self._changed.notify_all()
 
-    def _settled(self, step: Step, sinks: list[Sink]) -> list[Sink]:
-        """Who is to write a step; late rows are waited for, and appended to journals, first."""
+    def _ready(self, step: Step, sinks: list[Sink]) -> list[Sink]:
+        """Return the sinks that are to write a step, after its pending rows were waited for and given to journals."""
         if not step.pending:
             return sinks
         if not self._guard("waiting for a device", step.wait, "device_errors"):
             self._lose(step)
             return []
-        return [sink for sink in sinks if not isinstance(sink, Journal) or self._append_late(sink, step)]
+        return [sink for sink in sinks if not isinstance(sink, Journal) or self._append_pending(sink, step)]
 
-    def _append_late(self, sink: Journal, step: Step) -> bool:
+    def _append_pending(self, sink: Journal, step: Step) -> bool:
         more: list[bool] = []
         if not self._guard(_name(sink), lambda: more.append(sink.append(step))):
             self._lose(step)
@@ -248,12 +241,12 @@ class Writer:
                 raise
             with contextlib.suppress(Warning):  # under `python -W error` the warning is one more exception
                 self.counters.note(count, what, error)
-            if self.counters.strict and self._trouble is None:
-                self._trouble = error
+            if self.counters.strict and self._error is None:
+                self._error = error
             return False
 
-    def _forget(self) -> None:
-        """In a forked child: the thread did not come along, and the files are the parent's."""
+    def after_fork(self) -> None:
+        """Write nothing in a forked child: the thread did not come along, and the files are the parent's."""
         self._alive = False
         self._forked = True
         self._queue.clear()
@@ -262,52 +255,3 @@ class Writer:
 
 def _name(sink: object) -> str:
     return f"writing to {sink}"
-
-
-_LIVE: weakref.WeakSet[Writer] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for writer in list(_LIVE):
-        writer._forget()
-    _LIVE.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-class _Exit:
-    """Flushes at the end of the process and on SIGTERM, where nobody else has taken the signal."""
-
-    PATIENCE: Final = 10.0  # a signal may find the main thread holding a lock that the writer wants
-    installed = False
-
-    @classmethod
-    def install(cls) -> None:
-        if not cls.installed:
-            cls.installed = True
-            atexit.register(cls.close_all)
-        if _in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, cls.terminated)
-
-    @classmethod
-    def uninstall(cls) -> None:
-        if _in_main_thread() and signal.getsignal(signal.SIGTERM) == cls.terminated:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    @classmethod
-    def close_all(cls, timeout: float | None = None) -> None:
-        for writer in list(_LIVE):
-            with contextlib.suppress(Exception):  # noted already; the others are to be closed too
-                writer.close(timeout)
-
-    @classmethod
-    def terminated(cls, number: int, frame: FrameType | None) -> None:
-        """Write what is there, then die of the signal as the process would have without us."""
-        cls.close_all(cls.PATIENCE)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-
-def _in_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tensortap.adapters.protocol import world_now
 from tensortap.errors import ProbeError, RunError, RunExistsError
-from tensortap.record import writer
+from tensortap.record import at_exit
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
 from tensortap.script.closing import last_words, say
 from tensortap.script.imports import after_import
@@ -79,7 +79,7 @@ class ScriptRun:
         to = self._to or default_path(_kind(self.plan), world_now().rank, str(self._start / "runs"))
         found = replace(self.probe, patterns=models.matching())
         self.tap = watch(models, found, to=[to, self.tally], resume=self.plan.resume, overwrite=self.plan.overwrite)
-        writer._Exit.install()
+        at_exit.install()
         atexit.unregister(self.finish)
         atexit.register(self.finish)  # what is registered last comes first, and the writer must still be there
         return self.tap

@@ -233,7 +233,7 @@ def _backend(observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, 
 
 def _limits(recorder: Recorder) -> list[tuple[int, tuple[str, float]]]:
     """The probes that ask only whether the loss passes a limit: a graph can decide that. Look-back keeps all steps."""
-    if recorder.looks_back:
+    if recorder.lookback.steps:
         return []
     found = ((1 << i, comparison(probe.when)) for i, probe in enumerate(recorder.probes))
     return [(bit, (c.sign, c.value)) for bit, c in found if c is not None and c.name == "loss"]

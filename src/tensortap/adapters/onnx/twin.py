@@ -58,7 +58,7 @@ class Twin:
         self._bits = bits_of(port for site in (*sites, root) for port in (*site.inputs, *site.outputs))
         recorder = observer.recorder
         self._histograms = recorder.histogram_probes
-        self._elements = -1 if isinstance(observer, Catcher) else recorder.keeping_probes
+        self._elements = -1 if isinstance(observer, Catcher) else recorder.elements.probes
         self._session: Any = None
         self._names: list[str] = []  # of the tensors that it gives as they are
         self._rows: dict[str, bool] = {}  # and of those that it reduces itself, to a row with or without histogram

@@ -146,7 +146,7 @@ class Devices:
             with quietly(stream):
                 return copies_of(result, stream)
 
-        self._recorder.keep_by(table, row, point, armed, picked, asked)
+        self._recorder.elements.keep_by(table, row, point, armed, picked, asked)
 
 
 def _flat(plain: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class TensorObserver:
             if row < 0:
                 return self._too_late()
             if armed & point.keeping:
-                self.recorder.keep(step.table, row, point, armed, buffer, given(tensor))
+                self.recorder.elements.keep(step.table, row, point, armed, buffer, given(tensor))
             return row
         except Exception as error:
             self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)

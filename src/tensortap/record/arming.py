@@ -1,0 +1,99 @@
+"""Ask the probes' triggers: before a step whether they may want it, after it whether they do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tensortap.record.budget import Budget
+from tensortap.record.counters import Counters
+from tensortap.record.open_step import Armed
+from tensortap.select.probes import Probe
+from tensortap.select.triggers import Answer
+from tensortap.types import StepOutcome
+
+_STEPS_WITHOUT_METRIC: Final = 100  # after so many steps a metric that a trigger reads and nobody gave is warned of
+
+
+class ProbeTriggers:
+    """Arm steps and collect the reasons to keep them. A trigger that raises is counted and asked again next step."""
+
+    def __init__(self, probes: Sequence[Probe], budget: Budget | None, counters: Counters) -> None:
+        self.histogram_probes = sum(probe.histogram << i for i, probe in enumerate(probes))
+        self._probes = probes
+        self._budget = budget
+        self._counters = counters
+        self._metrics = _MetricCheck({name for probe in probes for name in probe.when.metrics()}, counters)
+
+    def arm(self, number: int, *, paused: bool) -> Armed:
+        """Ask every trigger about a step that is about to begin."""
+        armed = maybe = 0
+        for i, probe in enumerate(self._probes):
+            answer = self._before(probe, number)
+            armed |= (answer is not Answer.NO) << i
+            maybe |= (answer is Answer.MAYBE) << i
+        armed, hist = self._within_budget(0 if paused else armed, maybe)
+        return Armed(number, armed, maybe, hist)
+
+    def fired(self, number: int, outcome: StepOutcome) -> dict[int, str]:
+        """Return the probes that want the step, with their reasons. Every trigger is asked: it may keep history."""
+        reasons = {}
+        for i, probe in enumerate(self._probes):
+            try:
+                reason = probe.when.after(number, outcome)
+            except Exception as error:
+                self._counters.failed("trigger_errors", f"trigger {probe.when}", error)
+                continue
+            if reason is not None:
+                reasons[i] = reason
+        return reasons
+
+    def check_metrics(self, metrics: Mapping[str, float]) -> None:
+        """Warn once of a metric that a trigger reads and that no step has given."""
+        self._metrics.closed(metrics)
+
+    def _before(self, probe: Probe, number: int) -> Answer:
+        try:
+            return probe.when.before(number)
+        except Exception as error:
+            self._counters.failed("trigger_errors", f"trigger {probe.when}", error)
+            return Answer.MAYBE
+
+    def _within_budget(self, armed: int, maybe: int) -> tuple[int, int]:
+        """Return the armed probes that the budget allows, and which may take histograms. Triggers are never thinned."""
+        budget, hist = self._budget, self.histogram_probes
+        if budget is None or not armed & ~maybe:
+            return armed, hist
+        if not budget.allows():
+            self._counters.add("thinned_steps")
+            return armed & maybe, hist
+        if hist & armed & ~maybe and not budget.histograms():
+            self._counters.add("thinned_histograms")
+            hist &= maybe
+        return armed, hist
+
+
+class _MetricCheck:
+    def __init__(self, read: set[str], counters: Counters) -> None:
+        self._read = read
+        self._given: set[str] = set()
+        self._steps = 0
+        self._counters = counters
+
+    def closed(self, metrics: Mapping[str, float]) -> None:
+        if self._steps >= _STEPS_WITHOUT_METRIC:
+            return
+        self._given.update(metrics)
+        self._steps += 1
+        if self._steps == _STEPS_WITHOUT_METRIC:
+            for name in sorted(self._read - self._given):
+                self._warn(name)
+
+    def _warn(self, name: str) -> None:
+        known = ", ".join(sorted(self._given)) or "none"
+        self._counters.add("metrics_missing")
+        self._counters.warn(
+            f"metric:{name}",
+            f"a trigger reads the metric {name!r}, which no step has given so far (seen: {known}); "
+            f"pass it as tap.step({name}=...)",
+        )

@@ -1,0 +1,58 @@
+"""What an adapter holds while a step is recorded: the step, and a point for each place it observes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from tensortap.record.table import StepTable
+from tensortap.types import Place
+
+
+class Point:
+    """One place to observe: its number in the run, and the probes (as bits) that matched it, decided once."""
+
+    __slots__ = ("keeping", "key", "place", "probes", "text")
+
+    def __init__(self, place: Place, key: int, probes: int, keeping: int) -> None:
+        self.place = place
+        self.key = key
+        self.probes = probes
+        self.keeping = keeping  # those of the probes that keep elements or call the user's functions
+        self.text = str(place)
+
+
+class Armed(NamedTuple):
+    """What is decided about a step before it begins. Probes are bits of an integer."""
+
+    number: int
+    armed: int  # the probes that may want it: 0 costs nothing
+    maybe: int  # those of them that can only say when the step has ended
+    hist: int  # the probes that take histograms, unless the budget thins them
+
+
+class OpenStep:
+    """A step being recorded.
+
+    Adapters read `armed` before they touch a tensor, write rows into `table`, and may set `metrics`, `labels`,
+    `phase` and `origin`.
+    """
+
+    __slots__ = (
+        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "origin", "phase", "table",
+    )  # fmt: skip
+
+    def __init__(self, table: StepTable, armed: Armed) -> None:
+        self.table = table
+        self.begin(armed)
+        self.origin: Any = None  # where its first non-finite value comes from, if that was looked for
+        self.phase = ""
+        self.labels: Mapping[str, str] = {}
+        self.closed = False
+        self.calls: dict[Any, Any] = {}  # an adapter's count of calls, by whatever it counts
+
+    def begin(self, armed: Armed) -> None:
+        """Become this step. A step that no probe wanted is used again for the next one, as it holds nothing."""
+        self.number, self.armed, self.maybe, self.hist = armed
+        self.idle = self.armed == 0
+        self.metrics: dict[str, float] = {}  # what the adapter found; the user's own have precedence
