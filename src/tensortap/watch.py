@@ -33,7 +33,8 @@ from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing, check
 from tensortap.record.pending import PendingMetrics, PendingNumber
 from tensortap.record.recorder import LOOKBACK_BYTES, OpenStep, Point, Recorder
-from tensortap.record.writer import QUEUE_BYTES, Sink, Writer
+from tensortap.record.sink import Sink
+from tensortap.record.writer import QUEUE_BYTES, Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.select.probes import Probe, as_probes, probe
 from tensortap.select.sites import Candidate, Pattern

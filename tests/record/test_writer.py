@@ -18,8 +18,9 @@ import pytest
 
 from tensortap.record.counters import Counters, TensortapWarning
 from tensortap.record.recorder import Recorder
+from tensortap.record.sink import Sink
 from tensortap.record.step import Step
-from tensortap.record.writer import Sink, Writer
+from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import full
 from tensortap.select.probes import probe

@@ -53,7 +53,7 @@ class Line:
     def tick(self, seconds: float = 1.0) -> None:
         self.writer.flush()
         self.now += seconds
-        self.writer._guard(f"writing to {self.folder}", self.folder.tick)
+        self.writer.guarded.tick()
 
 
 @pytest.fixture

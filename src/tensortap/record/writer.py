@@ -11,36 +11,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 from tensortap.record import at_exit
 from tensortap.record.counters import Counters
+from tensortap.record.sink import GuardedSinks, Sink
 from tensortap.record.step import Step
 from tensortap.types import WhenFull
 
 QUEUE_BYTES: Final = 256 << 20
 _TICK_SECONDS: Final = 1.0
-
-
-class Sink(Protocol):
-    """A destination of closed steps. Its errors are counted and warned of once; they never reach the user's step."""
-
-    def write(self, step: Step) -> None:
-        """Write one step, on the writer's thread. The step's memory is reused afterwards: copy what you keep."""
-
-    def close(self) -> None:
-        """Write out what is left. Called once."""
-
-
-@runtime_checkable
-class Journal(Sink, Protocol):
-    """A sink that makes a step durable before `tap.step()` returns."""
-
-    def append(self, step: Step) -> bool:
-        """Make the step outlive the process. Return True when `write` has more to do with it on the thread."""
-
-    def tick(self) -> None:
-        """Seal, sync and update counts; called about once a second on the thread."""
 
 
 class _QueuedStep(NamedTuple):
@@ -66,8 +46,7 @@ class Writer:
         release: Callable[[Step], None] = lambda step: None,
     ) -> None:
         self.counters = counters or Counters()
-        self._journals = [sink for sink in sinks if isinstance(sink, Journal)]
-        self._others = [sink for sink in sinks if not isinstance(sink, Journal)]
+        self.guarded = GuardedSinks(sinks, self.counters)
         self._queue: deque[_QueuedStep] = deque()
         self._queued_bytes = 0
         self._most_bytes = queue_bytes
@@ -78,24 +57,21 @@ class Writer:
         self._closing = False
         self._alive = True
         self._forked = False
-        self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         at_exit.register(self)
 
     @property
     def sinks(self) -> list[Sink]:
         """Return the sinks, journals first."""
-        return [*self._journals, *self._others]
+        return [*self.guarded.journals, *self.guarded.others]
 
     def put(self, step: Step) -> None:
         """Take a closed step over; return once journals have it. With `strict`, raise a sink's earlier error."""
         if not self._alive:
             self._refuse(step)
             return
-        self._raise_error()
-        pending = step.pending  # then journals have to wait for its values, which the thread does
-        later: list[Sink] = [sink for sink in self._journals if pending or self._append(sink, step)]
-        later += self._others if step.table.rows or step.metrics else []
+        self.guarded.raise_error()
+        later = self.guarded.append(step)
         with self._changed:  # threads that hand over their first steps at once start one writer, not two
             if not self._running():
                 self._start()
@@ -108,37 +84,30 @@ class Writer:
         """Wait until everything handed over so far is written."""
         with self._changed:
             self._changed.wait_for(lambda: not (self._queue or self._busy) or not self._running())
-        self._raise_error()
+        self.guarded.raise_error()
 
     def close(self, timeout: float | None = None) -> None:
         """Write everything, stop the thread and close every sink. A second call does nothing."""
         if not self._alive:
             return
         self._stop(timeout)
-        for sink in (*self._others, *self._journals):
-            self._guard(_name(sink), sink.close)
+        self.guarded.close()
         self._alive = False
         at_exit.unregister(self)
-        self._raise_error()
+        self.guarded.raise_error()
+
+    def after_fork(self) -> None:
+        """Write nothing in a forked child: the thread did not come along, and the files are the parent's."""
+        self._alive = False
+        self._forked = True
+        self._queue.clear()
+        self._changed = threading.Condition()
 
     def _refuse(self, step: Step) -> None:
         if not self._forked:
-            self._lose(step)
+            self.guarded.lose(step)
             self.counters.warn("closed", f"step {step.number} ended after everything was closed, and is not written")
         self._release(step)
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _append(self, sink: Journal, step: Step) -> bool:
-        try:
-            return sink.append(step)
-        except Exception as error:
-            self._lose(step)
-            self.counters.failed("sink_errors", _name(sink), error)
-            return False
 
     def _enqueue(self, step: Step, sinks: list[Sink]) -> None:
         size = step.nbytes
@@ -157,11 +126,11 @@ class Writer:
 
     def _drop(self, step: Step, sinks: list[Sink]) -> None:
         """Count a step that the queue has no room for. Journals have its rows already, unless they are pending."""
-        if step.pending or any(sink in self._others for sink in sinks):
+        if step.pending or any(sink in self.guarded.others for sink in sinks):
             self.counters.add("dropped_steps")
         if step.pending:
             self.counters.add("dropped_records", step.table.rows)
-        if any(sink in self._journals for sink in sinks):
+        if any(sink in self.guarded.journals for sink in sinks):
             self.counters.add("dropped_tensors", len(step.table.tensors))
         self._release(step)
 
@@ -169,6 +138,7 @@ class Writer:
         at_exit.install()
         thread = threading.Thread(target=self._run, name="tensortap-writer", daemon=True)
         with contextlib.suppress(RuntimeError):  # the interpreter is shutting down: `close` writes what waits
+            self.guarded.thread = thread
             thread.start()
             self._thread = thread
 
@@ -196,62 +166,16 @@ class Writer:
             if self._queue:
                 self._write_next()
             if time.monotonic() >= due:
-                for journal in self._journals:
-                    self._guard(_name(journal), journal.tick)
+                self.guarded.tick()
                 due = time.monotonic() + _TICK_SECONDS
 
     def _write_next(self) -> None:
         with self._changed:
             step, sinks, size = self._queue.popleft()
             self._busy = True
-        for sink in self._ready(step, sinks):
-            self._guard(_name(sink), lambda sink=sink: sink.write(step))  # type: ignore[misc]
+        self.guarded.write(step, sinks)
         self._release(step)
         with self._changed:
             self._queued_bytes -= size
             self._busy = False
             self._changed.notify_all()
-
-    def _ready(self, step: Step, sinks: list[Sink]) -> list[Sink]:
-        """Return the sinks that are to write a step, after its pending rows were waited for and given to journals."""
-        if not step.pending:
-            return sinks
-        if not self._guard("waiting for a device", step.wait, "device_errors"):
-            self._lose(step)
-            return []
-        return [sink for sink in sinks if not isinstance(sink, Journal) or self._append_pending(sink, step)]
-
-    def _append_pending(self, sink: Journal, step: Step) -> bool:
-        more: list[bool] = []
-        if not self._guard(_name(sink), lambda: more.append(sink.append(step))):
-            self._lose(step)
-        return any(more)
-
-    def _lose(self, step: Step) -> None:
-        self.counters.add("dropped_steps")
-        self.counters.add("dropped_records", step.table.rows)
-
-    def _guard(self, what: str, call: Callable[[], None], count: str = "sink_errors") -> bool:
-        """Call a sink. Its error is counted; with `strict` it comes out of the next `put`, `flush` or `close`."""
-        try:
-            call()
-            return True
-        except BaseException as error:  # even SystemExit must not end the thread
-            if not isinstance(error, Exception) and threading.current_thread() is not self._thread:
-                raise
-            with contextlib.suppress(Warning):  # under `python -W error` the warning is one more exception
-                self.counters.note(count, what, error)
-            if self.counters.strict and self._error is None:
-                self._error = error
-            return False
-
-    def after_fork(self) -> None:
-        """Write nothing in a forked child: the thread did not come along, and the files are the parent's."""
-        self._alive = False
-        self._forked = True
-        self._queue.clear()
-        self._changed = threading.Condition()
-
-
-def _name(sink: object) -> str:
-    return f"writing to {sink}"

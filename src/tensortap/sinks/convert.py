@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from tensortap.errors import ProbeError
-from tensortap.record.writer import Sink
+from tensortap.record.sink import Sink
 from tensortap.sinks.console import Console
 from tensortap.sinks.function import Function
 from tensortap.sinks.logger import Log
