@@ -10,7 +10,8 @@ import click
 
 from tensortap.cli.errors import explain
 from tensortap.errors import TensortapError
-from tensortap.script.session import RunOptions, ScriptRun
+from tensortap.script.options import RunOptions
+from tensortap.script.session import ScriptRun
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})

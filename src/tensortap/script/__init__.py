@@ -1,1 +1,1 @@
-"""`tensortap run`: any script, as `python` would run it, and observed."""
+"""`tensortap run`: run any script as `python` would, and record the models in it. Imports `watch` and below."""

@@ -1,4 +1,4 @@
-"""What `tensortap run` says when the script is over: what was seen, what was not, and where to look."""
+"""The lines that `tensortap run` prints when the script is over."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tensortap.sinks.line import printable
 
 if TYPE_CHECKING:
     from tensortap.adapters.torch.script.watcher import ScriptWatcher
-    from tensortap.script.tally import Tally
+    from tensortap.script.totals import Totals
     from tensortap.watch import Tap
 
 
 def say(line: str, **style: Any) -> None:
-    """A line of ours: on stderr, so that the script's output stays what it is."""
+    """Print a line of ours on stderr, so that the script's own output does not change."""
     click.secho(f"tensortap: {line}", err=True, **style)
 
 
-def last_words(watcher: ScriptWatcher | None, tap: Tap | None, tally: Tally) -> Iterator[str]:
-    """The lines, the most important one last, where the eye is."""
+def closing_lines(watcher: ScriptWatcher | None, tap: Tap | None, totals: Totals) -> Iterator[str]:
+    """Yield what was recorded and what was not; the most important line comes last, where the reader looks."""
     if watcher is None:
         yield "no model was seen: the script did not import torch"
         return
@@ -32,16 +32,16 @@ def last_words(watcher: ScriptWatcher | None, tap: Tap | None, tally: Tally) -> 
     if tap is None:
         yield "no model was seen: no module with parameters was called" if not watcher.left_out else "nothing was kept"
         return
-    if tally.first_bad:
-        yield f"NaN or Inf, first at step {tally.first_bad[0]} in {printable(tally.first_bad[1])}"
-    yield f"{_models(watcher)}: {_steps(tap, tally)}, {_many(tally.records, 'record')}{_loss(tally)}"
+    if totals.first_bad:
+        yield f"NaN or Inf, first at step {totals.first_bad[0]} in {printable(totals.first_bad[1])}"
+    yield f"{_models(watcher)}: {_steps(tap, totals)}, {_many(totals.records, 'record')}{_loss(totals)}"
     yield f"look at them: tensortap show {_short(str(tap.path))}"
 
 
 def _left_out(watcher: ScriptWatcher, tap: Tap | None) -> Iterator[str]:
     for name, why in watcher.left_out.items():
         yield f"not watched: {printable(name)}: {why}"
-    yield from watcher.unmatched.values()
+    yield from watcher.models.unmatched.values()
     unseen = {} if tap is None else tap.run.info.get("unseen", {})
     for why, count in Counter(unseen.values()).most_common():
         first = next(site for site, reason in unseen.items() if reason == why)
@@ -58,14 +58,14 @@ def _models(watcher: ScriptWatcher) -> str:
     return ", ".join(f"{printable(model.prefix) or 'unnamed'} ({model.type})" for model in models)
 
 
-def _steps(tap: Tap, tally: Tally) -> str:
-    phases = [f"{count} {phase}" for phase in ("train", "eval") if (count := tally.steps[phase])]
+def _steps(tap: Tap, totals: Totals) -> str:
+    phases = [f"{count} {phase}" for phase in ("train", "eval") if (count := totals.steps[phase])]
     which = "" if tap.recorder.probes[0].when.before(1) else f" seen, {tap.recorder.probes[0].when}"
-    return _many(sum(tally.steps.values()), "step") + (f" ({', '.join(phases)})" if len(phases) > 1 else "") + which
+    return _many(sum(totals.steps.values()), "step") + (f" ({', '.join(phases)})" if len(phases) > 1 else "") + which
 
 
-def _loss(tally: Tally) -> str:
-    return f", loss {' → '.join(map(text.number, tally.losses))}" if tally.losses else ""
+def _loss(totals: Totals) -> str:
+    return f", loss {' → '.join(map(text.number, totals.losses))}" if totals.losses else ""
 
 
 def _many(count: int, noun: str) -> str:

@@ -1,1 +1,1 @@
-"""The models, steps and losses of a script that says nothing about them."""
+"""Find the models, steps and losses of a script for `tensortap run`. Imports the PyTorch adapter and below."""

@@ -1,4 +1,4 @@
-"""The loss of a step, where a script does not say it: what backward is called on, or what loss modules give."""
+"""The loss of a step of a script: what backward is called on, or what loss modules return."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from tensortap.adapters.torch.modules.hooks import Hook
 
 
 class Losses:
-    """Gathers numbers during a step without waiting for a device; they are read when the step closes.
+    """Collect the losses of a step without waiting for a device; they are read when the step closes.
 
     What backward was called on is added up: over micro-batches and over several losses, that is what the optimizer
-    sees the gradient of. A GradScaler's factor is in it. Without backward it is the mean of what loss modules gave.
+    sees the gradient of. A GradScaler's factor is in it. Without backward it is the mean of what loss modules
+    returned.
     """
 
     def __init__(self) -> None:
@@ -24,15 +25,15 @@ class Losses:
         self._measured: list[Tensor] = []
 
     def backward_of(self, tensors: Any) -> None:
-        """Backward is called on these."""
+        """Add what backward is called on."""
         self._backward += _scalars(tensors)
 
     def measured(self, output: Any) -> None:
-        """A loss module gave this."""
+        """Add what a loss module returned."""
         self._measured += _scalars(output)
 
     def take(self) -> dict[str, Tensor]:
-        """The step's loss, if it had one, where it was computed; and a fresh start."""
+        """Return the step's loss, if it has one, on the device it was computed on; and start anew."""
         summed, averaged = self._backward, self._measured
         self._backward, self._measured = [], []
         if summed:
@@ -40,8 +41,8 @@ class Losses:
         return {"loss": _sum(averaged) / len(averaged)} if averaged else {}
 
 
-class Measured(Hook):
-    """Takes what a loss module gives while nothing is learnt."""
+class LossModuleHook(Hook):
+    """Collect what a loss module returns while no gradient is computed."""
 
     __slots__ = ("losses",)
 
@@ -49,20 +50,20 @@ class Measured(Hook):
         self.losses = losses
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the module's forward."""
+        """Run after the module's forward."""
         if isinstance(output, Tensor) and not output.requires_grad:
             self.losses.measured(output)
 
 
 def _sum(tensors: list[Tensor]) -> Tensor:
-    """Added on the device of the first, in the widest floats that it has."""
+    """Add on the device of the first, in the widest floats that the device has."""
     device = tensors[0].device
     wide = [t.to(device, floats_on(device), non_blocking=device.type != "cpu").reshape(()) for t in tensors]
     return torch.stack(wide).sum()
 
 
 def _scalars(tensors: Any) -> list[Tensor]:
-    """The single numbers among tensors, copied, for the script may go on to change them."""
+    """Return copies of the single numbers among tensors: the script may change them later."""
     given = tensors if isinstance(tensors, (list, tuple)) else [tensors]
     with contextlib.suppress(Exception), torch.no_grad():
         return [t.detach().clone() for t in given if isinstance(t, Tensor) and t.numel() == 1 and t.is_floating_point()]

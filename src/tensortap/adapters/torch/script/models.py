@@ -1,8 +1,9 @@
-"""Several models as one adapter: each has its own, all record into one step, and names tell them apart."""
+"""All models of a script as one adapter: each has its own adapter, and all record into one step."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,15 @@ from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.modules.tree import unwrapped
 from tensortap.adapters.torch.ops.names import known_operations
 from tensortap.adapters.torch.ops.taps import means_operations
+from tensortap.errors import PatternError
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.select.probes import Probe
-from tensortap.select.sites import Candidate, Pattern
+from tensortap.select.sites import Candidate, Pattern, select
 from tensortap.types import Place
 
 
-class Model:
-    """One of the models. With a prefix its places are called `prefix.path`, and patterns may say either."""
+class ScriptModel:
+    """One of the models. With a prefix its sites are named `prefix.path`; patterns match either name."""
 
     def __init__(self, root: nn.Module, name: str, prefix: str, home: int) -> None:
         inner = unwrapped(root)
@@ -31,12 +33,12 @@ class Model:
         self._home = home
 
     def candidates(self) -> Iterator[tuple[Candidate, Candidate]]:
-        """Every place, as the model itself calls it and as the run does."""
+        """Yield every candidate under its name in the model and under its name in the run."""
         for candidate in self.adapter.candidates():
             yield candidate, candidate._replace(path=_joined(self.prefix, candidate.path))
 
     def choose(self, patterns: Sequence[Pattern], probes: tuple[Probe, ...] = ()) -> _ModelPlan:
-        """What the patterns, all of one probe, want of it. That may be nothing."""
+        """Return the ports that the patterns, all of one probe, choose; there may be none."""
         ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
         for plain, full in self.candidates():
             for pattern in patterns:
@@ -48,49 +50,70 @@ class Model:
         return wanted
 
     def has(self, pattern: Pattern) -> bool:
-        """Whether a pattern chooses anything of it; of operations that is known only while it runs."""
+        """Return whether a pattern chooses anything; of operations that is known only while the model runs."""
         paths = (candidate.path for pair in self.candidates() for candidate in pair)
         return bool(self.choose([pattern]).ports) or means_operations(pattern, paths)
 
     def attach(self, recorder: Recorder, patterns: Sequence[Pattern], clock: Clock) -> None:
-        """Put its taps on. Steps are found for all models together, so its own search for them is told to rest."""
+        """Attach its hooks. Steps are found for all models together, so its adapter does not look for them."""
         # All patterns, for the recorder knows those only that mean something of the first model.
         probes = tuple(replace(probe, patterns=tuple(patterns)) for probe in recorder.probes)
-        self.adapter.attach(recorder, self.choose(patterns, probes), _Resting(clock))
+        self.adapter.attach(recorder, self.choose(patterns, probes), _PassiveClock(clock))
         # The models share the first one's thread: a step must not be written by two.
         self.adapter._detector._home = self._home
 
     def unseen(self, patterns: Collection[str]) -> dict[str, str]:
-        """What was wanted of it and never seen: sites, and patterns that could mean any model's."""
+        """Return what was chosen and never seen: its sites, and patterns that could match any model."""
         missing = self.adapter.unseen().items()
         return {name if name in patterns else _joined(self.prefix, name): why for name, why in missing}
 
 
-class Models:
-    """The adapter of all of them, for one probe. Models join while it is attached."""
+class ScriptModels:
+    """The adapter of all models, for one probe. Models join while it is attached."""
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self.patterns = tuple(patterns)
-        self.members: list[Model] = []
+        self.members: list[ScriptModel] = []
+        self.unmatched: dict[str, str] = {}  # patterns that chose nothing so far, and what there was to choose
+        self._matched: set[str] = set()
         self._recorder: Recorder | None = None
         self._clock: Clock | None = None
 
-    def join(self, model: Model) -> None:
-        """One more."""
+    def join(self, model: ScriptModel) -> None:
+        """Add a model."""
         self.members.append(model)
         if self._recorder is not None and self._clock is not None:
             model.attach(self._recorder, self.patterns, self._clock)
 
+    def wants(self, model: ScriptModel, say: Callable[[str], None]) -> bool:
+        """Return whether any pattern chooses something of a model; what no pattern matched is explained."""
+        wanted = False
+        for pattern in self.patterns:
+            if model.has(pattern):
+                wanted = True
+                self._matched.add(pattern.text)
+                self.unmatched.pop(pattern.text, None)
+            elif pattern.text not in self._matched:
+                self.unmatched[pattern.text] = _explain(pattern, model)
+                if not model.prefix:
+                    say(self.unmatched[pattern.text])
+        return wanted
+
+    def free_prefix(self, name: str) -> str:
+        """Return a name that no other model has."""
+        taken = {model.prefix for model in self.members}
+        return next(n for n in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))) if n not in taken)
+
     def matching(self) -> tuple[Pattern, ...]:
-        """The patterns that choose something of the models there are."""
+        """Return the patterns that choose something of the models so far."""
         return tuple(p for p in self.patterns if any(model.has(p) for model in self.members))
 
     def candidates(self) -> list[Candidate]:
-        """Every place under both its names."""
+        """Return every candidate under both its names."""
         return [candidate for model in self.members for pair in model.candidates() for candidate in pair]
 
     def untappable(self) -> dict[str, str]:
-        """What cannot be tapped."""
+        """Return what cannot be tapped, and why."""
         return {
             _joined(model.prefix, path): why
             for model in self.members
@@ -98,31 +121,31 @@ class Models:
         }
 
     def operations(self) -> Collection[str]:
-        """The names of operations that patterns may mean."""
+        """Return the names of operations that patterns may use."""
         return known_operations()
 
     def describe(self) -> dict[str, Any]:
-        """The first model's tree; the others' are added when they join."""
+        """Describe the first model."""
         return self.members[0].adapter.describe()
 
     def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
-        """Put the taps on those that are there. What is wanted of later ones is decided when they come."""
+        """Attach to the models that are there; later ones are attached when they join."""
         self._recorder, self._clock = recorder, clock
         for model in self.members:
             model.attach(recorder, self.patterns, clock)
 
     def arm(self) -> None:
-        """A step has opened."""
+        """Prepare the models for the step that has opened."""
         for model in self.members:
             model.adapter.arm()
 
     def detach(self) -> None:
-        """Take the taps off."""
+        """Remove all hooks."""
         for model in self.members:
             model.adapter.detach()
 
     def current(self) -> OpenStep:
-        """The calling thread's step."""
+        """Return the calling thread's step."""
         return self.members[0].adapter.current()
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
@@ -131,20 +154,20 @@ class Models:
         return before[0]
 
     def closing(self, step: OpenStep) -> None:
-        """A step is about to close."""
+        """Finish what belongs to a step before it closes."""
         for model in self.members:
             model.adapter.closing(step)
 
     def left_open(self) -> list[OpenStep]:
-        """Other threads' steps that still wait for a backward."""
+        """Return other threads' steps that still wait for a backward."""
         return [step for model in self.members for step in model.adapter.left_open()]
 
     def named(self, name: str, value: Any) -> bool:
-        """A value the user named."""
+        """Record a value that the user named."""
         return self.members[0].adapter.named(name, value)
 
     def unseen(self) -> dict[str, str]:
-        """What was wanted and never seen; of a pattern for operations or named values, in none of the models."""
+        """Return what was chosen and never seen; a pattern for operations counts when no model matched it."""
         texts = {pattern.text for pattern in self.patterns}
         missing = [model.unseen(texts) for model in self.members]
         return {
@@ -156,7 +179,7 @@ class Models:
 
 
 class _ModelPlan(Plan):
-    """What is wanted of one of several models: its places carry the model's name."""
+    """The plan of one of several models: its sites begin with the model's name."""
 
     prefix: str
 
@@ -186,13 +209,21 @@ class _Port(Port):
         return known
 
 
-class _Resting:
-    """The tap's clock for adapters that are not to find steps themselves; threads' own steps they still close."""
+class _PassiveClock:
+    """The tap's clock for adapters that must not find steps themselves; they still close other threads' steps."""
 
     explicit = True
 
     def __init__(self, clock: Clock) -> None:
         self.advance = clock.advance
+
+
+def _explain(pattern: Pattern, model: ScriptModel) -> str:
+    try:
+        select([pattern], [plain for plain, _ in model.candidates()])
+    except PatternError as error:
+        return str(error)
+    return f"{pattern.text!r} can not be observed in a script"
 
 
 def _joined(prefix: str, path: str) -> str:

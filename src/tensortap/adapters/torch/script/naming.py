@@ -1,4 +1,4 @@
-"""What a script calls a model, and whether there are others it must be told apart from."""
+"""The name a script gives to a model, and whether it has other models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import nn
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Whether there is anything in it that can be learnt."""
+    """Return whether the module has parameters."""
     return next(module.parameters(), None) is not None
 
 
-def several(root: nn.Module) -> bool:
-    """Whether the process has another model: one with parameters that is neither in this one nor around it."""
+def has_other_models(root: nn.Module) -> bool:
+    """Return whether the process has another model: with parameters, neither inside this one nor around it."""
     everything = [item for item in gc.get_objects() if issubclass(type(item), nn.Module)]
     parents: dict[int, list[nn.Module]] = {}
     for module in everything:
@@ -37,7 +37,7 @@ def _own_parameters(module: nn.Module) -> bool:
 
 
 def name_of(module: nn.Module, frame: FrameType | None) -> str:
-    """The variable or attribute that holds the module, the outermost one; else its class."""
+    """Return the outermost variable or attribute that holds the module; else its class."""
     for scope in _scopes(frame):
         for name, value in scope.items():
             if value is module and name != "self":
@@ -49,7 +49,7 @@ def name_of(module: nn.Module, frame: FrameType | None) -> str:
 
 
 def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:
-    """The names a reader of the script would look at: the script's own, then the calling functions' from outside in."""
+    """Yield the script's global names, then the local ones of the calling functions from outside in."""
     yield vars(sys.modules["__main__"])
     frames = []
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Where the steps of a script end, judged by what it does: calls of models, backward, an optimizer's step."""
+"""Where the steps of a script end, judged by its calls of models, backward and optimizers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PATIENCE: Final = 1000
 
 
 class ScriptStepDetector:
-    """Says before each call of a model whether the call begins a new step.
+    """Tell before each call of a model whether the call begins a new step.
 
-    Training: a step goes on until an optimizer has stepped, however many models are called however often before that
-    (micro-batches, a generator and a discriminator, a teacher, a cell called for each word). Where there is no
-    optimizer, it goes on until backward has run. Otherwise: a second call of the same model begins a new step.
+    Training: a step lasts until an optimizer has stepped, however many models are called however often before that
+    (micro-batches, a generator and a discriminator, a teacher, a cell called for each word). Without an optimizer it
+    lasts until backward has run. Otherwise a second call of the same model begins a new step.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class ScriptStepDetector:
         self._stepped = False
 
     def over(self, module: nn.Module, whole: int) -> bool:
-        """Whether the open step is over now that this model, or this part of the model of that id, is called."""
+        """Return whether a call of this module, part of the model with id `whole`, begins a new step."""
         if not self.used:
             return False
         again = not self._called.isdisjoint((id(module), whole))
@@ -48,7 +48,7 @@ class ScriptStepDetector:
         return again or self._backward
 
     def called(self, module: nn.Module) -> None:
-        """The model is called, in the open step or in the new one."""
+        """Note a call of a model in the open step."""
         self.used = True
         self.train |= module.training
         self._calls += 1
@@ -57,15 +57,15 @@ class ScriptStepDetector:
             self._learning.add(id(module))
 
     def backward_ran(self) -> None:
-        """Gradients were computed."""
+        """Note that gradients were computed."""
         self._backward = True
 
     def optimizer_stepped(self) -> None:
-        """And used."""
+        """Note that an optimizer used them."""
         self._stepped = self._ever_stepped = True
 
     def closed(self) -> None:
-        """A new step is open."""
+        """Begin a new step."""
         self._begin()
 
     def _optimizer_expected(self) -> bool:
@@ -73,7 +73,7 @@ class ScriptStepDetector:
 
 
 def _any_optimizer() -> bool:
-    """Whether an optimizer was ever made: PyTorch wraps the `step` of its class when that happens."""
+    """Return whether an optimizer was ever made: PyTorch then wraps the `step` of its class."""
     return any(getattr(kind.step, "hooked", False) for kind in _kinds(torch.optim.Optimizer))
 
 

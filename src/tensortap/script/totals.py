@@ -1,4 +1,4 @@
-"""What a run amounts to, counted on the way, so that its end can be told without reading it again."""
+"""Totals of a run, counted while it is written, so that the closing lines need not read it again."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tensortap.types import COUNTS
 _BAD = COUNTS[:3]
 
 
-class Tally:
-    """A sink that counts steps and records, and remembers the first value that was not finite and the losses."""
+class Totals:
+    """A sink that counts steps and records, and keeps the first non-finite site and the losses."""
 
     def __init__(self) -> None:
         self.steps: Counter[str] = Counter()  # those with records, by phase
@@ -33,10 +33,10 @@ class Tally:
             self.losses[1:] = [step.metrics["loss"]]
 
     def close(self) -> None:
-        """Nothing is held back."""
+        """Do nothing: no step is held back."""
 
     def __str__(self) -> str:
-        return "the summary"
+        return "the totals"
 
 
 def _first_bad_place(step: Step) -> str:
