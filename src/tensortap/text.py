@@ -1,4 +1,4 @@
-"""Numbers, shapes and bars as people read them: one way of writing them for every surface."""
+"""Format numbers, shapes, bars and names for people, in one way for every view."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def number(value: float) -> str:
-    """A number in at most seven characters or so.
+    """Return a number in about seven characters.
 
     >>> [number(v) for v in (0.0, 0.0131, -4.1, 1234567.0, 3e-09, float("nan"), 12)]
     ['0', '0.0131', '−4.1', '1.23e6', '3e-9', 'nan', '12']
@@ -27,7 +27,7 @@ def number(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """A share that never rounds something down to nothing.
+    """Return a share in percent that never rounds something down to nothing.
 
     >>> percent(1, 1000), percent(1, 10_000_000), percent(0, 5), percent(5, 5), percent(1, 0)
     ('0.1%', '<0.1%', '0%', '100%', '0%')
@@ -43,7 +43,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def counted(many: int, noun: str) -> str:
-    """How many there are of something.
+    """Return a count with its noun.
 
     >>> counted(1, "probe"), counted(20, "step")
     ('1 probe', '20 steps')
@@ -52,12 +52,12 @@ def counted(many: int, noun: str) -> str:
 
 
 def shape(dims: Iterable[int]) -> str:
-    """A shape without spaces: `[8,128,256]`."""
+    """Return a shape without spaces: `[8,128,256]`."""
     return "[" + ",".join(map(str, dims)) + "]"
 
 
 def size(nbytes: float) -> str:
-    """A number of bytes.
+    """Return a number of bytes with its unit.
 
     >>> size(0), size(1536), size(3 * 10**9)
     ('0 B', '1.54 kB', '3 GB')
@@ -70,7 +70,7 @@ def size(nbytes: float) -> str:
 
 
 def bars(heights: Sequence[float]) -> str:
-    """One character a value, from the lowest bar to the highest; a gap where there is nothing.
+    """Return one character a value, from the lowest bar to the highest; a gap where there is nothing.
 
     >>> bars([0, 1, 4, 8, 4, 1, 0])
     ' ▁▄█▄▁ '
@@ -86,7 +86,7 @@ def _bar(share: float) -> str:
 
 
 def spark(values: Sequence[float], width: int = 16) -> str:
-    """A line over time: the values between their own minimum and maximum, `!` where one is not finite.
+    """Return a line over time: the values between their own minimum and maximum, `!` where one is not finite.
 
     >>> spark([1, 2, 3, float("nan"), 2])
     '▁▅█!▅'
@@ -101,3 +101,14 @@ def spark(values: Sequence[float], width: int = 16) -> str:
 
 def _tick(share: float) -> str:
     return _BARS[min(len(_BARS) - 1, int(share * len(_BARS)))]
+
+
+def printable(name: str) -> str:
+    r"""Return a name with control characters escaped: it can neither break a line nor steer a terminal.
+
+    >>> printable("fc\n\x1b[31m")
+    'fc\\n\\x1b[31m'
+    """
+    if name.isprintable():
+        return name
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)

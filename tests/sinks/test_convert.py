@@ -7,8 +7,7 @@ import pytest
 
 from tensortap.errors import TensortapError
 from tensortap.sinks.console import Console
-from tensortap.sinks.convert import as_sink
-from tensortap.sinks.function import Function
+from tensortap.sinks.convert import Function, as_sink
 from tensortap.sinks.logger import Log
 from tensortap.sinks.memory import Memory
 
@@ -25,7 +24,7 @@ def test_loggers_streams_functions_and_sinks_are_taken():
 @pytest.mark.parametrize("value", [3, "runs/exp1", None, object()])
 def test_anything_else_is_named_in_the_error(value):
     """The error names the value and what would do."""
-    with pytest.raises(TensortapError, match="is no sink") as caught:
+    with pytest.raises(TensortapError, match="must be a sink, got") as caught:
         as_sink(value)
     assert repr(value) in str(caught.value)
     assert "Memory()" in str(caught.value)

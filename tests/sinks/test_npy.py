@@ -16,8 +16,7 @@ from tensortap.record.step import Record
 from tensortap.reduce.buffers import NUMPY_DTYPES
 from tensortap.reduce.reducers import full, sample
 from tensortap.reduce.summary import summarize
-from tensortap.sinks.npy import Npy, load_npy
-from tensortap.sinks.npyname import file_name
+from tensortap.sinks.npy import Npy, file_name, load_npy
 from tensortap.types import Place
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -8,7 +8,7 @@ import pytest
 
 from tensortap.reduce.reducers import full, histogram
 from tensortap.sinks.console import Console
-from tensortap.sinks.function import Function
+from tensortap.sinks.convert import Function
 from tensortap.sinks.logger import Log
 from tensortap.sinks.memory import Memory
 from tensortap.types import Place

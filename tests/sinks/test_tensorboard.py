@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import tensortap as tt
 from tensortap.errors import MissingExtraError, ProbeError, RunError
 from tensortap.reduce.summary import summarize
-from tensortap.sinks.crc import masked
+from tensortap.sinks.crc32c import masked
 from tensortap.sinks.export import export
-from tensortap.sinks.ladder import ladder
-from tensortap.sinks.tensorboard import TensorBoard
+from tensortap.sinks.tensorboard import TensorBoard, histogram_fields
 from tensortap.types import Place
 
 pytest.importorskip("tensorboard")
@@ -82,7 +81,7 @@ def test_the_web_page_reads_the_histogram_as_we_meant_it(make_step, tmp_path):
 
     values = np.concatenate([X.ravel(), np.zeros(100, np.float32)])
     proto = TensorBoard(tmp_path)._protos
-    value = proto.Value(tag="x", histo=proto.HistogramProto(**ladder(summarize(values))._asdict()))
+    value = proto.Value(tag="x", histo=proto.HistogramProto(**histogram_fields(summarize(values))._asdict()))
     low, high, count = tensor_util.make_ndarray(data_compat.migrate_value(value).tensor).T
     assert (low < high).all() and (low[1:] == high[:-1]).all()
     assert low[0] == values.min() and high[-1] == values.max()
@@ -100,7 +99,7 @@ def test_the_web_page_reads_the_histogram_as_we_meant_it(make_step, tmp_path):
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
 def test_every_histogram_is_a_ladder(values):
     """Limits rise, no bar is empty at the ends, and all finite elements are counted, whatever the values."""
-    found = ladder(summarize(np.array(values, np.float32)))
+    found = histogram_fields(summarize(np.array(values, np.float32)))
     assert found.bucket_limit == sorted(set(found.bucket_limit))
     assert found.min < found.bucket_limit[0] and found.max == found.bucket_limit[-1]
     assert found.bucket[0] and found.bucket[-1] and sum(found.bucket) == len(values)

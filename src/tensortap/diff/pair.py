@@ -10,8 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tensortap import text
-from tensortap.sinks.line import printable
 from tensortap.sinks.plain import plain
+from tensortap.text import printable
 from tensortap.types import DTYPES
 
 SHORT: Final = {d.name: d.short for d in DTYPES}

@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tensortap import text
 from tensortap.diff.pair import SCHEMA, SHORT, Pair, pair_to_dict
-from tensortap.sinks.line import printable
 from tensortap.sinks.plain import plain
+from tensortap.text import printable
 
 _SHOWN: Final = 20
 

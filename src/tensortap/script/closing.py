@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tensortap import text
-from tensortap.sinks.line import printable
+from tensortap.text import printable
 
 if TYPE_CHECKING:
     from tensortap.adapters.torch.script.watcher import ScriptWatcher

@@ -1,4 +1,4 @@
-"""What every sink here shares: a step is taken apart into records and kept tensors, one method each."""
+"""The base of sinks that take records and kept tensors one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecordSink:
     """
 
     def write(self, step: Step) -> None:
-        """Take a step apart. The rows of a `tensors_only` step were written when it closed."""
+        """Hand on the records, metrics and tensors of a step. The rows of a `tensors_only` step were written before."""
         if not step.tensors_only:
             for record in step.records():
                 self.record(record)
@@ -30,13 +30,13 @@ class RecordSink:
         self.flush()
 
     def record(self, record: Record) -> None:
-        """Take one record."""
+        """Write one record."""
 
     def tensor(self, record: Record, kind: str, array: npt.NDArray[Any]) -> None:
-        """Take what one reducer kept of a record's tensor."""
+        """Write what one reducer kept of a record's tensor."""
 
     def measured(self, step: int, rank: int, time: int, metrics: Mapping[str, float]) -> None:
-        """Take the user's metrics of a step; `time` is in microseconds."""
+        """Write the user's metrics of a step; `time` is in microseconds."""
 
     def flush(self) -> None:
         """Write out what is buffered. Called after every step."""

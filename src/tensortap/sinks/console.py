@@ -1,4 +1,4 @@
-"""Records as lines on the terminal."""
+"""Print records as lines on the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensortap.sinks.line import dead, line, nonfinite
 
 
 class Console(RecordSink):
-    """Prints one line a record; on a terminal the worst are coloured.
+    """Print one line a record; on a terminal the worst are coloured.
 
     >>> sink = Console()
     """
@@ -28,7 +28,7 @@ class Console(RecordSink):
 
 
 def style(summary: Summary) -> str:
-    """Red for what is not finite, yellow for what is dead."""
+    """Return red for what is not finite, yellow for what is dead."""
     if nonfinite(summary):
         return "bold red"
     return "yellow" if dead(summary) else ""

@@ -1,4 +1,4 @@
-"""Records as comma-separated values."""
+"""Write records as comma-separated values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLUMNS: Final = (*COLUMNS, "numbers")
 
 
 class Csv(RecordSink):
-    """Appends one line a record: the contract's columns and `numbers`; lists and `numbers` are JSON text.
+    """Append one line a record: the columns of a record and `numbers`; lists and `numbers` are JSON text.
 
     >>> import tempfile
     >>> sink = Csv(f"{tempfile.mkdtemp()}/records.csv")
@@ -40,11 +40,11 @@ class Csv(RecordSink):
         self._file.add(_line([_cell(record[name]) for name in COLUMNS] + [encode(plain(record.numbers))]))
 
     def flush(self) -> None:
-        """Write the waiting lines."""
+        """Write the buffered lines."""
         self._file.flush()
 
     def close(self) -> None:
-        """Write what waits and close the file."""
+        """Write what is buffered and close the file."""
         self._file.close()
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ def _cell(value: Any) -> Any:
 
 
 def _check_header(path: Path, header: str) -> None:
-    """Rows of one kind never follow rows of another."""
+    """Refuse to append to a file that has other columns."""
     if not path.exists() or not path.stat().st_size:
         return
     with path.open(encoding="utf-8", errors="replace") as file:

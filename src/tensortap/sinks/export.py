@@ -1,4 +1,4 @@
-"""A stored run, replayed through a sink into another format."""
+"""Replay a stored run through a sink into another format."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _ROWS: Final = 200_000
 _TELL: Final = 1000
 
 
-class Target(NamedTuple):
-    """A format: what makes its sink from a path, and which of records, tensors and metrics are replayed through it."""
+class ExportTarget(NamedTuple):
+    """An export format: how to make its sink from a path, and what of a run is replayed through it."""
 
     sink: Callable[[Path], RecordSink]
     records: bool = True
@@ -41,11 +41,11 @@ class Target(NamedTuple):
     metrics: bool = False
 
 
-TARGETS: Final[dict[str, Target]] = {
-    "csv": Target(Csv),
-    "jsonl": Target(JsonLines),
-    "npy": Target(Npy, records=False, tensors=True),
-    "tensorboard": Target(TensorBoard, metrics=True),
+TARGETS: Final[dict[str, ExportTarget]] = {
+    "csv": ExportTarget(Csv),
+    "jsonl": ExportTarget(JsonLines),
+    "npy": ExportTarget(Npy, records=False, tensors=True),
+    "tensorboard": ExportTarget(TensorBoard, metrics=True),
 }
 
 
@@ -69,7 +69,7 @@ def export(
 ) -> Exported:
     """Write the chosen records or tensors to `path`: whole, or not at all."""
     if to not in TARGETS:
-        raise ProbeError(f"cannot export to {to!r}, only to {', '.join(TARGETS)}.{suggest(to, TARGETS)}")
+        raise ProbeError(f"--to must be one of {', '.join(TARGETS)}, got {to!r}.{suggest(to, TARGETS)}")
     place = Path(path).absolute()
     _check(place, overwrite)
     hidden = place.with_name(f".{place.name}.partial-{os.getpid()}")
@@ -83,12 +83,12 @@ def export(
 
 
 def default_path(run: Run, to: str) -> str:
-    """Where an export goes when nothing is said: into the current folder, under the run's name."""
+    """Return the default path of an export: the run's name in the current folder."""
     return f"{run.path.rstrip('/').rpartition('/')[2]}.{to}"
 
 
 def describe(done: Exported) -> str:
-    """What was written, in a line."""
+    """Return what was written, in a line."""
     if not done.records and not done.tensors:
         return f"{done.path}: nothing was there to write; full(), rows(), sample() keep tensors for npy"
     parts = [f"{count} {noun}" for count, noun in ((done.records, "records"), (done.tensors, "tensors")) if count]
@@ -96,7 +96,7 @@ def describe(done: Exported) -> str:
 
 
 def _replay(
-    run: Run, target: Target, path: Path, sites: list[str] | None, steps: Any, progress: Advance
+    run: Run, target: ExportTarget, path: Path, sites: list[str] | None, steps: Any, progress: Advance
 ) -> tuple[int, int]:
     sink = target.sink(path)
     records = tensors = 0
@@ -116,12 +116,12 @@ def _replay(
 
 
 def _numbers(steps: Any) -> Any:
-    """The filter that leaves the metrics of chosen steps; labels have no value."""
+    """Return the filter for the metrics of chosen steps; labels have no value."""
     return all_of([pc.field("value").is_valid(), step_filter(steps)])
 
 
 def _counted(run: Run, sites: list[str] | None, steps: Any, progress: Advance) -> Iterator[Record]:
-    """The records, read some steps at a time so that memory stays small, telling how far they are."""
+    """Yield the records, reading some steps at a time to bound memory, and report progress."""
     numbers = run.table(sites=sites, steps=steps, columns=["step"])["step"].to_numpy()
     done = 0
     for some in _stretches(numbers):
@@ -133,7 +133,7 @@ def _counted(run: Run, sites: list[str] | None, steps: Any, progress: Advance) -
 
 
 def _stretches(numbers: npt.NDArray[np.int64]) -> Iterator[list[int]]:
-    """Steps in groups of about `_ROWS` rows."""
+    """Yield steps in groups of about `_ROWS` rows."""
     steps, first = np.unique(numbers, return_index=True)
     group = np.sort(first) // _ROWS
     for number in np.unique(group):
@@ -141,7 +141,7 @@ def _stretches(numbers: npt.NDArray[np.int64]) -> Iterator[list[int]]:
 
 
 def _tensors(run: Run, sites: list[str] | None, steps: Any) -> Iterator[tuple[Record, TensorKey, npt.NDArray[Any]]]:
-    """Every kept tensor with its record; records are looked up for some tensors at a time."""
+    """Yield every kept tensor with its record; records are looked up for some tensors at a time."""
     for some in _batched(run.tensors(sites=sites, steps=steps), _BATCH):
         wanted = sorted({key.step for key, _ in some})
         known = {_identity(record): record for record in run.records(sites=sites, steps=wanted)}
@@ -163,7 +163,7 @@ def _identity(record: Record) -> tuple[Any, ...]:
 
 
 def _record(key: TensorKey, array: npt.NDArray[Any]) -> Record:
-    """A record for a tensor whose row is gone: what the tensor itself tells."""
+    """Return a record for a tensor whose row is gone, from the tensor itself."""
     place = Place(key.site, key.port, key.slot)
     return Record(key.step, "", key.rank, place, key.call, 0, "", key.recomputed, 0, summarize(array))
 

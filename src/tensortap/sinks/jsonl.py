@@ -1,4 +1,4 @@
-"""Records as JSON lines."""
+"""Write records as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensortap.sinks.plain import encode, row
 
 
 class JsonLines(RecordSink):
-    """Appends one JSON object a record: the contract's columns and `numbers`.
+    """Append one JSON object a record: the columns of a record and `numbers`.
 
     >>> import tempfile
     >>> sink = JsonLines(f"{tempfile.mkdtemp()}/records.jsonl")
@@ -28,11 +28,11 @@ class JsonLines(RecordSink):
         self._file.add(encode(row(record)))
 
     def flush(self) -> None:
-        """Write the waiting lines."""
+        """Write the buffered lines."""
         self._file.flush()
 
     def close(self) -> None:
-        """Write what waits and close the file."""
+        """Write what is buffered and close the file."""
         self._file.close()
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""A text file that grows by whole lines, and outlives a full disk or a folder that went away and came back."""
+"""Append whole lines to a text file, also after a full disk or a folder that was away for a while."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BATCH: Final = 1 << 20
 
 
 class LineFile:
-    """Appends lines; what `flush` could not write is let go and leaves no torn line behind.
+    """Append lines; what `flush` could not write is dropped and leaves no torn line behind.
 
     >>> import tempfile
     >>> file = LineFile(Path(tempfile.mkdtemp()) / "new" / "a.txt", header="# head")
@@ -36,7 +36,7 @@ class LineFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the waiting lines."""
+        """Write the buffered lines."""
         if not self._waiting:
             return
         data = "".join(f"{line}\n" for line in self._waiting).encode("utf-8", "backslashreplace")
@@ -47,7 +47,7 @@ class LineFile:
         self._write(data)
 
     def close(self) -> None:
-        """Write what waits and let the file go."""
+        """Write what is buffered and close the file."""
         try:
             self.flush()
         finally:
@@ -64,7 +64,7 @@ class LineFile:
         return file
 
     def _in_place(self) -> bool:
-        """Whether the open file is still the one at its path; writing to a deleted file would lose lines silently."""
+        """Return whether the open file is still the one at its path: writing to a deleted file would lose lines."""
         if self._file.closed:
             return False
         try:

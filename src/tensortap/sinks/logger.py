@@ -1,4 +1,4 @@
-"""Records as lines of a `logging.Logger`."""
+"""Send records to a `logging.Logger`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensortap.sinks.line import line, nonfinite
 
 
 class Log(RecordSink):
-    """One line a record at INFO, at WARNING when it holds a NaN or an infinity.
+    """Log one line a record at INFO, at WARNING when it holds a NaN or an infinity.
 
     >>> sink = Log(logging.getLogger("layers"))
 

@@ -1,4 +1,4 @@
-"""Records in memory: for notebooks and tests."""
+"""Keep records in memory, for notebooks and tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class KeptTensor(NamedTuple):
 
 
 class Memory(RecordSink):
-    """Keeps records, kept tensors and metrics; with `most`, the newest so many records and tensors.
+    """Keep records, kept tensors and metrics; with `most`, the newest so many records and tensors.
 
     >>> memory = Memory(most=1000)
     >>> [record["max"] for record in memory.records if record.place.site == "fc"], memory.forgotten
@@ -31,7 +31,9 @@ class Memory(RecordSink):
 
     def __init__(self, most: int | None = None) -> None:
         if most is not None and most < 1:
-            raise ProbeError(f"Memory(most=) is how many records to keep, got {most!r}; write Memory(most=1000)")
+            raise ProbeError(
+                f"Memory(most=) must be a number of records of at least 1, got {most!r}; write Memory(most=1000)"
+            )
         self.records: deque[Record] = deque(maxlen=most)
         self.tensors: deque[KeptTensor] = deque(maxlen=most)
         self.metrics: dict[int, dict[str, float]] = {}

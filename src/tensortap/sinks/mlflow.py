@@ -1,4 +1,4 @@
-"""Records as metrics in MLflow."""
+"""Send records to MLflow as metrics."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Final
 
 from tensortap.errors import needs
 from tensortap.sinks.numbers import STATS
-from tensortap.sinks.tracker import Row, Tracker, plain_row
+from tensortap.sinks.tracker import Tracker, TrackerRow, plain_row
 
 _PREFIX: Final = "tensortap/"
 _MOST: Final = 1000  # metrics that MLflow takes at once
 _LONGEST: Final = 250
-_UNFIT: Final = re.compile(r"[^\w. :/-]")
+_NOT_ALLOWED: Final = re.compile(r"[^\w. :/-]")
 
 
 class MLflow(Tracker):
-    """Logs to the run that is active, or to one of its own that ends with the tap.
+    """Log to the run that is active, or to one of its own that ends with the tap.
 
     >>> import tensortap as tt
     >>> tt.watch(model, to=["runs/exp1", tt.MLflow()])                              # doctest: +SKIP
@@ -40,12 +40,12 @@ class MLflow(Tracker):
         self._own = run_id is None and active is None
         self.run_id: str = run_id or (active.info.run_id if active else self._new_run(experiment))
 
-    def send(self, row: Row) -> None:
-        """Hand over a row: a thousand metrics at a time, with the user's own if the run is ours."""
+    def send(self, row: TrackerRow) -> None:
+        """Log a row, a thousand metrics at a time, with the user's own if the run is ours."""
         named = plain_row(row, _PREFIX) | (row.metrics if self._own else {})
         metric = self._mlflow.entities.Metric
-        all_of_them = [metric(_fit(name), value, row.time // 1000, row.step) for name, value in named.items()]
-        for some in _batches(all_of_them):
+        logged = [metric(_allowed_name(name), value, row.time // 1000, row.step) for name, value in named.items()]
+        for some in _batches(logged):
             self._client.log_batch(self.run_id, metrics=some)
 
     def end(self) -> None:
@@ -63,8 +63,8 @@ class MLflow(Tracker):
         return str(self._client.create_run(number).info.run_id)
 
 
-def _fit(name: str) -> str:
-    return _UNFIT.sub("_", name)[-_LONGEST:]
+def _allowed_name(name: str) -> str:
+    return _NOT_ALLOWED.sub("_", name)[-_LONGEST:]
 
 
 def _batches(items: list[Any]) -> Iterator[list[Any]]:

@@ -10,11 +10,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -24,10 +26,14 @@ from tensortap.errors import RunError
 from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
-from tensortap.sinks.npyname import file_name
 from tensortap.sinks.plain import encode, plain
 
 Array = npt.NDArray[Any]
+_UNSAFE: Final = re.compile(r"[^a-z0-9._]")
+_LONGEST: Final = 150
+_RESERVED: Final = frozenset(
+    ["con", "prn", "aux", "nul", *(f"{device}{n}" for device in ("com", "lpt") for n in range(10))]
+)
 
 
 class NpyEntry(NamedTuple):
@@ -47,7 +53,7 @@ class NpyEntry(NamedTuple):
 
 
 class Npy(RecordSink):
-    """Writes what samples, rows and full tensors were kept, one file each; nothing is ever overwritten.
+    """Write the samples, rows and full tensors that were kept, one file each; nothing is ever overwritten.
 
     >>> import tempfile
     >>> folder = tempfile.mkdtemp()
@@ -69,11 +75,11 @@ class Npy(RecordSink):
         self._index.add(encode(plain(NpyEntry(file, **about, kind=kind, dtype=dtype, shape=array.shape)._asdict())))
 
     def flush(self) -> None:
-        """Write the waiting lines of the index."""
+        """Write the buffered lines of the index."""
         self._index.flush()
 
     def close(self) -> None:
-        """Write what waits and close the index."""
+        """Write what is buffered and close the index."""
         self._index.close()
 
     def __str__(self) -> str:
@@ -94,8 +100,35 @@ class Npy(RecordSink):
         return path.relative_to(self.folder).as_posix()
 
 
+def file_name(record: Record, kind: str) -> str:
+    """Return `step-00000012/blocks.3.mlp-output-full`, without suffix; a key has the same name in every run.
+
+    Where a name had to be changed or shortened (capitals too: not every file system tells them apart) a digest of
+    the whole key keeps it unique.
+    """
+    place = record.place
+    parts = [place.site, place.port + place.slot, kind]
+    extra = [f"{word}{n}" for word, n in (("call", record.call), ("rank", record.rank)) if n]
+    extra += ["recomputed"] if record.recomputed else []
+    safe = [_safe(part) for part in parts]
+    stem = "-".join([*safe, *extra])
+    if safe != parts or len(stem) > _LONGEST:
+        stem = f"{stem[:_LONGEST]}~{_digest([*parts, *extra])}"
+    return f"step-{record.step:08d}/{stem}"
+
+
+def _safe(part: str) -> str:
+    part = _UNSAFE.sub("_", part.lower()).strip(".") or "_"
+    return f"_{part}" if part.partition(".")[0] in _RESERVED else part
+
+
+def _digest(parts: list[str]) -> str:
+    text = "\0".join(parts).encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=6).hexdigest()
+
+
 def load_npy(path: str | os.PathLike[str]) -> Any:
-    """What `Npy` wrote, in its true type: the array of a file, or `{NpyEntry: array}` of a whole folder."""
+    """Read what `Npy` wrote, in its true dtype: the array of a file, or `{NpyEntry: array}` of a whole folder."""
     path = Path(path)
     return dict(_load_folder(path)) if path.is_dir() else _load_file(path)
 
@@ -133,7 +166,7 @@ def _load_file(path: Path) -> Array:
 
 
 def _storable(array: Array) -> tuple[Array, str]:
-    """The array as NumPy can store it, and the name of its true type."""
+    """Return the array as NumPy can store it, and the name of its true dtype."""
     dtype = array.dtype
     registered = dtype.isbuiltin == 2  # by ml_dtypes: bfloat16, fp8 and smaller
     return (array.view(f"u{dtype.itemsize}") if registered else array), dtype.name
@@ -144,7 +177,7 @@ def _sidecar(path: Path) -> Path:
 
 
 def _claim(folder: Path, stem: str) -> Path:
-    """A file of that name that nothing else has: numbered when the same tensor was kept twice."""
+    """Create a file of that name, numbered when the same tensor was kept twice."""
     number = 1
     while True:
         path = folder / (f"{stem}.npy" if number == 1 else f"{stem}-{number}.npy")

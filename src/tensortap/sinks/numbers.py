@@ -1,4 +1,4 @@
-"""A record as the few named numbers and the plain histogram that experiment trackers take."""
+"""Turn a record into the few named numbers and the plain histogram that experiment trackers take."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _DERIVED: Final[Mapping[str, Callable[[Summary], float]]] = {
 KNOWN: Final = (*STATISTICS, *COUNTS, "numel", *_DERIVED)
 
 
-class Bins(NamedTuple):
-    """A histogram with equal steps: one count less than there are edges."""
+class HistogramBins(NamedTuple):
+    """A histogram with bins of equal width: one count less than there are edges."""
 
     counts: npt.NDArray[np.float64]
     edges: npt.NDArray[np.float64]
 
 
 def stats_asked(stats: Iterable[str]) -> tuple[str, ...]:
-    """The statistics that a sink was told to show, each of which there is.
+    """Check and return the statistics that a sink was told to show.
 
     >>> stats_asked(["std", "l2"])
     ('std', 'l2')
@@ -43,19 +43,21 @@ def stats_asked(stats: Iterable[str]) -> tuple[str, ...]:
     asked = (stats,) if isinstance(stats, str) else tuple(stats)
     for name in asked:
         if name not in KNOWN:
-            raise ProbeError(f"stats={name!r} is no statistic.{suggest(name, KNOWN)} There are: {', '.join(KNOWN)}")
+            raise ProbeError(
+                f"stats= must name statistics, got {name!r}.{suggest(name, KNOWN)} There are: {', '.join(KNOWN)}"
+            )
     return asked
 
 
 def tag(record: Record) -> str:
-    """The record's name in a tracker, which groups by what stands before the first slash: `blocks.3.mlp/output`."""
+    """Return the record's name in a tracker, which groups by what is before the first slash: `blocks.3.mlp/output`."""
     place = record.place
     call = f"/call-{record.call}" if record.call else ""
     return f"{place.site or '(root)'}/{place.port}{place.slot}{call}"
 
 
 def stream(rank: int, phase: str = "") -> str:
-    """What a tracker should keep apart from the training of the first rank; empty for that itself.
+    """Return the name of the series that a rank and a phase belong to; empty for the training of the first rank.
 
     >>> stream(0, "train"), stream(0, "eval"), stream(2, "eval")
     ('', 'eval', 'rank-2/eval')
@@ -65,7 +67,7 @@ def stream(rank: int, phase: str = "") -> str:
 
 
 def numbers(record: Record, stats: Iterable[str] = STATS) -> dict[str, float]:
-    """The chosen statistics and what the user's own functions gave. What is not finite is left out: `nonfinite` tells.
+    """Return the chosen statistics and the user's own numbers. What is not finite is left out; `nonfinite` counts it.
 
     >>> from tensortap.reduce.summary import summarize
     >>> from tensortap.types import Place
@@ -77,8 +79,8 @@ def numbers(record: Record, stats: Iterable[str] = STATS) -> dict[str, float]:
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
-def bins(summary: Summary, most: int = 64) -> Bins | None:
-    """The histogram of the finite elements in at most so many equal steps; None when there is none.
+def bins(summary: Summary, most: int = 64) -> HistogramBins | None:
+    """Return the histogram of the finite elements in at most `most` bins of equal width; None when there is none.
 
     >>> from tensortap.reduce.summary import summarize
     >>> bins(summarize([1.0, 2.0, float("inf")]), 2).counts
@@ -88,13 +90,13 @@ def bins(summary: Summary, most: int = 64) -> Bins | None:
         return None
     low, high = widened(summary.min, summary.max)
     if summary.min == summary.max:
-        return Bins(np.array([float(summary.finite)]), np.array([low, high]))
+        return HistogramBins(np.array([float(summary.finite)]), np.array([low, high]))
     counts = rebin(summary.hist_offset, summary.hist_counts, summary.zeros, low, high, most)
-    return Bins(counts, np.linspace(low, high, most + 1))
+    return HistogramBins(counts, np.linspace(low, high, most + 1))
 
 
 def widened(low: float, high: float) -> tuple[float, float]:
-    """The ends of a histogram; around a single value an interval, for nobody can draw a bar of no width."""
+    """Return the ends of a histogram; around a single value an interval, as a bar needs some width."""
     if low < high:
         return low, high
     room = abs(low) / 1000 or 1e-3

@@ -1,4 +1,4 @@
-"""Chosen sites as OpenTelemetry metrics: for models that serve."""
+"""Publish chosen sites as OpenTelemetry metrics, for models that serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOUNDARIES: Final = [4.0**power for power in range(-10, 11)]
 
 
 class OpenTelemetry(ServingSink):
-    """Sets a gauge for each statistic of each chosen site, through the meter provider that your application has.
+    """Set a gauge for each statistic of each chosen site, through the meter provider that your application has.
 
     >>> import tensortap as tt
     >>> tt.watch(model, "head", to=tt.OpenTelemetry("head"))                       # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Values as JSON can hold them: no NaN, no infinity, no arrays."""
+"""Turn values into what JSON can hold: no NaN, no infinity, no arrays."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensortap.types import COLUMNS
 
 
 def plain(value: Any) -> Any:
-    """The value with lists for arrays and null for what is not finite; the counts beside it say what happened.
+    """Return the value with lists for arrays and null for what is not finite.
 
     >>> plain({"mean": float("nan"), "shape": (2, 3)})
     {'mean': None, 'shape': [2, 3]}
@@ -33,7 +33,7 @@ def plain(value: Any) -> Any:
 
 
 def row(record: Record) -> dict[str, Any]:
-    """A record as a JSON object: the contract's columns, then the numbers that reducers gave."""
+    """Return a record as a JSON object: its columns, then the numbers that reducers gave."""
     return plain({name: record[name] for name in COLUMNS} | {"numbers": record.numbers})  # type: ignore[no-any-return]
 
 

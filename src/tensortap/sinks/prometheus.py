@@ -1,7 +1,7 @@
-"""Chosen sites as Prometheus metrics: for models that serve.
+"""Publish chosen sites as Prometheus metrics, for models that serve.
 
-By `prometheus_client` and not by OpenTelemetry's exporter: servers that are scraped have it already, with a registry
-and an endpoint of their own, and it needs no SDK beside it.
+This uses `prometheus_client` and not OpenTelemetry's exporter: servers that are scraped have it already, with a
+registry and an endpoint of their own, and it needs no SDK.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Labels = tuple[str, ...]
 
 
 class Prometheus(ServingSink):
-    """Adds the statistics of chosen sites to a registry, the default one if none is given.
+    """Add the statistics of chosen sites to a registry, the default one if none is given.
 
     >>> import tensortap as tt
     >>> tt.watch(model, "head", to=tt.Prometheus("head"))                          # doctest: +SKIP
@@ -56,7 +56,7 @@ class Prometheus(ServingSink):
             total[1] += nonfinite(record.summary)
 
     def collect(self) -> Iterator[Any]:
-        """What a scrape sees."""
+        """Yield the metrics that a scrape reads."""
         names = ("site", "port", "rank")
         with self._lock:
             newest, totals = dict(self._newest), {key: tuple(total) for key, total in self._totals.items()}
@@ -73,7 +73,7 @@ class Prometheus(ServingSink):
             yield counter
 
     def describe(self) -> list[Any]:
-        """What it has been promised that a scrape sees: by that a registry tells two taps apart."""
+        """Return the metrics, by whose names a registry tells two taps apart."""
         return list(self.collect())
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What sinks for monitoring share: a few chosen sites, so that nobody's metrics server drowns."""
+"""The base of sinks for metrics servers: a few chosen sites, as every site is a time series a statistic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HELP: Final[Mapping[str, str]] = {
 
 
 class ServingSink(RecordSink):
-    """Takes the records of chosen sites, of at most `most` places; `left_out` counts those of places beyond that."""
+    """Take the records of chosen sites, of at most `most` places; `left_out` counts those of places beyond that."""
 
     def __init__(self, sites: tuple[str, ...], stats: Iterable[str] = STATS, most: int = 100) -> None:
         self._patterns = tuple(_chosen(type(self).__name__, text) for text in sites)
@@ -38,7 +38,7 @@ class ServingSink(RecordSink):
             self.take(record, labels(record))
 
     def take(self, record: Record, labels: dict[str, str]) -> None:
-        """Hand a record on, under its labels."""
+        """Publish a record under its labels."""
         raise NotImplementedError
 
     def _wants(self, place: Place) -> bool:
@@ -52,13 +52,13 @@ class ServingSink(RecordSink):
 
 
 def labels(record: Record) -> dict[str, str]:
-    """What tells one series from another."""
+    """Return what tells one time series from another."""
     place = record.place
     return {"site": place.site, "port": f"{place.port}{place.slot}", "rank": str(record.rank)}
 
 
 def help_for(stat: str) -> str:
-    """What a statistic is, in a few words."""
+    """Return a short description of a statistic."""
     return HELP.get(stat, f"{stat} of the newest tensor's finite elements")
 
 

@@ -12,19 +12,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from tensortap.errors import needs
 from tensortap.record.step import Record
+from tensortap.reduce.histogram import edges
+from tensortap.reduce.summary import Summary
 from tensortap.sinks.base import RecordSink
-from tensortap.sinks.crc import masked
-from tensortap.sinks.ladder import ladder
-from tensortap.sinks.numbers import STATS, numbers, stats_asked, stream, tag
+from tensortap.sinks.crc32c import masked
+from tensortap.sinks.numbers import STATS, numbers, stats_asked, stream, tag, widened
 
 _NUMBER: Final = itertools.count()
 _MOST_VALUES: Final = 2000
+_FINE: Final = 10  # octaves below the largest value; what is smaller lies within a pixel of zero
+Floats = npt.NDArray[np.float64]
 
 
 class TensorBoard(RecordSink):
-    """Writes `folder` so that `tensorboard --logdir folder` shows it, while the training runs.
+    """Write `folder` so that `tensorboard --logdir folder` shows it, while the training runs.
 
     >>> import tempfile
     >>> sink = TensorBoard(tempfile.mkdtemp())      # tt.watch(model, to=[None, tt.TensorBoard("tb/")])
@@ -45,25 +51,25 @@ class TensorBoard(RecordSink):
         self.folder.mkdir(parents=True, exist_ok=True)
         self._files: dict[str, _EventFile] = {}
         self._waiting: list[Any] = []
-        self._when = _When("", 0, 0)
+        self._when = _EventKey("", 0, 0)
 
     def record(self, record: Record) -> None:
-        """Take the numbers and the histogram of a record. What is computed again for backward is in it already."""
+        """Take the numbers and the histogram of a record, unless it was recomputed and has the same values."""
         if record.recomputed:
             return
         name = tag(record)
         found = numbers(record, self._stats)
         values = [self._protos.Value(tag=f"{name}/{stat}", simple_value=value) for stat, value in found.items()]
         values += self._histogram(name, record)
-        self._add(_When(stream(record.rank, record.phase), record.step, record.time), values)
+        self._add(_EventKey(stream(record.rank, record.phase), record.step, record.time), values)
 
     def measured(self, step: int, rank: int, time: int, metrics: Mapping[str, float]) -> None:
-        """Take metrics. One that is not finite is shown as TensorBoard shows it: by a triangle."""
+        """Take metrics. TensorBoard shows one that is not finite as a triangle."""
         values = [self._protos.Value(tag=f"metrics/{name}", simple_value=value) for name, value in metrics.items()]
-        self._add(_When(stream(rank), step, time), values)
+        self._add(_EventKey(stream(rank), step, time), values)
 
     def flush(self) -> None:
-        """Write what waits as one event."""
+        """Write the buffered values as one event."""
         values, self._waiting = self._waiting, []
         if values:
             summary = self._protos.Summary(value=values)
@@ -80,7 +86,7 @@ class TensorBoard(RecordSink):
     def __str__(self) -> str:
         return f"TensorBoard in {self.folder}"
 
-    def _add(self, when: _When, values: list[Any]) -> None:
+    def _add(self, when: _EventKey, values: list[Any]) -> None:
         if when[:2] != self._when[:2] or len(self._waiting) > _MOST_VALUES:
             self.flush()
         if not self._waiting:
@@ -88,9 +94,9 @@ class TensorBoard(RecordSink):
         self._waiting += values
 
     def _histogram(self, name: str, record: Record) -> Iterator[Any]:
-        rungs = ladder(record.summary) if self._histograms else None
-        if rungs is not None:
-            yield self._protos.Value(tag=name, histo=self._protos.HistogramProto(**rungs._asdict()))
+        fields = histogram_fields(record.summary) if self._histograms else None
+        if fields is not None:
+            yield self._protos.Value(tag=name, histo=self._protos.HistogramProto(**fields._asdict()))
 
     def _file(self, name: str) -> _EventFile:
         if name not in self._files:
@@ -98,8 +104,8 @@ class TensorBoard(RecordSink):
         return self._files[name]
 
 
-class _When(NamedTuple):
-    """Where a value belongs: the run within the folder, the step, and the time in microseconds."""
+class _EventKey(NamedTuple):
+    """The run within the folder, the step, and the time in microseconds that a value belongs to."""
 
     stream: str
     step: int
@@ -124,7 +130,7 @@ def _protos() -> _Protos:
 
 
 class _EventFile:
-    """A file of events, begun anew after one that could not be written to its end: readers stop at a torn event."""
+    """A file of events. After an incomplete write a new file is begun: readers stop at a torn event."""
 
     def __init__(self, folder: Path, protos: _Protos) -> None:
         self._folder = folder
@@ -142,7 +148,7 @@ class _EventFile:
             raise
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -161,7 +167,69 @@ class _EventFile:
 
 
 def _framed(event: Any) -> bytes:
-    """An event as the file holds it: its length, its bytes, and a checksum of each."""
+    """Return an event as the file holds it: its length, its bytes, and a checksum of each."""
     data: bytes = event.SerializeToString()
     head = struct.pack("<Q", len(data))
     return head + struct.pack("<I", masked(head)) + data + struct.pack("<I", masked(data))
+
+
+class HistogramFields(NamedTuple):
+    """The fields of TensorBoard's histogram: bar `i` reaches from the limit before it to its own."""
+
+    min: float
+    max: float
+    num: float
+    sum: float
+    sum_squares: float
+    bucket_limit: list[float]
+    bucket: list[float]
+
+
+def histogram_fields(summary: Summary) -> HistogramFields | None:
+    """Return the finite elements in our own buckets, those next to zero in three; None when there are none.
+
+    TensorBoard draws bars without gaps from the smallest value to the largest.
+
+    >>> from tensortap.reduce.summary import summarize
+    >>> histogram_fields(summarize([1.0, 1.0, 4.0, float("nan")]))[-2:]
+    ([1.125, 4.0, 4.5], [2.0, 0.0, 1.0])
+    """
+    if summary.hist_counts is None or summary.hist_offset is None or not summary.finite:
+        return None
+    ends = widened(summary.min, summary.max)
+    low, high, count = _bars(summary.hist_offset, summary.hist_counts, summary.zeros, *ends)
+    total = float(summary.finite)
+    sums = (summary.mean * total, summary.l2 * summary.l2)
+    return HistogramFields(float(low[0]), float(high[-1]), total, *sums, *_without_gaps(low, high, count))
+
+
+def _bars(offset: int, run: npt.NDArray[Any], zeros: int, least: float, most: float) -> tuple[Floats, Floats, Floats]:
+    """Return the ends and counts of all bars, from the smallest value to the largest."""
+    used = np.flatnonzero(run)
+    low, high = edges(offset + used)
+    count = run[used].astype(np.float64)
+    near = float(np.ldexp(1.0, int(np.frexp(max(abs(least), abs(most)))[1]) - 1 - _FINE))
+    small = np.maximum(np.abs(low), np.abs(high)) <= near
+    down, up = (count[small & side].sum() for side in (high <= 0, low >= 0))
+    low = np.concatenate([low[~small], [-near, -near / 4, near / 4]])
+    high = np.concatenate([high[~small], [-near / 4, near / 4, near]])
+    count = np.concatenate([count[~small], [down, float(zeros), up]])
+    order = np.argsort(low)
+    order = order[count[order] > 0]
+    low, high = low[order], high[order]
+    left, right = np.maximum(low, least), np.minimum(high, most)
+    wide = left < right  # else all of the bar's elements are the smallest or the largest, at its very edge
+    return np.where(wide, left, low), np.where(wide, right, high), count[order]
+
+
+def _without_gaps(low: Floats, high: Floats, count: Floats) -> tuple[list[float], list[float]]:
+    """Return limits and counts, with an empty bar wherever two bars do not touch."""
+    limits: list[float] = []
+    counts: list[float] = []
+    for left, right, number in zip(low.tolist(), high.tolist(), count.tolist(), strict=True):
+        if limits and left > limits[-1]:
+            limits.append(left)
+            counts.append(0.0)
+        limits.append(right)
+        counts.append(number)
+    return limits, counts

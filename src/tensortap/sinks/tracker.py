@@ -1,4 +1,4 @@
-"""What sinks for experiment trackers share: a step becomes one row of named numbers and histograms."""
+"""The base of sinks for experiment trackers: a step becomes one row of named numbers and histograms."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 from tensortap.record.step import Record
 from tensortap.sinks.base import RecordSink
-from tensortap.sinks.numbers import STATS, Bins, bins, numbers, stats_asked, stream, tag
+from tensortap.sinks.numbers import STATS, HistogramBins, bins, numbers, stats_asked, stream, tag
 
 
-class Row(NamedTuple):
+class TrackerRow(NamedTuple):
     """One step, as trackers take it: `values` by name such as `blocks.3.mlp/output/std`, histograms likewise."""
 
     step: int
     time: int
     values: dict[str, float]
-    histograms: dict[str, Bins]
+    histograms: dict[str, HistogramBins]
     metrics: dict[str, float]
 
 
 class Tracker(RecordSink):
-    """Gathers the records and metrics of a step, and sends them as one row.
+    """Gather the records and metrics of a step, and sends them as one row.
 
     >>> class Prints(Tracker):
     ...     def send(self, row):
@@ -36,14 +36,14 @@ class Tracker(RecordSink):
     def __init__(self, *, stats: Iterable[str] = STATS, histograms: bool = True) -> None:
         self._stats = stats_asked(stats)
         self._histograms = histograms
-        self._row: Row | None = None
+        self._row: TrackerRow | None = None
 
-    def send(self, row: Row) -> None:
+    def send(self, row: TrackerRow) -> None:
         """Hand a row to the tracker."""
         raise NotImplementedError
 
     def record(self, record: Record) -> None:
-        """Put a record into its step's row. What is computed again for backward is in it already."""
+        """Put a record into its step's row. Recomputed ones are left out: the first has the same values."""
         if record.recomputed:
             return
         row = self._open(record.step, record.time)
@@ -71,13 +71,13 @@ class Tracker(RecordSink):
             self.end()
 
     def end(self) -> None:
-        """Everything is sent: end what was begun for the tap."""
+        """End what was begun for the tap. Called once, after the last row."""
 
-    def _open(self, step: int, time: int) -> Row:
+    def _open(self, step: int, time: int) -> TrackerRow:
         if self._row is not None and self._row.step != step:
             self.flush()
         if self._row is None:
-            self._row = Row(step, time, {}, {}, {})
+            self._row = TrackerRow(step, time, {}, {}, {})
         return self._row
 
 
@@ -85,6 +85,6 @@ def _ranked(rank: int, name: str) -> str:
     return f"{stream(rank)}/{name}" if rank else name
 
 
-def plain_row(row: Row, prefix: str) -> dict[str, Any]:
-    """The numbers of a row under a common prefix, which trackers make a section of their page."""
+def plain_row(row: TrackerRow, prefix: str) -> dict[str, Any]:
+    """Return the numbers of a row under a common prefix, which trackers show as a section of their page."""
     return {f"{prefix}{name}": value for name, value in row.values.items()}

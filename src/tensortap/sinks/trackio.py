@@ -1,4 +1,4 @@
-"""Records as charts in trackio."""
+"""Send records to trackio."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from tensortap.errors import needs
 from tensortap.sinks.numbers import STATS
-from tensortap.sinks.tracker import Row, Tracker, plain_row
+from tensortap.sinks.tracker import Tracker, TrackerRow, plain_row
 
 _PREFIX: Final = "tensortap/"
 
 
 class Trackio(Tracker):
-    """Logs to a run of trackio that is given, or to one of its own that ends with the tap.
+    """Log to a run of trackio that is given, or to one of its own that ends with the tap.
 
     >>> import tensortap as tt
     >>> tt.watch(model, to=["runs/exp1", tt.Trackio(project="layers")])             # doctest: +SKIP
@@ -32,8 +32,8 @@ class Trackio(Tracker):
         self._own = run is None
         self.run = run or self._trackio.init(**{"project": "tensortap", "embed": False, **options})
 
-    def send(self, row: Row) -> None:
-        """Hand over a row, with the metrics if the run is ours."""
+    def send(self, row: TrackerRow) -> None:
+        """Log a row, with the user's metrics if the run is ours."""
         drawn = {f"{_PREFIX}{n}": self._trackio.Histogram(np_histogram=h) for n, h in row.histograms.items()}
         self.run.log(plain_row(row, _PREFIX) | drawn | (row.metrics if self._own else {}), step=row.step)
 

@@ -1,4 +1,4 @@
-"""Records as charts in Weights & Biases."""
+"""Send records to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any, Final
 
 from tensortap.errors import needs
 from tensortap.sinks.numbers import STATS
-from tensortap.sinks.tracker import Row, Tracker, plain_row
+from tensortap.sinks.tracker import Tracker, TrackerRow, plain_row
 
 _PREFIX: Final = "tensortap/"
 _STEP: Final = f"{_PREFIX}step"
 
 
 class WandB(Tracker):
-    """Logs to the run that is active, or to one of its own that ends with the tap.
+    """Log to the run that is active, or to one of its own that ends with the tap.
 
     >>> import tensortap as tt
     >>> tt.watch(model, to=["runs/exp1", tt.WandB()])                              # doctest: +SKIP
@@ -40,14 +40,14 @@ class WandB(Tracker):
         self._last = -1  # the run's own step when the row before was handed over
         self.replaced = 0
 
-    def send(self, row: Row) -> None:
-        """Hand over a row. Only in a run of our own is it a step of the run's."""
+    def send(self, row: TrackerRow) -> None:
+        """Log a row. Only in a run of our own it is a step of the run."""
         drawn = {f"{_PREFIX}{n}": self._wandb.Histogram(np_histogram=h) for n, h in row.histograms.items()}
         logged = {_STEP: row.step, **plain_row(row, _PREFIX), **drawn}
         if self._own:
             self.run.log(logged | row.metrics)
             return
-        self.run.log(logged, commit=False)  # first: of a run that has ended, the step is waited for in vain
+        self.run.log(logged, commit=False)  # first: asking a run that has ended for its step would wait for ever
         now = self.run.step
         self.replaced += now == self._last
         self._last = now

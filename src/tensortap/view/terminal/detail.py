@@ -13,9 +13,9 @@ from tensortap import text
 from tensortap.record.step import Record
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.summary import Summary
-from tensortap.sinks.line import printable
 from tensortap.sinks.plain import plain, row
 from tensortap.store.run import Run
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.overview import Overview, about

@@ -10,7 +10,7 @@ from rich.text import Text
 from tensortap import text
 from tensortap.diff.pair import dtypes, times
 from tensortap.diff.result import Diff, SiteDiff, many
-from tensortap.sinks.line import printable
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.screen import Screen

@@ -14,8 +14,8 @@ from rich.text import Text
 from tensortap.diagnose.rule import REGISTRY
 from tensortap.errors import ProbeError
 from tensortap.finding import Finding, Findings
-from tensortap.sinks.line import printable
 from tensortap.store.run import Run
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import shorten
 from tensortap.view.terminal.overview import about

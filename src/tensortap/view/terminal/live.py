@@ -21,9 +21,9 @@ from rich.text import Text
 
 from tensortap import text
 from tensortap.errors import PatternError
-from tensortap.sinks.line import printable
 from tensortap.store.filters import all_of
 from tensortap.store.run import Run
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.ordering import SORTS
 from tensortap.view.terminal.overview import (

@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tensortap import text
-from tensortap.sinks.line import nonfinite, printable
+from tensortap.sinks.line import nonfinite
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.overview import TREND, NonFiniteEvent, Overview, SiteRow, about

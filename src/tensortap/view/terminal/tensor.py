@@ -12,7 +12,7 @@ from rich.text import Text
 from tensortap import text
 from tensortap.reduce.buffers import array_of, buffer_of, nbytes
 from tensortap.reduce.summary import Summary, head, summarize, trouble
-from tensortap.sinks.line import printable
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.screen import Screen
 

@@ -14,9 +14,10 @@ from rich.text import Text
 from safetensors import safe_open
 
 from tensortap.reduce.summary import describe, summarize
-from tensortap.sinks.line import nonfinite, printable
+from tensortap.sinks.line import nonfinite
 from tensortap.sinks.npy import load_npy
 from tensortap.sinks.plain import plain
+from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.screen import Screen
 from tensortap.view.terminal.tensor import show_tensor

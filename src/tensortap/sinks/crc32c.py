@@ -1,4 +1,4 @@
-"""CRC-32C, which TensorBoard's files want of every event: by NumPy, for a loop in Python would hold up the training."""
+"""CRC-32C, the checksum in TensorBoard's event files, by NumPy: a loop in Python would delay the training."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ONES: Final = 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
-    """The checksum of some bytes.
+    """Return the checksum of some bytes.
 
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
@@ -35,7 +35,7 @@ def crc32c(data: bytes) -> int:
 
 
 def masked(data: bytes) -> int:
-    """The checksum as event files hold it, so that a checksum of checksums is one."""
+    """Return the checksum as event files hold it, so that a checksum of checksums is one too."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ONES
 
@@ -50,7 +50,7 @@ def _bytewise() -> Words:
 
 @cache
 def _steps(power: int) -> Words:
-    """What 2^power further bytes make of each byte of a checksum: four tables."""
+    """Return what 2^power further bytes make of each byte of a checksum: four tables."""
     places = np.arange(256, dtype=np.uint32)[None, :] << np.array([[0], [8], [16], [24]], np.uint32)
     if power:
         return _advance(_advance(places, power - 1), power - 1)
@@ -59,14 +59,14 @@ def _steps(power: int) -> Words:
 
 
 def _advance(words: Words, power: int) -> Words:
-    """Checksums as they are 2^power zero bytes later."""
+    """Return checksums as they are 2^power zero bytes later."""
     t = _steps(power)
     out: Words = t[0][words & 0xFF] ^ t[1][words >> 8 & 0xFF] ^ t[2][words >> 16 & 0xFF] ^ t[3][words >> 24]
     return out
 
 
 def _of_ones(length: int) -> int:
-    """What the ones that a checksum starts from have become after so many bytes."""
+    """Return what the ones that a checksum starts from have become after `length` bytes."""
     word = np.array([_ONES], np.uint32)
     for power in range(length.bit_length()):
         if length >> power & 1:
