@@ -1,4 +1,4 @@
-"""What a rule concluded, and all of it together: plain values that readers, commands and views hand on."""
+"""Findings: what rules concluded about a run, as plain values for commands and views."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLOURS: Final = {"info": markup.CALM, "warning": markup.WARN, "error": markup.
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """When: the first and the last step it was seen at, and at how many."""
+    """The first and the last step of a finding, and the number of steps that have it."""
 
     first: int
     last: int
@@ -33,7 +33,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One conclusion: which rule, how bad, where, when, by which numbers, and what people do about it.
+    """One conclusion of a rule: severity, site, steps, the numbers it rests on, and what to do about it.
 
     A rule may leave its own name and severity empty; they are filled in.
 
@@ -58,13 +58,13 @@ class Finding:
         return markup.page(_html(self))
 
     def as_json(self) -> dict[str, Any]:
-        """Itself as plain values; what is not finite is null."""
+        """Return it as plain values; what is not finite is null."""
         return {**asdict(self), "evidence": _plain(self.evidence)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Findings(Sequence[Finding]):
-    """Findings, the worst first. `rules` are those that could look, `skipped` those that could not, with the reason.
+    """Findings, the worst first. `rules` are those that ran, `skipped` those that could not, with the reason.
 
     >>> found = Findings.of([], rules=["nonfinite"], skipped={"drift": "no reference run was given"})
     >>> print(found)
@@ -77,7 +77,7 @@ class Findings(Sequence[Finding]):
 
     @classmethod
     def of(cls, found: Iterable[Finding], rules: Iterable[str], skipped: Mapping[str, str]) -> Findings:
-        """Put the worst first; among equals the order in which they were found stays."""
+        """Sort by severity, worst first; equals stay in the order in which they were found."""
         ranked = sorted(found, key=lambda finding: -_rank(finding))
         return cls(tuple(ranked), tuple(rules), MappingProxyType(dict(skipped)))
 
@@ -95,16 +95,16 @@ class Findings(Sequence[Finding]):
         return len(self.found)
 
     def at_least(self, severity: Severity) -> list[Finding]:
-        """Those that are as bad as this, or worse."""
+        """Return the findings of at least this severity."""
         least = SEVERITIES.index(severity)
         return [finding for finding in self.found if _rank(finding) >= least]
 
     def count(self, value: Any) -> int:
-        """How many there are of a severity."""
+        """Return the number of findings of a severity."""
         return sum(finding.severity == value for finding in self.found)
 
     def summary(self) -> str:
-        """How many of which severity, in a line: `1 error, 2 warnings found by 18 rules; 3 had no data`."""
+        """Return the counts in a line: `1 error, 2 warnings found by 18 rules; 3 had no data`."""
         parts = [_many(n, name) for name in reversed(SEVERITIES) if (n := self.count(name))]
         idle = f"; {len(self.skipped)} had no data" if self.skipped else ""
         return f"{', '.join(parts) or 'nothing'} found by {_many(len(self.rules), 'rule')}{idle}"
@@ -120,14 +120,14 @@ class Findings(Sequence[Finding]):
         return markup.page(markup.line(markup.element("b", self.summary())), *map(_html, self.found))
 
     def as_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
+        """Return everything as plain values."""
         counts = {name: self.count(name) for name in SEVERITIES}
         findings = [finding.as_json() for finding in self.found]
         return {"counts": counts, "findings": findings, "rules": list(self.rules), "skipped": dict(self.skipped)}
 
 
 def _html(finding: Finding) -> str:
-    """A finding as a few lines of a notebook: what, where and when, the sentence, the advice, the numbers."""
+    """Return a finding as HTML: rule, site and steps, message, advice, numbers."""
     where = " ".join(filter(None, [finding.site, str(finding.steps or "")]))
     title = [markup.coloured(f"{finding.severity} {finding.rule}", _COLOURS.get(finding.severity, "")), f" {where}"]
     lines = [line for line in (finding.message, finding.advice) if line]

@@ -1,4 +1,4 @@
-"""HTML for notebooks: a few elements, all text escaped, no scripts, colours that suit light pages and dark ones."""
+"""Write HTML for notebooks: all text escaped, no scripts, colours for light and dark pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Html(str):
 
 
 def element(name: str, *inside: str, style: str = "", **attributes: object) -> Html:
-    """An element; what is inside is escaped unless it is HTML already.
+    """Return an element; what is inside is escaped unless it is HTML already.
 
     >>> element("b", "<mlp>", style="color:red")
     '<b style="color:red">&lt;mlp&gt;</b>'
@@ -33,24 +33,24 @@ def element(name: str, *inside: str, style: str = "", **attributes: object) -> H
 
 
 def escaped(text: str) -> str:
-    """Text as HTML: characters that mean something, or nothing that can be shown, are written out."""
+    """Return text as HTML: markup and control characters are escaped."""
     if isinstance(text, Html):
         return text
     return html.escape("".join(c if c.isprintable() else ascii(c)[1:-1] for c in text))
 
 
 def page(*inside: str) -> Html:
-    """The block that goes into a notebook's cell."""
+    """Return the block that a notebook shows."""
     return element("div", *inside, style=_PAGE)
 
 
 def line(*parts: str, colour: str = "") -> Html:
-    """A line of its own."""
+    """Return a line."""
     return element("div", *parts, style=f"color:{colour}" if colour else "")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Html:
-    """A table whose first `left` columns begin on the left; numbers end on the right."""
+    """Return a table whose first `left` columns are aligned left, the others right."""
     sides = ["left" if i < left else "right" for i in range(len(heads))]
     head = [
         element("th", name, style=_CELL.format(side) + ";opacity:.65") for name, side in zip(heads, sides, strict=True)
@@ -63,12 +63,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) ->
 
 
 def coloured(text: str, colour: str) -> str:
-    """Text in a colour, or as it is."""
+    """Return text in a colour, or unchanged without one."""
     return element("span", text, style=f"color:{colour};font-weight:600") if colour else text
 
 
 def bars(heights: Sequence[float], width: int = 96, height: int = 18, title: str = "") -> Html:
-    """A small histogram."""
+    """Return a small histogram."""
     top = max((h for h in heights if math.isfinite(h)), default=0.0)
     if top <= 0:
         return Html("")
@@ -82,7 +82,7 @@ def bars(heights: Sequence[float], width: int = 96, height: int = 18, title: str
 
 
 def spark(values: Sequence[float], width: int = 96, height: int = 18, title: str = "") -> Html:
-    """A small line over steps, red where a value is not finite."""
+    """Return a small line over steps, red where a value is not finite."""
     finite = [v for v in values if math.isfinite(v)]
     low, span = min(finite, default=0.0), max(finite, default=0.0) - min(finite, default=0.0)
     apart = width / max(len(values) - 1, 1)
