@@ -42,6 +42,9 @@ class _OfLarge(Sample):
     def __str__(self) -> str:
         return f"Sample(n={self.n}, seed={self.seed}, place='')"
 
+    def describe(self) -> dict[str, Any]:
+        return {**Sample.describe(self), "place": ""}
+
 
 _NO_NAMES: Final = (
     "the function {} named none of the values that the probes ask for: name them where they are made, "

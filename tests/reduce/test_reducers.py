@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import tensortap as tt
 from tensortap.errors import ProbeError
 from tensortap.reduce.reducers import (
     Custom,
@@ -109,3 +111,15 @@ def test_mistakes_are_named_with_the_corrected_call(make: object, text: str) -> 
     """A reducer that cannot be meant is an error at set-up that shows what to write."""
     with pytest.raises(ProbeError, match=text):
         make()  # type: ignore[operator]
+
+
+def test_reducers_are_described_as_plain_data() -> None:
+    """What `run.json` says of reducers is JSON with a kind and the arguments, functions by their names."""
+    kept = tt.probe("a", keep=[tt.quantiles(0.5), tt.sample(4), tt.rows([0, 2]), tt.full(), abs]).describe()["reducers"]
+    assert json.loads(json.dumps(kept)) == [
+        {"kind": "quantiles", "at": [0.5]},
+        {"kind": "sample", "n": 4, "seed": 0},
+        {"kind": "rows", "indices": [0, 2]},
+        {"kind": "full"},
+        {"kind": "custom", "name": "abs"},
+    ]

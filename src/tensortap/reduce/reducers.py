@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -28,25 +28,40 @@ class Keeper(Protocol):
         """The elements to keep as an array of their own, or None when this tensor has none of them."""
 
 
+class _Described:
+    __slots__ = ()
+
+    @property
+    def kind(self) -> str:
+        """The name of the reducer in `run.json`, and of what it keeps in `run.tensor(..., kind=)`."""
+        return type(self).__name__.lower()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the reducer and its arguments as plain data, for `run.json`."""
+        arguments = {field.name: getattr(self, field.name) for field in fields(cast(Any, self))}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in arguments.items()}
+        return {"kind": self.kind, **plain}
+
+
 @dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(_Described):
     """Counts and moments. They are taken of every recorded tensor; this says that nothing else is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(_Described):
     """The complete float-bit histogram."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quantiles:
+class Quantiles(_Described):
     """Chosen quantiles, derived from the histogram and written beside the statistics."""
 
     at: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(_Described):
     """`n` elements at positions that depend only on seed, place and shape, so that steps and runs can be compared."""
 
     n: int
@@ -62,7 +77,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(_Described):
     """Chosen samples of the batch: entries along the first axis."""
 
     indices: tuple[int, ...]
@@ -81,7 +96,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Full:
+class Full(_Described):
     """The whole tensor."""
 
     @property
@@ -93,7 +108,7 @@ class Full:
 
 
 @dataclass(frozen=True, slots=True)
-class Units:
+class Units(_Described):
     """How active each unit was: the share of its elements that are not zero, and their mean magnitude.
 
     >>> units().pick(np.array([[0.0, 2.0], [0.0, 4.0]]), "fc:output")
@@ -119,11 +134,14 @@ class Units:
 
 
 @dataclass(frozen=True, slots=True)
-class Custom:
+class Custom(_Described):
     """A function of the user's: tensor in; a number, a dict of numbers or a small array out."""
 
     function: Callable[[Any], Any]
     name: str
+
+    def describe(self) -> dict[str, Any]:  # noqa: D102
+        return {"kind": "custom", "name": self.name}
 
 
 Reducer = Stats | Histogram | Quantiles | Sample | Rows | Full | Units | Custom

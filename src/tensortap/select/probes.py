@@ -53,7 +53,8 @@ class Probe:
         """Itself as plain data, for `run.json`."""
         return {
             "sites": [pattern.text for pattern in self.patterns],
-            "keep": [str(reducer) for reducer in self.keep],
+            "keep": [str(reducer) for reducer in self.keep],  # for people; programs read `reducers`
+            "reducers": [reducer.describe() for reducer in self.keep],
             "when": str(self.when),
         } | ({} if self.where is None else {"where": getattr(self.where, "__qualname__", str(self.where))})
 
