@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tensortap.errors import PatternError
-from tensortap.select.sites import PORTS, Candidate, Match, Pattern, select, split
+from tensortap.select.ports import PORTS
+from tensortap.select.sites import Candidate, Match, Pattern, select, split
 
 exact = settings(derandomize=True, deadline=None, max_examples=400)
 MODULE = ("output", "input", "grad_output", "grad_input")
@@ -261,9 +262,9 @@ def test_split(text: str, parts: tuple[object, ...]) -> None:
         ("op:matmul:outputs", "Did you mean 'op:matmul:output'?"),
         ("typ:Linear", "Did you mean 'type:Linear'?"),
         ("op:matmul:param", "an operation has no param; it has output, input, grad_output, grad_input"),
-        ("op:", "names no operation: write 'op:matmul'"),
+        ("op:", "must name an operation: write 'op:matmul'"),
         ("op:blocks/mm", "write 'blocks/mm'"),
-        ("type:", "names no class: write 'type:Linear'"),
+        ("type:", "must name a class: write 'type:Linear'"),
         ("block.3.mlp", "matches none of 53 sites. Did you mean 'blocks.3.mlp' or"),
         ("block.*.mpl:input", "Did you mean 'blocks.*.mlp:input'"),
         ("attn", "Did you mean '**.attn'"),
@@ -272,8 +273,8 @@ def test_split(text: str, parts: tuple[object, ...]) -> None:
         ("type:Qqq", "There are 'Net', 'Module'"),
         ("re:nothing", "'re:nothing' matches none of 53 sites. There are"),
         ("re:(a", "missing ), unterminated subpattern at position 0 of '(a'"),
-        ("{a,b}" * 12, "more than 1000 alternatives"),
-        (7, "7 is no pattern"),
+        ("{a,b}" * 12, "at most 1000 alternatives"),
+        (7, "must be text, a class or a function, got 7: write"),
         (
             lambda site: site.no_such_thing,
             "the pattern <lambda> must be a function (site) -> bool, but for '' it raised",

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tensortap.distributed.ranks import Shard
+from tensortap.distributed.shards import Shard
 from tensortap.errors import RunError, RunExistsError
 from tensortap.store.claim import launch_id
 from tensortap.store.default_path import agreed_path, default_path
@@ -177,5 +177,5 @@ def test_copies_count_once_whoever_records(make_run: Any) -> None:
     assert run.series("w", "mean").values.tolist() == [1.5] and run.series("w", "mean", rank=3).values.tolist() == [3.0]
     beside = run.merged("ranks", sites="x", replicated={"tp": "x"}).to_pylist()[0]
     assert beside["numel"] == 4  # ranks 1 and 2; rank 3 lies beside rank 2
-    with pytest.raises(RunError, match=r"a side 'pp' that no mesh in this run has\. There are dp, tp\."):
+    with pytest.raises(RunError, match=r"got 'pp', which no mesh in this run has\. There are dp, tp\."):
         run.merged("ranks", replicated={"pp": "x"})

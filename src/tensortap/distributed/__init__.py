@@ -1,1 +1,4 @@
-"""Several processes: ranks, and which of them hold copies or parts of one tensor."""
+"""Several processes: ranks, the shards of tensors they hold, and which shards are copies.
+
+May import `types` and `errors`, and nothing else of ours.
+"""

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.distributed.ranks import Shard
+from tensortap.distributed.shards import Shard
 from tensortap.record.pending import CopiedRows, HostCopy, PendingRows
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.histogram import BUCKETS

@@ -50,7 +50,7 @@ class Probe:
         return tuple(r for r in self.keep if isinstance(r, Custom))
 
     def describe(self) -> dict[str, Any]:
-        """Itself as plain data, for `run.json`."""
+        """Return the probe as plain data, for `run.json`."""
         return {
             "sites": [pattern.text for pattern in self.patterns],
             "keep": [str(reducer) for reducer in self.keep],  # for people; programs read `reducers`
@@ -79,7 +79,7 @@ def probe(
     >>> wide = probe("op:matmul", where=lambda call: call.args[0].shape[-1] > 64)
     """
     if not sites:
-        raise ProbeError('a probe needs at least one site pattern: probe("**") observes everything')
+        raise ProbeError('a probe must have at least one pattern, got none: write probe("**") to observe everything')
     patterns = tuple(Pattern.parse(site) for site in sites)
     _check_where(where, patterns)
     raised = None if escalate is None else escalate.probe(patterns, where)
@@ -87,15 +87,17 @@ def probe(
 
 
 def _check_where(where: Any, patterns: tuple[Pattern, ...]) -> None:
-    """A predicate is asked about calls of operations, so there must be no other sites."""
+    """Refuse a predicate beside sites that are not operations: it is asked about calls of operations."""
     if where is None:
         return
     if not callable(where):
-        raise ProbeError(f"where={where!r} is no function of the call: where=lambda call: call.number == 0")
+        raise ProbeError(
+            f"where= must be a function of the call, got {where!r}: write where=lambda call: call.number == 0"
+        )
     if other := next((pattern for pattern in patterns if not pattern.is_op), None):
         raise ProbeError(
-            f"where= is asked about calls of operations, and {other.text!r} means none: give it to a probe of its own, "
-            f"such as probe('op:matmul', where=...)"
+            f"where= must be given to a probe of operations only, got the pattern {other.text!r}: write a probe of its "
+            "own, such as probe('op:matmul', where=...)"
         )
 
 
@@ -108,7 +110,7 @@ class Escalation:
     when: Trigger
 
     def probe(self, patterns: tuple[Pattern, ...], where: Callable[[Call], bool] | None = None) -> Probe:
-        """The probe that does it, on sites of its own or on those it escalates from, by the same predicate."""
+        """Return the probe that keeps more, on sites of its own or on those it escalates from, with their predicate."""
         return Probe(self.sites or patterns, self.keep, self.when, where=None if self.sites else where)
 
 
@@ -129,7 +131,7 @@ def escalation(
 
 
 def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool]]) -> tuple[Probe, ...]:
-    """What was given to `watch`: probes as they are, bare patterns gathered into one default probe."""
+    """Return what was given to `watch` as probes: bare patterns are gathered into one default probe."""
     given = tuple(items)
     bare = [item for item in given if not isinstance(item, Probe)]
     # A trigger may keep history: a probe given to two taps must not share it.
@@ -138,5 +140,7 @@ def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool
     raised = tuple(replace(p.escalate, when=p.escalate.when.fresh()) for p in probes if p.escalate is not None)
     probes += raised
     if len(probes) > MOST_PROBES:
-        raise ProbeError(f"{len(probes)} probes are more than {MOST_PROBES}; give one probe several patterns instead")
+        raise ProbeError(
+            f"there must be at most {MOST_PROBES} probes, got {len(probes)}: write one probe with several patterns"
+        )
     return probes

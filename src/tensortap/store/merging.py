@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.distributed.replicas import Parts
+from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
 from tensortap.types import COUNTS, STATISTICS
@@ -20,7 +20,7 @@ _KEYS: Final = ("step", "rank", "site", "port", "slot", "call", "op", "recompute
 _NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
 
 
-def fold(rows: Any, over: Over | Sequence[Over], parts: Parts | None = None) -> Any:
+def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None) -> Any:
     """One row for each place, and for each of step, rank and call that is not folded over.
 
     `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.distributed.replicas import NO_PARTS, Parts, parts_of
+from tensortap.distributed.replicas import NO_REPLICAS, ReplicaGroups, replica_groups
 from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.finding import Findings
 from tensortap.record.step import Record
@@ -213,14 +213,14 @@ class Run:
         """
         return fold(self.table(sites, steps=steps), over, self.copies(replicated))
 
-    def copies(self, replicated: Replicated = None) -> Parts:
+    def copies(self, replicated: Replicated = None) -> ReplicaGroups:
         """Which rows are copies of another rank's, by `parts` and by the patterns given; for folding over ranks."""
         if len(self.ranks) < 2:
-            return NO_PARTS
+            return NO_REPLICAS
         places = self.places
         named = replicated if isinstance(replicated, Mapping) else {"": replicated}
         alike = {side: places_matching(of, places) for side, of in named.items() if of is not None}
-        return parts_of(self.parts, places, alike)
+        return replica_groups(self.parts, places, alike)
 
     def tensor(
         self, site: str, step: int, *, port: str | None = None, slot: str | None = None, call: int = 0,

@@ -2,13 +2,13 @@
 
 A trigger has two halves. `before(step)` is asked when the step begins, and a step it says NO to costs nothing;
 `after(step, seen)` is asked once for every closed step, when the metrics are known. What can only be known afterwards
-answers MAYBE before: the step is then held in memory and kept or dropped at its end.
+answers MAYBE before: the step is then kept in memory until its end, and recorded or dropped there. May import what
+`select` may.
 """
 
 from tensortap.select.triggers.base import Answer, Trigger, TriggerLike
-from tensortap.select.triggers.convert import as_trigger
 from tensortap.select.triggers.measured import Metric, following, metric, nonfinite, spike
-from tensortap.select.triggers.schedule import at, between, chance, every, first, powers_of
+from tensortap.select.triggers.schedule import as_trigger, at, between, chance, every, first, powers_of
 
 __all__ = [
     "Answer",

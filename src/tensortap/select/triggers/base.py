@@ -1,10 +1,11 @@
-"""What a trigger is, how triggers combine, and how a function becomes one."""
+"""What a trigger is, how triggers combine, how a function becomes one, and checks of their arguments."""
 
 from __future__ import annotations
 
 import copy
 import enum
 import inspect
+import numbers
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final, TypeVar
@@ -17,9 +18,36 @@ Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
 def maker(function: Maker) -> Maker:
-    """Marks a function that makes triggers, so that giving it uncalled is told from giving a function."""
+    """Register a function that makes triggers, so that passing it uncalled gives an error of its own."""
     MAKERS.append(function)
     return function
+
+
+# Checks of the arguments of triggers. Each error shows the corrected call.
+
+
+def is_whole(value: object) -> bool:
+    """Return whether it is an integer of any library and not a bool."""
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> bool:
+    """Return whether it is a real number of any library and not a bool."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def whole(value: int, least: int, what: str, corrected: str) -> int:
+    """Return the value as an int, or raise unless it is a whole number of at least `least`."""
+    if not is_whole(value) or value < least:
+        raise ProbeError(f"{what} must be a whole number, at least {least}, got {value!r}: write {corrected}")
+    return int(value)
+
+
+def metric_name(name: str, what: str) -> str:
+    """Return the name of a metric, or raise."""
+    if not isinstance(name, str) or not name:
+        raise ProbeError(f"{what}() must be given the name of a metric, got {name!r}: write {what}('loss')")
+    return name
 
 
 class Incomplete:
@@ -186,7 +214,7 @@ class _Predicate(Trigger):
 
 
 def coerce(value: object) -> Trigger:
-    """A trigger, or a function as one; anything else is an error that says what to write."""
+    """Return a trigger, or a function as one; anything else is an error that says what to write."""
     if isinstance(value, Trigger):
         return value
     if not callable(value) or isinstance(value, type) or value in MAKERS:
@@ -194,7 +222,7 @@ def coerce(value: object) -> Trigger:
     try:
         inspect.signature(value).bind(0, {})
     except TypeError as error:
-        raise ProbeError(f"{value!r} cannot be called as (step, metrics) -> bool: {error}") from error
+        raise ProbeError(f"a function as trigger must be (step, metrics) -> bool, got {value!r}: {error}") from error
     except ValueError:
         pass  # some built-ins do not tell their signature
     return _Predicate(value)
@@ -210,7 +238,7 @@ def _hint(value: object) -> str:
         case list() | tuple() | set() | frozenset() | range():
             instead = f"write at({value!r})"
         case _ if callable(value):
-            instead = f"it makes one: call it, as in {getattr(value, '__name__', value)}()"
+            instead = f"call it, as in {getattr(value, '__name__', value)}()"
         case _:
-            instead = "use every(100), metric('loss') > 1.0, nonfinite() or a function (step, metrics) -> bool"
-    return f"{value!r} is no trigger: {instead}"
+            instead = "write every(100), metric('loss') > 1.0, nonfinite() or a function (step, metrics) -> bool"
+    return f"when= must be a trigger, got {value!r}: {instead}"

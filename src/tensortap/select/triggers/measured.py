@@ -9,8 +9,18 @@ from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple, NoReturn
 
 from tensortap.errors import ProbeError
-from tensortap.select.triggers.arguments import is_real, is_whole, metric_name, whole
-from tensortap.select.triggers.base import Answer, Incomplete, Trigger, TriggerLike, coerce, maker
+from tensortap.select.triggers.base import (
+    Answer,
+    Incomplete,
+    Trigger,
+    TriggerLike,
+    coerce,
+    is_real,
+    is_whole,
+    maker,
+    metric_name,
+    whole,
+)
 from tensortap.types import StepOutcome
 
 
@@ -41,7 +51,7 @@ class Metric(Incomplete):
 
     def hint(self) -> str:
         """What to write instead."""
-        return f"{self} is no trigger by itself: compare it, in parentheses: ({self} > 1.0)"
+        return f"a metric must be compared to be a trigger, got {self}: write ({self} > 1.0), in parentheses"
 
     def _bare(self, *_: object) -> NoReturn:
         raise ProbeError(self.hint())
@@ -71,7 +81,9 @@ class _Comparison(Trigger):
 
     def __init__(self, name: str, sign: str, value: float) -> None:
         if not is_real(value) or math.isnan(value):
-            raise ProbeError(f"metric({name!r}) {sign} {value!r}: compare with a number: metric({name!r}) {sign} 1.0")
+            raise ProbeError(
+                f"a metric must be compared with a number, got {sign} {value!r}: write metric({name!r}) {sign} 1.0"
+            )
         self.name, self.sign = name, sign
         self.value = int(value) if is_whole(value) else float(value)
 
@@ -146,7 +158,7 @@ def spike(name: str, window: int = 100, factor: float = 2.0) -> Trigger:
     """
     window = whole(window, 1, "window of spike()", f"spike({name!r}, window=100)")
     if not is_real(factor) or not 1 < factor < math.inf:
-        raise ProbeError(f"factor of spike() must be above 1, not {factor!r}: write spike({name!r}, factor=2.0)")
+        raise ProbeError(f"factor of spike() must be above 1, got {factor!r}: write spike({name!r}, factor=2.0)")
     return _Spike(metric_name(name, "spike"), window, float(factor))
 
 

@@ -7,8 +7,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from tensortap.errors import ProbeError
-from tensortap.select.triggers.arguments import is_real, is_whole, whole
-from tensortap.select.triggers.base import Answer, Trigger, maker
+from tensortap.select.triggers.base import Answer, Trigger, TriggerLike, coerce, is_real, is_whole, maker, whole
 from tensortap.types import StepOutcome
 
 
@@ -52,11 +51,11 @@ def at(steps: Iterable[int]) -> Trigger:
     """Exactly these steps: `at([0, 10, 500])`."""
     if isinstance(steps, str | bytes) or not isinstance(steps, Iterable):
         raise ProbeError(
-            f"at() takes a list of steps, not {steps!r}: write at([{repr(steps) if is_whole(steps) else 10}])"
+            f"at() must be given a list of steps, got {steps!r}: write at([{repr(steps) if is_whole(steps) else 10}])"
         )
     chosen = sorted({whole(step, 0, "a step of at()", "at([0, 10])") for step in steps})
     if not chosen:
-        raise ProbeError("at([]) names no step: write at([0, 10])")
+        raise ProbeError("at() must be given at least one step, got []: write at([0, 10])")
     more = f", … {len(chosen) - 8} more" if len(chosen) > 8 else ""
     return _Scheduled(f"at([{', '.join(map(str, chosen[:8]))}{more}])", frozenset(chosen))
 
@@ -95,10 +94,22 @@ def chance(p: float, seed: int = 0) -> Trigger:
     [6, 20, 23, 40, 45]
     """
     if not is_real(p) or not 0 <= p <= 1:
-        raise ProbeError(f"p of chance(p) must be between 0 and 1, not {p!r}: write chance(0.01)")
+        raise ProbeError(f"p of chance(p) must be between 0 and 1, got {p!r}: write chance(0.01)")
     if not is_whole(seed):
-        raise ProbeError(f"seed of chance() must be a whole number, not {seed!r}: write chance({float(p)}, seed=0)")
+        raise ProbeError(f"seed of chance() must be a whole number, got {seed!r}: write chance({float(p)}, seed=0)")
     return _Scheduled(f"chance({float(p)}{f', seed={seed}' if seed else ''})", _Lot(float(p), int(seed)))
+
+
+def as_trigger(value: TriggerLike | None) -> Trigger:
+    """Return what `when=` was given as a trigger; None means every step, a function is `(step, metrics) -> bool`.
+
+    >>> from tensortap.types import StepOutcome
+    >>> as_trigger(None)
+    every(1)
+    >>> as_trigger(lambda step, metrics: step > 10 and metrics["loss"] > 1).after(11, StepOutcome({"loss": 2.0}))
+    '<lambda>'
+    """
+    return every(1) if value is None else coerce(value)
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,10 @@ def test_one_rank_is_killed(torchrun: Callable[..., Any], tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        (1, r"names rank 1, and this process, rank 0, is alone"), (-1, "names rank -1"), (True, r"write a number"),
-        ("0", r"ranks='0' chooses no ranks"), ([], r"ranks=\[\] chooses nobody"), ([0, 0.5], r"ranks=\[0, 0.5\]"),
-        (lambda rank: True, r"cannot be called as \(rank, world\)"),
+        (1, r"got 1: this process is alone, write ranks=0"), (-1, "got -1"), (True, r"must be a number"),
+        ("0", r"must be .* got '0': write ranks=0"), ([], r"at least one rank, got \[\]"),
+        ([0, 0.5], r"got \[0, 0.5\]"),
+        (lambda rank: True, r"must be \(rank, world\) -> bool"),
     ],
 )  # fmt: skip
 def test_ranks_that_cannot_be_meant(ranks: Any, said: str) -> None:

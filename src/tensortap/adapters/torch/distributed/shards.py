@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tensortap.distributed.ranks import Shard
+from tensortap.distributed.shards import Shard
 from tensortap.errors import TensortapError
 from tensortap.record.recorder import Point
 from tensortap.record.table import Names
