@@ -41,7 +41,7 @@ def ops(
 
 def _block() -> Any:
     try:
-        return importlib.import_module("tensortap.adapters.torch.ops.function").Operations()
+        return importlib.import_module("tensortap.adapters.torch.ops.function").FunctionAdapter()
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -295,7 +295,9 @@ def _for_function(function: Any, **options: Any) -> Adapter:
     """Of a plain function the operations can be seen, if they are those of a framework that is in use."""
     if "torch" not in sys.modules:
         raise UnsupportedError(_unknown(function))
-    adapter: Adapter = importlib.import_module("tensortap.adapters.torch.ops.function").Operations(function, **options)
+    adapter: Adapter = importlib.import_module("tensortap.adapters.torch.ops.function").FunctionAdapter(
+        function, **options
+    )
     return adapter
 
 
@@ -331,7 +333,7 @@ def compiled_values(see: Callable[[Any, str], None]) -> Callable[[Any, str], boo
     """What sees named values in compiled code, of the frameworks that are loaded; True: it is compiled, and seen to."""
     if "torch" not in sys.modules:
         return None
-    return importlib.import_module("tensortap.adapters.torch.compile.values").CompiledValues(see)  # type: ignore[no-any-return]
+    return importlib.import_module("tensortap.adapters.torch.compile.receivers").CompiledNamedValues(see)  # type: ignore[no-any-return]
 
 
 _A_STEP: Final = "; or watch a step of JAX: step = tensortap.watch_step(step, params)"

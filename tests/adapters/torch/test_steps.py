@@ -1,4 +1,4 @@
-"""Steps: closed by hand, or found by the calls of the root, backward and the optimizer."""
+"""StepSource: closed by hand, or found by the calls of the root, backward and the optimizer."""
 
 from __future__ import annotations
 
@@ -189,11 +189,11 @@ def test_a_failed_call_leaves_the_next_steps_right(watch, error, ports):
     seen.tap.close()
     assert calls(seen, "a:output") == {0: 1, 1: 1, 2: 1, 3: 1}
     assert calls(seen, "b:output") == {0: 1, 2: 1, 3: 1}
-    assert seen.tap._adapter._placing._edges.running == []
+    assert seen.tap._adapter._placement._edges.running == []
 
 
 def test_with_closes_after_an_exception(watch):
-    """Leaving the block by an exception closes the open step and takes the taps off."""
+    """ModuleExitHook the block by an exception closes the open step and takes the taps off."""
     model, memory = net(), tt.Memory()
     with pytest.raises(ZeroDivisionError), tt.watch(model, "0", to=memory):
         model(x())
@@ -220,7 +220,7 @@ def test_several_optimizers(watch):
 
 
 def test_an_optimizer_of_another_model_is_not_ours(watch):
-    """Steps of somebody else's optimizer do not end our steps."""
+    """StepSource of somebody else's optimizer do not end our steps."""
     model, other = net(), net()
     seen = watch(model, "0", "0.weight:grad")
     foreign = torch.optim.SGD(other.parameters(), 0.1)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tensortap as tt
-from tensortap.adapters.torch.threads import Lending, _parallel
+from tensortap.adapters.torch.threads import SharedThreads, _gomp_parallel
 from tensortap.reduce import kernel as kernels
 
 pytestmark = pytest.mark.skipif(kernels.ACTIVE == "numpy", reason="NumPy's twin uses one thread")
@@ -32,8 +32,8 @@ def test_borrowed_threads_give_the_same_bits(threads):
     x[17], x[4_000_000] = float("nan"), float("-inf")
     kernels.borrow(0, 1)
     alone = tt.summarize(x, histogram=True)
-    assert _parallel(), "this build of PyTorch has no OpenMP to borrow from"
-    kernels.borrow(_parallel(), 2)
+    assert _gomp_parallel(), "this build of PyTorch has no OpenMP to borrow from"
+    kernels.borrow(_gomp_parallel(), 2)
     for _ in range(3):  # both ways are tried in turn
         assert _same(tt.summarize(x, histogram=True), alone)
 
@@ -54,7 +54,7 @@ def test_watching_borrows_as_many_threads_as_pytorch_has(threads, tmp_path):
 def test_a_forked_child_has_no_borrowed_threads(threads):
     """Threads do not survive a fork: a child that counted on them would wait for ever."""
     x = np.ones(1 << 20, np.float32)
-    Lending().adjust()
+    SharedThreads().update()
     tt.summarize(x)
     child = os.fork()
     if not child:

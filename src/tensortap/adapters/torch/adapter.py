@@ -12,24 +12,24 @@ from torch.utils.hooks import RemovableHandle
 from tensortap.adapters.protocol import Clock, Plan
 from tensortap.adapters.torch.autograd.parameters import ParameterTaps, Stepping
 from tensortap.adapters.torch.compile import code as compiled_code
-from tensortap.adapters.torch.compile.code import ModelRegions
-from tensortap.adapters.torch.distributed.fully_shard import Sharded
+from tensortap.adapters.torch.compile.code import ModelCompileStatus
+from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
 from tensortap.adapters.torch.distributed.pipeline import is_stage, tree_of
-from tensortap.adapters.torch.distributed.shards import Parts
+from tensortap.adapters.torch.distributed.shards import ShardRegistry
 from tensortap.adapters.torch.distributed.world import world
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules import unseen
-from tensortap.adapters.torch.modules.hookset import FusedSet, HookSet, OpenedSet
+from tensortap.adapters.torch.modules.hookset import FusedLayerHooks, HookSet, UnfusedLayerHooks
 from tensortap.adapters.torch.modules.named_values import NamedValues
-from tensortap.adapters.torch.modules.placement import Placing, put_on_root, tappable, within
-from tensortap.adapters.torch.modules.roots import RootAfter, RootBefore, RootSite
+from tensortap.adapters.torch.modules.placement import HookPlacement, register_on_root, tappable, within
+from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
 from tensortap.adapters.torch.modules.tensors import TensorObserver, observer_for
+from tensortap.adapters.torch.ops.hooks import place_hooks
 from tensortap.adapters.torch.ops.names import known_operations
-from tensortap.adapters.torch.ops.placement import place
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
 from tensortap.adapters.torch.ops.visibility import COMPILED
 from tensortap.adapters.torch.steps import TorchStepDetector
-from tensortap.adapters.torch.threads import Lending
+from tensortap.adapters.torch.threads import SharedThreads
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import MEMBER_PORTS
@@ -67,7 +67,7 @@ class TorchAdapter:
         self._tree = None if called in (None, root) else root  # a tree made for the names, which nobody else holds
         self._handles: list[RemovableHandle] = []
         self._sets: list[HookSet] = []
-        self._lending = Lending()
+        self._threads = SharedThreads()
 
     def candidates(self) -> list[Candidate]:
         """Every module and parameter that can be tapped."""
@@ -83,7 +83,7 @@ class TorchAdapter:
     def describe(self) -> dict[str, Any]:
         """The module tree."""
         root = self._model()
-        return {"framework": "torch", "class": type(self._called()).__name__, "modules": modules.tree_of(root)}
+        return {"framework": "torch", "class": type(self._called()).__name__, "modules": modules.describe_tree(root)}
 
     def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: TensorObserver | None = None) -> None:
         """Put hooks on what the probes want, and two on the root to find steps."""
@@ -91,15 +91,15 @@ class TorchAdapter:
         self._recorder, self._plan = recorder, plan
         self._observer = observer or observer_for(recorder)
         self._detector = TorchStepDetector(recorder, clock, self._collecting)
-        self._regions = ModelRegions(root)
-        self._names = NamedValues(self._observer, self._detector, plan, self._regions)
-        self._placing = Placing(self._observer, self._detector, plan, self._regions, self.origins)
+        self._compile_status = ModelCompileStatus(root)
+        self._names = NamedValues(self._observer, self._detector, plan, self._compile_status)
+        self._placement = HookPlacement(self._observer, self._detector, plan, self._compile_status, self.origins)
         called = root if (found := self._called()) is None else found
-        target = RootSite(self._detector, self.arm, called, self._regions)
-        self._handles = put_on_root(called, RootBefore(target), RootAfter(target))
+        receiver = RootReceiver(self._detector, self.arm, called, self._compile_status)
+        self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
-        for module, puts, bits, paths in self._placing.of(root):
+        for module, puts, bits, paths in self._placement.hooks_of(root):
             inside = next((hooks for path, hooks in fused.items() if within(paths, path)), None)
             if module is called and inside is None:  # its call has begun when a step is found to begin
                 self._handles += [put(module) for put in puts]
@@ -109,56 +109,56 @@ class TorchAdapter:
         self._ops = self._attach_ops(root, fused)
         self._parameters = self._attach_parameters(root)
         self._refused = self._scripted(root)
-        self._learn_parts()
+        self._learn_shards()
         self._adjust(self._recorder.current.armed)
         self._parameters.arm(self._recorder.current.armed)
         plain.adjust(-1)  # until the first call: if that is compiled, it must find them
-        compiled_code.forget(root)
+        compiled_code.reset_compiled(root)
 
     def arm(self) -> None:
         """Hooks are on only while a probe may want the open step; once threads have steps of their own, always.
 
         Once anything is compiled, always too: a graph has them or has not, and asks when it runs.
         """
-        self._learn_parts()
-        regions, root = self._regions, self._root()
-        if not regions.compiled and regions.look() and root is not None:
+        self._learn_shards()
+        compile_status, root = self._compile_status, self._root()
+        if not compile_status.compiled and compile_status.refresh() and root is not None:
             self._adjust(-1)
-            compiled_code.forget(root)
+            compiled_code.reset_compiled(root)
             if self._ops is not None:
-                self._ops.visibility.ask_anew()
-        if regions.compiled:
-            regions.guard()
+                self._ops.visibility.invalidate()
+        if compile_status.compiled:
+            compile_status.guard()
         armed = -1 if self._detector.spread else self._recorder.current.armed
         if armed:
-            self._lending.adjust()
-        self._adjust(-1 if regions.compiled else armed)
+            self._threads.update()
+        self._adjust(-1 if compile_status.compiled else armed)
         self._parameters.arm(armed)
 
-    def _learn_parts(self) -> None:
+    def _learn_shards(self) -> None:
         """Where there are several ranks, each place's first tensor tells which part of it is here."""
-        parts, root = self._observer.parts, self._root()
-        if parts is not None:
-            parts.inside()
+        shards, root = self._observer.shards, self._root()
+        if shards is not None:
+            shards.root_called()
         elif root is not None and (here := world()) is not None and here.size > 1:
-            self._observer.parts = Parts(self._recorder.names, root)
+            self._observer.shards = ShardRegistry(self._recorder.names, root)
 
     def detach(self) -> None:
         """Take every hook off."""
         for handle in self._handles:
             handle.remove()
         for hooks in self._sets:
-            hooks.take_off()
+            hooks.remove()
         if self._ops is not None:
             self._ops.close()
         self._parameters.remove()
         for leaf in self._observer.leaves:
-            leaf.take_off()
+            leaf.remove()
         self._handles, self._sets, self._observer.leaves = [], [], []
         root = self._root()
-        if self._regions.compiled and root is not None:
-            compiled_code.forget(root)
-        self._regions.release()
+        if self._compile_status.compiled and root is not None:
+            compiled_code.reset_compiled(root)
+        self._compile_status.release()
 
     def current(self) -> OpenStep:
         """The calling thread's step."""
@@ -182,28 +182,28 @@ class TorchAdapter:
         if done:
             self._observer.leaves = [leaf for leaf in self._observer.leaves if leaf.step is not step]
             for leaf in done:
-                leaf.take_off()
+                leaf.remove()
         self._detector.closed(step)
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named, and its gradient."""
-        return self._names.see_anywhere(name, value)
+        return self._names.record(name, value)
 
     def unseen(self) -> dict[str, str]:
         """Modules, ports and names that were wanted but never seen."""
-        if self._detector.lost and any(port.seen for port in self._placing.ports):
+        if self._detector.lost and any(port.seen for port in self._placement.ports):
             self._recorder.counters.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
-        hidden = compiled_code.graphs() > 0 and not (self._regions.ran or self._detector.called)
-        found = unseen.explain(self._placing.ports, self._root(), fused, hidden)
-        if self._regions.ran:
+        hidden = compiled_code.graph_count() > 0 and not (self._compile_status.ran or self._detector.called)
+        found = unseen.explain(self._placement.ports, self._root(), fused, hidden)
+        if self._compile_status.ran:
             found = unseen.inside_graphs(found)
-        if not self._detector.lost and unseen.all_hidden(self._placing.ports, found):
+        if not self._detector.lost and unseen.all_hidden(self._placement.ports, found):
             self._recorder.counters.warn("compiled", unseen.ALL_HIDDEN)
         found |= self._refused | self._names.unseen()
         if self._ops is None:
             return found
-        if self._regions.ran:
+        if self._compile_status.ran:
             self._ops.visibility.hidden = COMPILED
         return {text: why for text, why in found.items() if text not in self._ops.seen()} | self._ops.unseen()
 
@@ -222,7 +222,7 @@ class TorchAdapter:
             hooks.adjust(armed)
 
     def _fused_set(self, layer: nn.TransformerEncoderLayer) -> HookSet:
-        return FusedSet(layer) if self.fast_path == "keep" else OpenedSet(layer, self._recorder.counters)
+        return FusedLayerHooks(layer) if self.fast_path == "keep" else UnfusedLayerHooks(layer, self._recorder.counters)
 
     def _attach_ops(self, root: nn.Module, fused: dict[str, HookSet]) -> OpTaps | None:
         """Look at operations, where probes want some."""
@@ -230,7 +230,7 @@ class TorchAdapter:
         if not patterns:
             return None
         taps = OpTaps(self._observer, self._detector, self._plan, patterns, self.fast_path == "keep")
-        around, handles = place(taps, root, fused)
+        around, handles = place_hooks(taps, root, fused)
         self._sets.append(around)
         self._handles += handles
         return taps
@@ -248,11 +248,11 @@ class TorchAdapter:
     def _attach_parameters(self, root: nn.Module) -> ParameterTaps:
         owners = modules.owners_of(root)
         ports = {
-            kind: [port for name in owners if (port := self._placing.port(name, kind)) is not None]
+            kind: [port for name in owners if (port := self._placement.port(name, kind)) is not None]
             for kind in MEMBER_PORTS
         }
         tell = Stepping(self._detector.optimizer_starts, self._detector.optimizer_stepped)
-        return ParameterTaps(self._observer, self._detector, owners, ports, tell, Sharded(root))
+        return ParameterTaps(self._observer, self._detector, owners, ports, tell, FullyShardedParameters(root))
 
     def _collecting(self) -> bool:
         return self._parameters.any_gradient()

@@ -12,7 +12,7 @@ from tensortap.adapters.protocol import OneStep, offered
 from tensortap.adapters.results import Captured
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.calls import call
-from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
+from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.state import preserved
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.select.ports import OP_PORTS
@@ -34,7 +34,7 @@ class Catcher(TensorObserver):
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Copy a tensor under its site's name."""
         if point.probes and not recomputed:
-            with aside():
+            with without_torch_function():
                 self.found.put(point.text, tensor.detach().clone())
         return -1
 

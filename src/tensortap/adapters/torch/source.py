@@ -1,4 +1,4 @@
-"""The line of the user's code that is running: the innermost that is neither PyTorch's nor ours."""
+"""Find the running line of the user's code: the innermost that is neither PyTorch's nor ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FOREIGN: Final = (TORCH, OURS, "<frozen", "<__array_function__")
 
 
 def current_line() -> str:
-    """Where the user's code is now, as `file:line  code`; empty when none of it is running."""
+    """Return the user's running line as `file:line  code`; empty when there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_FOREIGN):
         frame = frame.f_back

@@ -13,9 +13,9 @@ from torch import nn
 from tensortap.adapters import steps
 from tensortap.adapters.protocol import Clock
 from tensortap.adapters.torch.autograd.gradients import backward_task
-from tensortap.adapters.torch.distributed.pipeline import REHEARSAL, microbatch
+from tensortap.adapters.torch.distributed.pipeline import SHAPE_INFERENCE, microbatch
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.modules.tensors import aside
+from tensortap.adapters.torch.modules.tensors import without_torch_function
 from tensortap.record.recorder import OpenStep, Recorder
 
 _MANY: Final = 64
@@ -132,15 +132,15 @@ class TorchStepDetector(steps.StepDetector[Lane]):
 
     def _first_of(self, lane: Lane, chunk: int | None) -> bool:
         """Whether a call can be the first of a step: later microbatches of a pipeline are not."""
-        return chunk is None or chunk == REHEARSAL or (chunk == 0 and not lane.rehearsed)
+        return chunk is None or chunk == SHAPE_INFERENCE or (chunk == 0 and not lane.rehearsed)
 
     def _rehearse(self, lane: Lane, chunk: int | None) -> None:
         """Forget what a pipeline's rehearsal showed as soon as the first true microbatch comes."""
-        if lane.rehearsed and chunk != REHEARSAL:
+        if lane.rehearsed and chunk != SHAPE_INFERENCE:
             self.recorder.restart(self.current())
             lane.reset()
             lane.used = True
-        lane.rehearsed = chunk == REHEARSAL
+        lane.rehearsed = chunk == SHAPE_INFERENCE
 
     def _next(self, lane: Lane) -> None:
         collecting = lane.backward and not lane.stepped and (lane.stepping or self._collecting())
@@ -159,7 +159,7 @@ class TorchStepDetector(steps.StepDetector[Lane]):
 
     def _mark(self, output: Any, lane: Lane) -> bool:
         """Ask to be told when backward reaches what the root returned; False when it never will."""
-        with aside():
+        with without_torch_function():
             nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
         for node in list(nodes)[:MOST_MARKS]:
             node.register_prehook(_Mark(lane))

@@ -1,7 +1,7 @@
-"""PyTorch's own threads, lent to the kernel.
+"""Run the kernel on PyTorch's own OpenMP threads.
 
-Between two operations PyTorch's workers spin on their cores for more work. Threads of ours would only stand in their
-way; the same workers, asked through the OpenMP library that PyTorch has loaded, are there at once.
+Between two operations PyTorch's workers spin on their cores, waiting for work. Other threads would compete with them;
+the same workers, reached through the OpenMP library that PyTorch has loaded, start at once.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from tensortap.reduce import kernel as kernels
 _LIBRARIES: Final = "lib*omp*.so*"
 
 
-class Lending:
-    """Keeps the kernel at as many threads as PyTorch uses, which a program may change at any time."""
+class SharedThreads:
+    """Keep the kernel at as many threads as PyTorch uses, which a program may change at any time."""
 
     def __init__(self) -> None:
-        self._lent = 0
+        self._count = 0
 
-    def adjust(self) -> None:
-        """Once a step."""
+    def update(self) -> None:
+        """Follow a change of `torch.get_num_threads()`; called once a step."""
         threads = torch.get_num_threads()
-        if threads != self._lent:
-            self._lent = threads
-            # A team of another size than PyTorch's own would be made anew for every operation.
-            kernels.borrow(_parallel() if threads <= kernels.MOST_THREADS else 0, min(threads, kernels.MOST_THREADS))
+        if threads != self._count:
+            self._count = threads
+            # OpenMP would restart a team of another size than PyTorch's for every operation.
+            kernels.borrow(
+                _gomp_parallel() if threads <= kernels.MOST_THREADS else 0, min(threads, kernels.MOST_THREADS)
+            )
 
 
 @cache
-def _parallel() -> int:
-    """The address of GOMP_parallel in the library that PyTorch has loaded; 0 where it uses another kind of threads."""
+def _gomp_parallel() -> int:
+    """Return the address of GOMP_parallel in the library that PyTorch has loaded; 0 where it uses other threads."""
     folder = Path(torch.__file__).parent
     for path in sorted([*(folder / "lib").glob(_LIBRARIES), *folder.with_name("torch.libs").glob(_LIBRARIES)]):
         try:

@@ -85,7 +85,7 @@ def test_the_order_is_that_of_eager_mode(watch, eager):
 
 
 def test_triggers_never_recompile(watch):
-    """Steps are switched on and off, paused and resumed; the compiler is not asked again."""
+    """StepSource are switched on and off, paused and resumed; the compiler is not asked again."""
     model = fresh()
     seen = watch(
         model, tt.probe("**:{output,grad_output}", when=tt.every(2, start=1)), tt.probe("head", when=tt.at([2]))

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tensortap as tt
 from tensortap.adapters.torch import metrics
 from tensortap.adapters.torch.device import operations as device_ops
-from tensortap.adapters.torch.device.devices import Devices
+from tensortap.adapters.torch.device.devices import DeviceReducer
 from tensortap.adapters.torch.device.streams import HostStream
 from tensortap.adapters.torch.modules import tensors
 from tensortap.errors import NonFiniteError, ProbeError
@@ -66,7 +66,7 @@ class Held(HostStream):
         self.copies += 1
         return super().host_memory(like)
 
-    def mark(self) -> Callable[[], None]:
+    def record_event(self) -> Callable[[], None]:
         def wait() -> None:
             self.waiting.append(threading.current_thread().name)
             assert self.finished.wait(60)
@@ -217,7 +217,9 @@ def waits_in_a_step(watch: Any, *probes: Any) -> tuple[list[str], Any]:
     hold(seen, stream)
     train(model, seen.tap, 1)  # what is made once is made now
     optimizer, batch, guard = torch.optim.SGD(model.parameters(), 0.1), torch.randn(5, 3), Guard(stream)
-    openly = patch.object(tensors, "aside", contextlib.nullcontext)  # what we do is hidden from function modes
+    openly = patch.object(
+        tensors, "without_torch_function", contextlib.nullcontext
+    )  # what we do is hidden from function modes
     with openly, Below(guard), Above(guard):
         model(batch).square().sum().backward()
         optimizer.step()
@@ -290,7 +292,7 @@ def test_a_trigger_that_asks_for_values_waits(watch, device_path):
 
 
 def test_a_trigger_on_a_metric_does_not_wait(watch, device_path):
-    """Steps are kept, held for look-back and dropped while the device is busy; values find their rows later."""
+    """StepSource are kept, held for look-back and dropped while the device is busy; values find their rows later."""
     model = net()
     when = tt.metric("loss") > 1
     seen = watch(model, tt.probe("0", when=when, keep=tt.full()), tt.probe("2", when=tt.every(3)), lookback=1)
@@ -379,7 +381,7 @@ def test_a_number_from_a_device_for_a_row_that_is_not_late_is_waited_for():
     recorder = Recorder(as_probes(["x"]))
     stream = Held()
     stream.finished.set()
-    devices = Devices(recorder, lambda device: stream)
+    devices = DeviceReducer(recorder, lambda device: stream)
     row = recorder.observe(recorder.point(Place("x"), 1), buffer_of(np.ones(3)))
     devices.forced = "torch"
     devices.number(recorder.current, row, "clip", torch.tensor(0.25), 1)
@@ -393,7 +395,7 @@ def test_a_number_from_a_device_for_a_row_that_is_not_late_is_waited_for():
 def test_rows_are_found_again_in_parts_of_parts():
     """A table's late rows can be shared out, and shared out again, before any value has come."""
     recorder = Recorder(as_probes(["x"]))
-    devices = Devices(recorder)
+    devices = DeviceReducer(recorder)
     point, table = recorder.point(Place("x"), 1), recorder.current.table
     for i in range(6):
         x = torch.arange(float(i + 1))
@@ -437,7 +439,7 @@ def test_a_broken_device_is_counted(watch, device_path):
     seen = watch(model)
 
     class Broken(HostStream):
-        def mark(self) -> Callable[[], None]:
+        def record_event(self) -> Callable[[], None]:
             def fail() -> None:
                 raise RuntimeError("unspecified launch failure")
 
@@ -472,7 +474,7 @@ def test_when_the_kernel_cannot_be_launched_torch_operations_take_over(monkeypat
     """A Triton that does not work on this machine is said once; the row is the same."""
     monkeypatch.delenv("TENSORTAP_DEVICE_PATH", raising=False)
     recorder = Recorder(as_probes(["x"]))
-    devices = Devices(recorder)
+    devices = DeviceReducer(recorder)
 
     def broken(flat: Tensor, words: Tensor, histogram: bool) -> None:
         words.fill_(7)

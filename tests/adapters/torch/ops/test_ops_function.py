@@ -254,7 +254,7 @@ def test_call_is_for_functions_only():
 
 
 def test_spans_give_threads_steps_of_their_own():
-    """Inside `tap.span()` a call of the function is recorded in that span's step, with its labels."""
+    """DispatchObserver `tap.span()` a call of the function is recorded in that span's step, with its labels."""
     memory, x = tt.Memory(), torch.ones(2, 2)
     with tt.watch(attention, "op:softmax", to=memory) as tap:
         for name in ("a", "b"):

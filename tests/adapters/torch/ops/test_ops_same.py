@@ -271,7 +271,7 @@ def test_autocast_types_are_recorded(watch):
 
 
 def test_vmap_is_recorded_with_the_batch_it_hides(watch, same):
-    """Inside vmap an operation's tensors have the hidden batch back."""
+    """DispatchObserver vmap an operation's tensors have the hidden batch back."""
     weight, x = torch.randn(4, 3), torch.randn(5, 4)
     model = Transformed()
     model.forward = torch.vmap(lambda row: row @ weight)

@@ -1,9 +1,9 @@
-"""The gradients of what modules return and take, read off the graph as it is.
+"""Observe the gradients of what modules return and take, on the autograd graph as it is; see README.md.
 
 A gradient of an output is what arrives at the node that made it. For an input, a hook on the tensor would see the
 sum over everything that uses the tensor, and `register_full_backward_hook` would put nodes of its own into the graph.
-Instead the nodes that the module's forward added are walked, and those with an edge to an input are asked for what
-they send along it.
+Instead the nodes that the module's forward added are walked, and a hook on each node with an edge to an input reads
+what it sends along that edge.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from tensortap.adapters.protocol import Port
-from tensortap.adapters.torch.distributed.shards import added
-from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
+from tensortap.adapters.torch.distributed.shards import add_locally
+from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.record.recorder import OpenStep
 
 _MOST_NODES: Final = 100_000
@@ -34,22 +34,22 @@ Edge = tuple[Any, int]
 Found = list[tuple[str, Tensor]]  # tensors by slot
 
 
-class Steps(Protocol):
-    """Whose step it is now. While `spread` is False it is the tap's current one, and nobody need be asked."""
+class StepSource(Protocol):
+    """Tell which step is open. While `spread` is False it is the recorder's current one in every thread."""
 
     spread: bool
 
     def current(self) -> OpenStep:
-        """The calling thread's step."""
+        """Return the calling thread's step."""
 
 
-class Awaited:
-    """A gradient that backward may bring: the place, call and step that it belongs to."""
+class PendingGradient:
+    """A gradient that backward may bring, with the port, call and step that it belongs to."""
 
     __slots__ = ("call", "observer", "port", "slot", "step", "steps")
 
     def __init__(
-        self, observer: TensorObserver, steps: Steps, port: Port, slot: str, step: OpenStep, call: int
+        self, observer: TensorObserver, steps: StepSource, port: Port, slot: str, step: OpenStep, call: int
     ) -> None:
         self.observer = observer
         self.steps = steps
@@ -69,97 +69,97 @@ class Awaited:
             self.call = -1  # a second backward over the same graph is counted on
 
 
-class NodeHook(Awaited):
-    """Sits before the node that made a tensor and sees the gradient that arrives for it."""
+class NodeHook(PendingGradient):
+    """A pre-hook on the node that made a tensor: it reads the gradient that arrives for it."""
 
     __slots__ = ("index",)
     index: int  # among the node's outputs
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
-        """During backward."""
+        """Record the gradient during backward."""
         gradient = gradients[self.index]
         if gradient is not None:
             self.arrived(gradient)
 
 
-class LeafHook(Awaited):
-    """Sits on a tensor that no node made. It would stay there for ever, so it goes when the step closes."""
+class LeafHook(PendingGradient):
+    """A hook on a leaf tensor. It is removed when the step closes: it would stay on the tensor for ever."""
 
     __slots__ = ("bare", "handle", "tensor")
-    __torch_unserializable__ = True  # saving the tensor need not warn of it
+    __torch_unserializable__ = True  # keeps torch.save of the tensor from warning
 
     def __call__(self, gradient: Tensor | None) -> None:
-        """During backward."""
+        """Record the gradient during backward."""
         if gradient is not None:
             self.arrived(gradient)
 
-    def put_on(self, tensor: Tensor) -> None:
-        """Register; `take_off` leaves the tensor as it was."""
+    def register(self, tensor: Tensor) -> None:
+        """Register it on the tensor."""
         self.bare = tensor._backward_hooks is None
         self.tensor = weakref.ref(tensor)
         self.handle = tensor.register_hook(self)  # type: ignore[no-untyped-call]
 
-    def take_off(self) -> None:
-        """Remove, with the empty dict that PyTorch would leave."""
+    def remove(self) -> None:
+        """Remove it, and the empty dict that PyTorch would leave on the tensor."""
         self.handle.remove()
         tensor = self.tensor()
         if tensor is not None and self.bare and not tensor._backward_hooks:
             tensor._backward_hooks = None
 
 
-class Sum(Awaited):
-    """Adds up what the edges into one input bring, and records it when all have come or backward is over."""
+class GradientSum(PendingGradient):
+    """Add up what the edges into one input bring; record it when all have come or backward is over."""
 
-    __slots__ = ("edges", "left", "spoilt", "task", "total")
+    __slots__ = ("edges", "incomplete", "left", "task", "total")
 
-    def expect(self, senders: list[Edge]) -> None:
-        """Ask each sender for what it sends."""
-        self.edges = len(senders)
+    def expect(self, edges: list[Edge]) -> None:
+        """Put a hook on the node of each edge."""
+        self.edges = len(edges)
         self.task = self.left = -1
-        self.spoilt = False
+        self.incomplete = False
         self.total: Tensor | None = None
-        for node, position in senders:
-            node.register_hook(_Sender(self, position))
+        for node, position in edges:
+            node.register_hook(_EdgeHook(self, position))
 
     def add(self, gradient: Tensor | None) -> None:
-        """One edge's gradient. Edges that this backward does not use never come."""
+        """Add one edge's gradient. Edges that this backward does not use never come."""
         task = backward_task()
         if task != self.task:
-            self.task, self.left, self.total, self.spoilt = task, self.edges, None, False
+            self.task, self.left, self.total, self.incomplete = task, self.edges, None, False
             if self.edges > 1:
                 torch.autograd.Variable._execution_engine.queue_callback(self.finish)
         self.left -= 1
-        if gradient is not None and not self.spoilt:
+        if gradient is not None and not self.incomplete:
             self._add(gradient)
         if not self.left:
             self.finish()
 
     def _add(self, gradient: Tensor) -> None:
         try:
-            with torch.no_grad(), aside():
-                self.total = gradient if self.total is None else added(self.total, gradient)
-        except Exception:  # half a sum is no gradient
-            self.total, self.spoilt = None, True
+            with torch.no_grad(), without_torch_function():
+                self.total = gradient if self.total is None else add_locally(self.total, gradient)
+        except Exception:  # half a sum is not the gradient
+            self.total, self.incomplete = None, True
             raise
 
     def finish(self) -> None:
-        """Record what has come."""
+        """Record the sum of what has come."""
         total, self.total = self.total, None
         if total is not None:
             self.arrived(total)
 
     def failed(self, error: Exception) -> None:
-        """It could not be added up."""
+        """Count a gradient that could not be added up."""
         where = f"{self.port.path}:{self.port.port}{self.slot}"
         self.observer.recorder.counters.failed("skipped_tensors", f"recording {where}", error)
 
 
-class _Sender:
-    """Sits behind a node and hands on what it sends along one edge."""
+class _EdgeHook:
+    """A hook on a node that passes on what it sends along one edge."""
 
     __slots__ = ("position", "sum")
 
-    def __init__(self, to: Sum, position: int) -> None:
+    def __init__(self, to: GradientSum, position: int) -> None:
         self.sum = to
         self.position = position
 
@@ -170,59 +170,59 @@ class _Sender:
             self.sum.failed(error)
 
 
-class Noted(NamedTuple):
-    """What is known of a call before it runs: where its inputs lie in the graph, and which node is the newest."""
+class CallInputs(NamedTuple):
+    """The inputs of a call, by their edges in the graph; the call's own nodes have numbers from `since` on."""
 
     owner: object
     edges: dict[str, Edge]
     since: int
 
 
-class InputEdges(threading.local):
-    """The calls that are running in this thread and whose input gradients are wanted, innermost last.
+class CallStack(threading.local):
+    """The running calls of this thread whose input gradients are wanted, innermost last.
 
-    They are noted before forward, because an in-place forward moves its input to another place in the graph.
+    Inputs are looked up before forward, because an in-place forward moves its input to another node of the graph.
     """
 
     def __init__(self) -> None:
-        self.running: list[Noted] = []
+        self.running: list[CallInputs] = []
 
-    def note(self, owner: object, given: Found) -> None:
-        """Before a call."""
-        self.running.append(note_inputs(owner, given))
+    def push(self, owner: object, given: Found) -> None:
+        """Note the inputs before a call."""
+        self.running.append(inputs_of_call(owner, given))
 
-    def recall(self, owner: object) -> Noted | None:
-        """After it. What an interrupted call left on top is dropped."""
+    def pop(self, owner: object) -> CallInputs | None:
+        """Return them after the call. Those that interrupted calls left on top are dropped."""
         for position in range(len(self.running) - 1, -1, -1):
             if self.running[position].owner is owner:
-                noted = self.running[position]
+                inputs = self.running[position]
                 del self.running[position:]
-                return noted
+                return inputs
         return None
 
 
-def note_inputs(owner: object, given: Found) -> Noted:
-    """Where the inputs of a call lie in the graph, and from which node on the nodes are its own."""
+def inputs_of_call(owner: object, given: Found) -> CallInputs:
+    """Look up the inputs of a call in the graph."""
     enabled = torch.is_grad_enabled()
     edges = {slot: get_gradient_edge(tensor)[:2] for slot, tensor in given if enabled and tensor.requires_grad}
-    return Noted(owner, edges, newest_node() if edges else 0)
+    return CallInputs(owner, edges, newest_node() if edges else 0)
 
 
 def newest_node() -> int:
-    """The number that the next node of the graph will have."""
+    """Return the number that the next node of the graph will have."""
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def count_call(step: OpenStep, what: object, recomputed: bool) -> int:
-    """Which call in its step this is, and one more: gradients come in the opposite order."""
+    """Return the number of this call in its step, and count it; gradients come in reverse order."""
     key = (what, True) if recomputed else what
     call: int = step.calls.get(key, 0)
     step.calls[key] = call + 1
     return call
 
 
-def await_outputs(
-    observer: TensorObserver, steps: Steps, ports: list[Port], found: Found, step: OpenStep, call: int
+def await_output_gradients(
+    observer: TensorObserver, steps: StepSource, ports: list[Port], found: Found, step: OpenStep, call: int
 ) -> None:
     """Arrange for the gradients of what a module returned to be recorded when backward reaches it."""
     enabled = torch.is_grad_enabled()
@@ -232,19 +232,19 @@ def await_outputs(
             for slot, tensor in found:
                 if enabled and tensor.requires_grad:
                     port.note = NO_BACKWARD
-                    await_one(observer, steps, port, slot, tensor, step, call)
+                    await_gradient(observer, steps, port, slot, tensor, step, call)
 
 
-def await_one(
-    observer: TensorObserver, steps: Steps, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int
+def await_gradient(
+    observer: TensorObserver, steps: StepSource, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int
 ) -> None:
     """Arrange for the gradient of one tensor to be recorded."""
-    if observer.parts is not None:
-        observer.parts.note(port.point(slot), tensor)
+    if observer.shards is not None:
+        observer.shards.record_gradient(port.point(slot), tensor)
     node = tensor.grad_fn
     if node is None:
         leaf = LeafHook(observer, steps, port, slot, step, call)
-        leaf.put_on(tensor)
+        leaf.register(tensor)
         observer.leaves.append(leaf)
         return
     hook = NodeHook(observer, steps, port, slot, step, call)
@@ -252,39 +252,45 @@ def await_one(
     node.register_prehook(hook)
 
 
-def await_inputs(
-    observer: TensorObserver, steps: Steps, ports: list[Port], noted: Noted, found: Found, step: OpenStep, call: int
+def await_input_gradients(
+    observer: TensorObserver,
+    steps: StepSource,
+    ports: list[Port],
+    inputs: CallInputs,
+    found: Found,
+    step: OpenStep,
+    call: int,
 ) -> None:
     """Arrange for the gradients of a module's inputs to be recorded, under every name the module has."""
-    roots = [t.grad_fn for _, t in found if t.grad_fn is not None] if noted.edges else []
-    senders = senders_of(set(noted.edges.values()), roots, noted.since)
-    note = reason_for_inputs(noted, roots)
+    roots = [t.grad_fn for _, t in found if t.grad_fn is not None] if inputs.edges else []
+    edges = edges_into(set(inputs.edges.values()), roots, inputs.since)
+    note = reason_for_inputs(inputs, roots)
     for port in ports:
         port.note = note
-        for slot, edge in noted.edges.items():
-            if edge in senders:
-                Sum(observer, steps, port, slot, step, call).expect(senders[edge])
+        for slot, edge in inputs.edges.items():
+            if edge in edges:
+                GradientSum(observer, steps, port, slot, step, call).expect(edges[edge])
 
 
 def reason_for_outputs(awaited: bool) -> str:
-    """Why no gradient of an output may come; overtaken by events when one does."""
+    """Return why no gradient of an output has come so far."""
     if awaited:
         return NO_BACKWARD
     return _OUTPUT_NOT_NEEDED if torch.is_grad_enabled() else _SWITCHED_OFF
 
 
-def reason_for_inputs(noted: Noted, roots: list[Any]) -> str:
-    """The same of an input."""
+def reason_for_inputs(inputs: CallInputs, roots: list[Any]) -> str:
+    """Return why no gradient of an input has come so far."""
     if not torch.is_grad_enabled():
         return _SWITCHED_OFF
-    if not noted.edges:
+    if not inputs.edges:
         return _INPUT_NOT_NEEDED
-    given = {node for node, _ in noted.edges.values()}
+    given = {node for node, _ in inputs.edges.values()}
     return _HANDED_ON if any(root in given for root in roots) else NO_BACKWARD
 
 
-def senders_of(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:
-    """For each target edge, the nodes behind the outputs that send along it, and at which position."""
+def edges_into(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, list[Edge]]:
+    """Return, for each target, the edges (node, position) behind the outputs that lead to it."""
     found: dict[Edge, list[Edge]] = {}
     for node in nodes_since(roots, since):
         for position, edge in enumerate(node.next_functions):
@@ -294,7 +300,7 @@ def senders_of(targets: set[Edge], roots: list[Any], since: int) -> dict[Edge, l
 
 
 def nodes_since(roots: list[Any], since: int) -> Iterator[Any]:
-    """The nodes behind the outputs that were made since, which are those that the forward added."""
+    """Yield the nodes behind the outputs with numbers from `since` on: those that the forward added."""
     seen: set[Any] = set()
     queue = [node for node in roots if node._sequence_nr() >= since]
     while queue and len(seen) < _MOST_NODES:

@@ -22,8 +22,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tensortap.adapters.protocol import Port
 from tensortap.adapters.torch.autograd.clipping import CLIPPING
-from tensortap.adapters.torch.autograd.gradients import Steps
-from tensortap.adapters.torch.distributed.fully_shard import Sharded
+from tensortap.adapters.torch.autograd.gradients import StepSource
+from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
 from tensortap.adapters.torch.distributed.shards import local_of
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.modules.values import values_of
@@ -71,8 +71,8 @@ class ParameterTaps:
     """Watches the parameters that probes want, and tells when an optimizer that owns one of ours has stepped."""
 
     def __init__(
-        self, observer: TensorObserver, steps: Steps, owners: dict[str, Owner], ports: dict[str, list[Port]],
-        tell: Stepping, sharded: Sharded,
+        self, observer: TensorObserver, steps: StepSource, owners: dict[str, Owner], ports: dict[str, list[Port]],
+        tell: Stepping, sharded: FullyShardedParameters,
     ) -> None:  # fmt: skip
         self._observer = observer
         self._sharded = sharded

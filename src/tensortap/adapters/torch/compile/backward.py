@@ -1,8 +1,8 @@
-"""Gradients inside what torch.compile makes, arranged for while the compiler follows autograd.
+"""Gradients inside compiled graphs, arranged for while the compiler traces autograd.
 
-To make the backward graph, the compiler runs the forward operations with autograd on tensors without data. There the
-nodes of the graph are as in eager mode, and the same hooks can be put on them: what they call is compiled into
-backward. So gradients are those that eager mode would show, and the graph of the user's computation is not changed.
+To make the backward graph, the compiler runs the forward operations with autograd on tensors without data. The nodes
+of that autograd graph are those of eager mode, and the same hooks can be put on them: what the hooks call is compiled
+into backward. So the gradients are those of eager mode, and the graph of the user's computation is not changed.
 """
 
 from __future__ import annotations
@@ -16,140 +16,152 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.autograd.gradients import (
-    InputEdges,
-    Sum,
+    CallStack,
+    GradientSum,
+    edges_into,
     reason_for_inputs,
     reason_for_outputs,
-    senders_of,
 )
-from tensortap.adapters.torch.compile.operators import BACK, LIBRARY, ORDER, RUN, SEPARATOR, Found, split
+from tensortap.adapters.torch.compile.operators import (
+    BACKWARD_ORDER,
+    FORWARD_ORDER,
+    KERNELS,
+    LIBRARY,
+    SEPARATOR,
+    Found,
+    split,
+)
 
-_EDGES: Final = InputEdges()
+_CALLS: Final = CallStack()
 _FAKE: Final = "FakeTensor"  # Dynamo only wants to know the shapes
-UNARRANGED: Final = "could not be arranged for while compiling"
+NOT_ARRANGED: Final = "could not be arranged for while compiling"
 
 
-# What hooks call while they are compiled. Dynamo follows these functions: they must stay plain.
+# Hooks call these while they are compiled. Dynamo traces them: they must stay plain.
 
 
-def expect(site: Tensor, found: Found) -> None:
-    """Have the gradients of these seen."""
-    torch.ops.tensortap.expect([t for _, t in found], ORDER, BACK, site, SEPARATOR.join([slot for slot, _ in found]))
+def await_gradients(handle: Tensor, found: Found) -> None:
+    """Have the gradients of these tensors observed."""
+    slots = SEPARATOR.join([slot for slot, _ in found])
+    torch.ops.tensortap.await_gradients([t for _, t in found], FORWARD_ORDER, BACKWARD_ORDER, handle, slots)
 
 
-def enter(site: Tensor, given: Found) -> None:
-    """Have the gradients that a module sends back to these seen, and no one else's."""
-    torch.ops.tensortap.enter([t for _, t in given], ORDER, site, SEPARATOR.join([slot for slot, _ in given]))
+def begin_call(handle: Tensor, given: Found) -> None:
+    """Begin a call of a module: have the gradients observed that this module alone sends back to its inputs."""
+    slots = SEPARATOR.join([slot for slot, _ in given])
+    torch.ops.tensortap.begin_call([t for _, t in given], FORWARD_ORDER, handle, slots)
 
 
-def leave(site: Tensor, outs: Found) -> None:
-    """The module has returned these."""
-    torch.ops.tensortap.leave([t for _, t in outs], ORDER, BACK, site)
+def end_call(handle: Tensor, outs: Found) -> None:
+    """End the call: the module has returned these tensors."""
+    torch.ops.tensortap.end_call([t for _, t in outs], FORWARD_ORDER, BACKWARD_ORDER, handle)
 
 
-# What that comes to when the compiler follows autograd.
+# What the operators do while the compiler traces autograd.
 
 
-class _Arrival:
-    """Sits before the node that made a tensor, or on a tensor that no node made, and has the gradient seen."""
+class _GradientHook:
+    """Put an operator into backward for a gradient: before the node that made a tensor, or on a leaf tensor."""
 
-    def __init__(self, back: Tensor, site: Tensor, slot: str, index: int) -> None:
-        self.back, self.site, self.slot, self.index = back, site, slot, index
+    def __init__(self, order: Tensor, handle: Tensor, slot: str, index: int) -> None:
+        self.order, self.handle, self.slot, self.index = order, handle, slot, index
 
     def __call__(self, gradients: Any) -> None:
         gradient = gradients[self.index] if isinstance(gradients, tuple) else gradients
         if gradient is not None:
-            torch.ops.tensortap.see(gradient, self.back, self.site, self.slot)
+            torch.ops.tensortap.observe(gradient, self.order, self.handle, self.slot)
 
 
-class _TracedSum(Sum):
-    """What the edges into one input bring, added up inside the graph."""
+class _TracedGradientSum(GradientSum):
+    """Add up, inside the graph, what the edges into one input bring."""
 
-    __slots__ = ("back", "site")
+    __slots__ = ("handle", "order")
 
-    def __init__(self, back: Tensor, site: Tensor, slot: str) -> None:
-        self.back, self.site, self.slot = back, site, slot
+    def __init__(self, order: Tensor, handle: Tensor, slot: str) -> None:
+        self.order, self.handle, self.slot = order, handle, slot
 
     def arrived(self, gradient: Tensor) -> None:
-        """Have it seen."""
-        torch.ops.tensortap.see(gradient, self.back, self.site, self.slot)
+        """Have the sum observed."""
+        torch.ops.tensortap.observe(gradient, self.order, self.handle, self.slot)
 
     def failed(self, error: Exception) -> None:
-        """The graph is made without it, and at the end it is unseen."""
+        """Make the graph without it; at close it is reported as unseen."""
 
 
-def _expect(outs: list[Tensor], order: Tensor, back: Tensor, site: Tensor, slots: str) -> None:
+def _await_gradients(outs: list[Tensor], order: Tensor, backward: Tensor, handle: Tensor, slots: str) -> None:
     found = list(zip(split(slots, len(outs)), outs, strict=True))
-    _arrange(RUN["expect"], (outs, order, back, site, slots), site, order, lambda: _await(found, back, site))
+    args = (outs, order, backward, handle, slots)
+    _arrange("await_gradients", args, handle, order, lambda: _await_outputs(found, backward, handle))
 
 
-def _leave(outs: list[Tensor], order: Tensor, back: Tensor, site: Tensor) -> None:
-    _arrange(RUN["leave"], (outs, order, back, site), site, order, lambda: _await_inputs(outs, back, site))
+def _end_call(outs: list[Tensor], order: Tensor, backward: Tensor, handle: Tensor) -> None:
+    args = (outs, order, backward, handle)
+    _arrange("end_call", args, handle, order, lambda: _await_inputs(outs, backward, handle))
 
 
-def _enter(given: list[Tensor], order: Tensor, site: Tensor, slots: str) -> None:
-    if type(site) is Tensor:
-        RUN["enter"](given, order, site, slots)
-    elif type(site).__name__ != _FAKE:
-        _EDGES.note(site, list(zip(split(slots, len(given)), given, strict=True)))
+def _begin_call(given: list[Tensor], order: Tensor, handle: Tensor, slots: str) -> None:
+    if type(handle) is Tensor:
+        KERNELS["begin_call"](given, order, handle, slots)
+    elif type(handle).__name__ != _FAKE:
+        _CALLS.push(handle, list(zip(split(slots, len(given)), given, strict=True)))
 
 
 def _arrange(
-    run: Callable[..., None], args: tuple[Any, ...], site: Tensor, order: Tensor, trace: Callable[[], tuple[str, Any]]
+    name: str, args: tuple[Any, ...], handle: Tensor, order: Tensor, trace: Callable[[], tuple[str, list[str]]]
 ) -> None:
-    """Where data flows, do as eager mode does. Otherwise put hooks on the graph, and tell of it when it runs."""
-    if type(site) is Tensor:
-        run(*args)
+    """Do as eager mode does where data flows; otherwise put hooks on the graph, and report it when the graph runs."""
+    if type(handle) is Tensor:
+        KERNELS[name](*args)
         return
-    if type(site).__name__ == _FAKE:
+    if type(handle).__name__ == _FAKE:
         return
     try:
         note, awaited = trace()
     except Exception as error:  # the user's code must compile all the same
-        note, awaited = f"{UNARRANGED}: {type(error).__name__}: {error}", ()
-    torch.ops.tensortap.tell(order, site, note, "".join(slot + SEPARATOR for slot in awaited))
+        note, awaited = f"{NOT_ARRANGED}: {type(error).__name__}: {error}", []
+    torch.ops.tensortap.notify(order, handle, note, "".join(slot + SEPARATOR for slot in awaited))
 
 
-def _await(found: Found, back: Tensor, site: Tensor) -> tuple[str, list[str]]:
-    """Hooks on what made the outputs."""
+def _await_outputs(found: Found, order: Tensor, handle: Tensor) -> tuple[str, list[str]]:
+    """Hook the nodes that made the outputs."""
     awaited = [(slot, t) for slot, t in found if torch.is_grad_enabled() and t.requires_grad]
     for slot, tensor in awaited:
-        arrival = _Arrival(back, site, slot, tensor.output_nr)
+        hook = _GradientHook(order, handle, slot, tensor.output_nr)
         if tensor.grad_fn is not None:
-            tensor.grad_fn.register_prehook(arrival)
+            tensor.grad_fn.register_prehook(hook)
         else:
-            tensor.register_hook(arrival)  # type: ignore[no-untyped-call]
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
     if awaited:
-        _leave_versions_alone(back)
+        _skip_version_check(order)
     return reason_for_outputs(bool(awaited)), [slot for slot, _ in awaited]
 
 
-def _await_inputs(outs: list[Tensor], back: Tensor, site: Tensor) -> tuple[str, list[str]]:
-    """Hooks on what sends gradients to the inputs."""
-    noted = _EDGES.recall(site)
-    if noted is None:
-        return UNARRANGED, []
-    roots = [t.grad_fn for t in outs if t.grad_fn is not None] if noted.edges else []
-    senders = senders_of(set(noted.edges.values()), roots, noted.since)
-    awaited = [slot for slot, edge in noted.edges.items() if edge in senders]
+def _await_inputs(outs: list[Tensor], order: Tensor, handle: Tensor) -> tuple[str, list[str]]:
+    """Hook the nodes that send gradients to the inputs."""
+    inputs = _CALLS.pop(handle)
+    if inputs is None:
+        return NOT_ARRANGED, []
+    roots = [t.grad_fn for t in outs if t.grad_fn is not None] if inputs.edges else []
+    edges = edges_into(set(inputs.edges.values()), roots, inputs.since)
+    awaited = [slot for slot, edge in inputs.edges.items() if edge in edges]
     for slot in awaited:
-        _TracedSum(back, site, slot).expect(senders[noted.edges[slot]])
+        _TracedGradientSum(order, handle, slot).expect(edges[inputs.edges[slot]])
     if awaited:
-        _leave_versions_alone(back)
-    return reason_for_inputs(noted, roots), awaited
+        _skip_version_check(order)
+    return reason_for_inputs(inputs, roots), awaited
 
 
-def _leave_versions_alone(back: Tensor) -> None:
-    """A backward that declares to write to `back` must not spoil that of an earlier call, which has saved it too.
+def _skip_version_check(order: Tensor) -> None:
+    """Keep one backward, which declares to write to `order`, from invalidating that of an earlier call.
 
-    Where the compiler runs the operation in place, nothing is counted; where it copies, it needs to be told. Older
-    versions cannot be told: with `backend="aot_eager"`, a module that runs twice before backward fails there.
+    Where the compiler runs the operator in place, no version is counted; where it copies, it must be told not to check.
+    Older versions cannot be told: with `backend="aot_eager"`, a module that runs twice before backward fails there.
     """
     with contextlib.suppress(Exception):
         tracing = sys.modules["torch.fx.experimental.proxy_tensor"]
-        for proxy in tracing._get_proxies(back):
+        for proxy in tracing._get_proxies(order):
             proxy.node.meta["saved_tensor_with_no_vc_check"] = True
 
 
-for _name, _kernel in (("expect", _expect), ("enter", _enter), ("leave", _leave)):
+for _name, _kernel in (("await_gradients", _await_gradients), ("begin_call", _begin_call), ("end_call", _end_call)):
     LIBRARY.impl(_name, _kernel, "Autograd")

@@ -1,8 +1,8 @@
-"""Which of a model's code torch.compile has compiled, and having it compiled anew.
+"""Find which code of a model torch.compile has compiled, and have it compiled again.
 
-The compiler looks at a module's hooks when it compiles, and a module that had none it never asks again: hooks that are
-put on later would be passed by in silence. So where a model was compiled before it was watched, what was compiled of
-it is forgotten, and its next call compiles it with the taps. The same when they come off: no graph with taps remains.
+The compiler looks at a module's hooks once, when it compiles: hooks registered later would silently not run. So where a
+model was compiled before it was watched, its compiled code is reset, and the next call compiles it with the taps. The
+same happens when the taps are removed: no graph with taps remains.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, Final
 from torch import nn
 from torch._C._dynamo import eval_frame
 
-from tensortap.adapters.torch.compile.operators import Regions
+from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules import tree as modules
 
 _SETTING: Final = "skip_nnmodule_hook_guards"
 _WRAPS: Final = "external_utils.py"  # of Dynamo: frames around models that are PyTorch's own classes, as Sequential
 
 
-class ModelRegions(Regions):
-    """Whether anything of one model runs compiled."""
+class ModelCompileStatus(CompileStatus):
+    """Know whether any module of one model runs compiled."""
 
     def __init__(self, root: nn.Module) -> None:
         super().__init__()
@@ -34,26 +34,26 @@ class ModelRegions(Regions):
         self._guarded = False
 
     def guard(self) -> None:
-        """From now on have the compiler note which modules have no hooks, until `release`."""
+        """Have the compiler guard on modules without hooks, until `release`."""
         if not self._guarded:
             self._guarded = _GUARDS.add(1)
 
     def release(self) -> None:
-        """The taps are off."""
+        """Give the compiler's setting back."""
         if self._guarded:
             self._guarded = not _GUARDS.add(-1)
 
-    def look(self) -> bool:
-        """Ask before a step, while nothing is known to be compiled. True when something is."""
-        self.compiled = self.due or (_anything() and any(map(_is_compiled, self._modules)))
+    def refresh(self) -> bool:
+        """Return whether a module is compiled; asked before a step, until one is."""
+        self.compiled = self.due or (_compiler_was_used() and any(map(_is_compiled, self._modules)))
         return self.compiled
 
 
 class _HookGuards:
-    """A setting of the compiler's, changed while a tap is on anything compiled.
+    """Change one setting of the compiler while a compiled model is watched.
 
-    By default it does not note that a module had no hooks when it was compiled. Code compiled for another model of the
-    same class would then do for the watched one, and its taps be passed by.
+    By default the compiler does not guard on a module having no hooks. Code compiled for another model of the same
+    class would then be reused for the watched one, and its taps would not run.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _HookGuards:
         self._lock = threading.Lock()
 
     def add(self, users: int) -> bool:
-        """So many more users of the setting; the last one to go puts it back. False where there is no such setting."""
+        """Add users of the setting; the last one to leave restores it. Return False where there is no such setting."""
         config: Any = sys.modules.get("torch._dynamo.config")
         if not hasattr(config, _SETTING):
             return False
@@ -76,21 +76,21 @@ class _HookGuards:
 
 _GUARDS: Final = _HookGuards()
 
-# What compiles the frames that are called now; nothing where the compiler is not at work, and in what it passes by.
-compiler: Final = eval_frame.get_eval_frame_callback
+# The callback that compiles the frames called now; None where the compiler is not active.
+compiler_callback: Final = eval_frame.get_eval_frame_callback
 
 
-def pass_by(function: Callable[..., Any], inside: bool = True) -> None:
-    """Have the compiler compile neither a function's calls nor, `inside`, what it calls. It may still follow them."""
+def skip_compiling(function: Callable[..., Any], inside: bool = True) -> None:
+    """Keep the compiler from compiling a function's frames and, with `inside`, those it calls. It may inline them."""
     skip, default = eval_frame._FrameAction.SKIP, eval_frame._FrameAction.DEFAULT
     strategy = eval_frame._FrameExecStrategy(skip, skip if inside else default)
     eval_frame.set_code_exec_strategy(function.__code__, strategy)
 
 
-def forget(root: nn.Module) -> int:
-    """Have the model's next call compiled anew, if it was compiled; how many functions that concerns.
+def reset_compiled(root: nn.Module) -> int:
+    """Have the model's next call compiled again, if it was compiled; return how many functions were reset.
 
-    Other models of the same classes, and compiled functions in the same files, are compiled anew too.
+    Other models of the same classes, and compiled functions in the same files, are compiled again too.
     """
     known = list(_compiled_codes())
     if not known:
@@ -102,16 +102,15 @@ def forget(root: nn.Module) -> int:
     return len(ours)
 
 
-def graphs() -> int:
-    """How many graphs torch.compile has made so far in this process."""
+def graph_count() -> int:
+    """Return how many graphs torch.compile has made so far in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
-def _anything() -> bool:
-    """Whether torch.compile was used at all."""
+def _compiler_was_used() -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    backends = getattr(dynamo, "cached_backends", None)  # optimizers add None: what they do is not to be compiled
+    backends = getattr(dynamo, "cached_backends", None)  # optimizers add None: their steps must not be compiled
     return dynamo is not None and (backends is None or any(backend is not None for backend in backends.values()))
 
 
@@ -121,7 +120,7 @@ def _is_compiled(module: weakref.ref[nn.Module]) -> bool:
 
 
 def _compiled_codes() -> Iterator[CodeType]:
-    """Everything that has compiled versions: functions, and what follows a graph break in them."""
+    """Yield all code that has compiled versions: functions, and what follows a graph break in them."""
     dynamo = sys.modules.get("torch._dynamo.convert_frame")
     for ref in [] if dynamo is None else list(dynamo.input_codes.seen):
         code = ref()
@@ -130,7 +129,7 @@ def _compiled_codes() -> Iterator[CodeType]:
 
 
 def _forwards(module: nn.Module) -> Iterator[CodeType]:
-    """The code of a module's forward, with what decorators put around it."""
+    """Yield the code of a module's forward and of its decorators."""
     function: Any = getattr(module.forward, "__func__", module.forward)
     for layer in (function, inspect.unwrap(function)):
         if hasattr(layer, "__code__"):

@@ -1,12 +1,8 @@
-"""Taps inside what torch.compile makes: operations that stay in the graph and that the compiler cannot look into.
+"""Operators that a hook puts into a compiled graph instead of reading the tensor itself. See README.md.
 
-A hook that is compiled with its module calls one of these instead of looking at the tensor. Each declares that it
-writes to `order`, one tensor that they all share: so none is removed as dead code, none is a graph break, and they keep
-their order. Nothing is written. `site` holds a number, by which the operation finds its target when it runs: whether
-the step is observed is asked there, never by the graph. The number is data, so blocks that are compiled one by one
-share a graph, and nothing here keeps a target alive.
-
-Gradients are arranged for while the compiler follows autograd, in `compiled_backward`.
+Every operator declares that it writes to `order`, one tensor that all of them share, so that the compiler neither
+removes them as dead code nor reorders them; nothing is written. `handle` is a tensor that holds the id of a
+`GraphReceiver`, which is looked up when the graph runs. Gradients are arranged for in `backward`.
 """
 
 from __future__ import annotations
@@ -23,134 +19,139 @@ SEPARATOR: Final = "\x1f"
 CALLED: Final = "called"
 Found = list[tuple[str, Tensor]]  # tensors by slot
 
-# Unknown to older versions, where an exported program cannot be told from a compiled one.
+# Older versions lack it; there an exported program cannot be told from a compiled one.
 is_exporting: Final = getattr(torch.compiler, "is_exporting", bool)
 
-ORDER: Final = torch.zeros(())  # of what forward does
-BACK: Final = torch.zeros(())  # of what backward does: a graph that saved it for backward must not find it written to
+FORWARD_ORDER: Final = torch.zeros(())
+BACKWARD_ORDER: Final = torch.zeros(())  # separate: a graph that saved it for backward must not find it written to
 
-_NUMBERS: Final = itertools.count(1)
-_TARGETS: Final[weakref.WeakValueDictionary[int, Target]] = weakref.WeakValueDictionary()
+_IDS: Final = itertools.count(1)
+_RECEIVERS: Final[weakref.WeakValueDictionary[int, GraphReceiver]] = weakref.WeakValueDictionary()
 
 LIBRARY: Final[Any] = torch.library.Library("tensortap", "FRAGMENT")  # type: ignore[no-untyped-call]
-LIBRARY.define("see(Tensor x, Tensor(a!) order, Tensor site, str slot) -> ()")
-LIBRARY.define("tell(Tensor(a!) order, Tensor site, str note, str slots) -> ()")
-LIBRARY.define("expect(Tensor[] outs, Tensor(a!) order, Tensor back, Tensor site, str slots) -> ()")
-LIBRARY.define("enter(Tensor[] given, Tensor(a!) order, Tensor site, str slots) -> ()")
-LIBRARY.define("leave(Tensor[] outs, Tensor(a!) order, Tensor back, Tensor site) -> ()")
+LIBRARY.define("observe(Tensor x, Tensor(a!) order, Tensor handle, str slot) -> ()")
+LIBRARY.define("notify(Tensor(a!) order, Tensor handle, str note, str slots) -> ()")
+LIBRARY.define("await_gradients(Tensor[] outs, Tensor(a!) order, Tensor backward, Tensor handle, str slots) -> ()")
+LIBRARY.define("begin_call(Tensor[] given, Tensor(a!) order, Tensor handle, str slots) -> ()")
+LIBRARY.define("end_call(Tensor[] outs, Tensor(a!) order, Tensor backward, Tensor handle) -> ()")
 
 
-class Regions:
-    """Whether anything of one model is due to be compiled, is, and has run with an operation of ours in it."""
+class CompileStatus:
+    """Whether any module of one model is due to be compiled (`due`), is compiled, and has run compiled with a tap."""
 
     def __init__(self) -> None:
         self.due = self.compiled = self.ran = False
 
 
-class Target:
-    """What an operation finds behind its number. `site` is what hooks hand to the operation."""
+class GraphReceiver:
+    """Receive what the operators in a graph see. Hooks pass its `handle` to the operators."""
 
-    __slots__ = ("__weakref__", "regions", "site")
+    __slots__ = ("__weakref__", "compile_status", "handle")
 
-    def __init__(self, regions: Regions) -> None:
-        number = next(_NUMBERS)
-        self.regions = regions
-        with torch._C.DisableTorchFunction():  # no mode of the user's need see it made
-            self.site = torch.tensor(number)
-        _TARGETS[number] = self
+    def __init__(self, compile_status: CompileStatus) -> None:
+        number = next(_IDS)
+        self.compile_status = compile_status
+        with torch._C.DisableTorchFunction():  # the user's function modes must not see it made
+            self.handle = torch.tensor(number)
+        _RECEIVERS[number] = self
 
-    def see(self, tensor: Tensor, slot: str) -> None:
-        """A tensor has come by."""
+    def observe(self, tensor: Tensor, slot: str) -> None:
+        """Take a tensor that the graph has computed."""
 
-    def told(self, note: str, slots: list[str]) -> None:
-        """Something has happened that has no tensor."""
+    def notified(self, note: str, slots: list[str]) -> None:
+        """Take a message that comes without a tensor."""
 
-    def expect(self, found: Found) -> None:
-        """Gradients of these may come; called where autograd is at work while the graph runs."""
+    def await_gradients(self, found: Found) -> None:
+        """Arrange for gradients of these tensors; called where autograd runs while the graph runs."""
 
-    def enter(self, given: Found) -> None:
-        """A call begins whose input gradients are wanted; called where autograd is at work while the graph runs."""
+    def call_begins(self, given: Found) -> None:
+        """Note the inputs of a call whose input gradients are wanted; called where autograd runs with the graph."""
 
-    def leave(self, outs: list[Tensor]) -> None:
-        """It ends."""
+    def call_ends(self, outs: list[Tensor]) -> None:
+        """Arrange for the gradients of those inputs."""
 
     def failed(self, error: Exception) -> None:
-        """One of these raised, in the middle of the user's step."""
+        """Handle an error that one of these methods raised in the middle of the user's step."""
         raise error
 
 
-# What hooks call while they are compiled. Dynamo follows these functions: they must stay plain.
+# Hooks call the next two while they are compiled. Dynamo traces them: they must stay plain.
 
 
-def see(site: Tensor, found: Found) -> None:
-    """Put operations into the graph that see these tensors."""
+def observe(handle: Tensor, found: Found) -> None:
+    """Put operators into the graph that observe these tensors."""
     for slot, tensor in found:
-        torch.ops.tensortap.see(tensor, ORDER, site, slot)
+        torch.ops.tensortap.observe(tensor, FORWARD_ORDER, handle, slot)
 
 
-def tell(site: Tensor, note: str) -> None:
-    """Put an operation into the graph that tells something."""
-    torch.ops.tensortap.tell(ORDER, site, note, "")
+def notify(handle: Tensor, note: str) -> None:
+    """Put an operator into the graph that sends a message."""
+    torch.ops.tensortap.notify(FORWARD_ORDER, handle, note, "")
 
 
-# What the operations do when they run.
+# What the operators do when the graph runs.
 
 
-def target_of(site: Tensor) -> Target | None:
-    """The target behind a number, unless its tap is gone."""
-    found = _TARGETS.get(int(site))
+def receiver_of(handle: Tensor) -> GraphReceiver | None:
+    """Return the receiver behind a handle, or None once its tap is closed."""
+    found = _RECEIVERS.get(int(handle))
     if found is not None:
-        found.regions.compiled = found.regions.ran = True
+        found.compile_status.compiled = found.compile_status.ran = True
     return found
 
 
 def split(slots: str, count: int) -> list[str]:
-    """So many slots as they were before they were joined; a single one may be empty."""
+    """Split joined slots again; a single one may be empty."""
     return slots.split(SEPARATOR) if count else []
 
 
-def _reach(site: Tensor, method: str, *args: Any) -> None:
-    target = target_of(site)
-    if target is not None:
+def _by_slot(tensors: list[Tensor], slots: str) -> Found:
+    return list(zip(split(slots, len(tensors)), tensors, strict=True))
+
+
+def _deliver(handle: Tensor, call: Callable[[GraphReceiver], None]) -> None:
+    receiver = receiver_of(handle)
+    if receiver is not None:
         try:
-            getattr(target, method)(*args)
+            call(receiver)
         except Exception as error:
-            target.failed(error)
+            receiver.failed(error)
 
 
-def _see(x: Tensor, order: Tensor, site: Tensor, slot: str) -> None:
-    _reach(site, "see", x, slot)
+def _observe(x: Tensor, order: Tensor, handle: Tensor, slot: str) -> None:
+    _deliver(handle, lambda receiver: receiver.observe(x, slot))
 
 
-def _tell(order: Tensor, site: Tensor, note: str, slots: str) -> None:
-    _reach(site, "told", note, slots.split(SEPARATOR)[:-1])  # each is ended by the separator, for one may be empty
+def _notify(order: Tensor, handle: Tensor, note: str, slots: str) -> None:
+    awaited = slots.split(SEPARATOR)[:-1]  # each ends with the separator, because a slot may be empty
+    _deliver(handle, lambda receiver: receiver.notified(note, awaited))
 
 
-def _expect(outs: list[Tensor], order: Tensor, back: Tensor, site: Tensor, slots: str) -> None:
-    _reach(site, "expect", list(zip(split(slots, len(outs)), outs, strict=True)))
+def _await_gradients(outs: list[Tensor], order: Tensor, backward: Tensor, handle: Tensor, slots: str) -> None:
+    _deliver(handle, lambda receiver: receiver.await_gradients(_by_slot(outs, slots)))
 
 
-def _enter(given: list[Tensor], order: Tensor, site: Tensor, slots: str) -> None:
-    _reach(site, "enter", list(zip(split(slots, len(given)), given, strict=True)))
+def _begin_call(given: list[Tensor], order: Tensor, handle: Tensor, slots: str) -> None:
+    _deliver(handle, lambda receiver: receiver.call_begins(_by_slot(given, slots)))
 
 
-def _leave(outs: list[Tensor], order: Tensor, back: Tensor, site: Tensor) -> None:
-    _reach(site, "leave", outs)
+def _end_call(outs: list[Tensor], order: Tensor, backward: Tensor, handle: Tensor) -> None:
+    _deliver(handle, lambda receiver: receiver.call_ends(outs))
 
 
-def _nothing(*args: Any) -> None:
-    """What an operation gives without data."""
+def _fake(*args: Any) -> None:
+    """Return nothing: the operators have no result whose shape would be needed."""
 
 
-RUN: Final[dict[str, Callable[..., None]]] = {
-    "see": _see,
-    "tell": _tell,
-    "expect": _expect,
-    "enter": _enter,
-    "leave": _leave,
+KERNELS: Final[dict[str, Callable[..., None]]] = {
+    "observe": _observe,
+    "notify": _notify,
+    "await_gradients": _await_gradients,
+    "begin_call": _begin_call,
+    "end_call": _end_call,
 }
-for _name, _run in RUN.items():
-    LIBRARY.impl(_name, _run, "CompositeExplicitAutograd")
-    # Nothing is written, so no version is counted up: what saved `back` for its backward finds it as it was.
+for _name, _kernel in KERNELS.items():
+    LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
+    # Nothing is written, so the version counter stays: whatever saved `backward` for its backward finds it unchanged.
     LIBRARY.impl(_name, torch.library.fallthrough_kernel, "ADInplaceOrView")
-    torch.library.register_fake(f"tensortap::{_name}", _nothing, lib=LIBRARY)
+    torch.library.register_fake(f"tensortap::{_name}", _fake, lib=LIBRARY)

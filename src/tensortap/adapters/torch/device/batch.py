@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.device.operations import COUNT_WORDS, COUNTS, POWER, WORDS, floats_on
-from tensortap.adapters.torch.device.streams import HostStream, quietly
+from tensortap.adapters.torch.device.streams import HostStream, on_stream
 from tensortap.record.pending import CopiedRows
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce import numpy_kernel as fallback
@@ -81,12 +81,12 @@ class Batch:
             if self.sent:
                 return
             self.sent = True
-            with quietly(self.stream):
+            with on_stream(self.stream):
                 for buffer, used in zip(self._buffers, self._used, strict=True):
                     host = self.stream.host_memory(buffer[:used])
                     host.copy_(buffer[:used], non_blocking=True)
                     self._hosts.append(host)
-                self._wait = self.stream.mark()
+                self._wait = self.stream.record_event()
             self._buffers = []
 
     def subset(self, places: Mapping[int, int]) -> BatchRows:

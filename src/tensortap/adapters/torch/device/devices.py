@@ -1,8 +1,8 @@
-"""Tensors on a device: reduced there, into the step's buffer. Nothing here waits for the device.
+"""Reduce tensors on their device, into the step's buffer. Nothing here waits for the device.
 
-The row has its place in the step's table at once; its values come with the buffer, which is copied to the host when
-the step closes. The Triton kernel does it on CUDA and ROCm, PyTorch's own operations elsewhere.
-`TENSORTAP_DEVICE_PATH=torch` (or `triton`, with its interpreter) sends CPU tensors this way too: how it is tested.
+The row is reserved in the step's table at once; its values come with the buffer, which is copied to the host when the
+step closes. The Triton kernel reduces on CUDA and ROCm, PyTorch's own operations elsewhere.
+`TENSORTAP_DEVICE_PATH=torch` (or `triton`, with its interpreter) sends CPU tensors this way too, for tests.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 from tensortap.adapters.torch.device import operations as device_ops
 from tensortap.adapters.torch.device.batch import FIRST_WORDS, Batch
 from tensortap.adapters.torch.device.keep import copies_of, copy_to_host, pick
-from tensortap.adapters.torch.device.streams import HostStream, quietly, stream_of
-from tensortap.adapters.torch.distributed.shards import given
+from tensortap.adapters.torch.device.streams import HostStream, on_stream, stream_of
+from tensortap.adapters.torch.distributed.shards import tensor_for_function
 from tensortap.adapters.torch.modules.values import CODES
 from tensortap.record.pending import HostCopy
 from tensortap.record.recorder import OpenStep, Point, Recorder
@@ -38,8 +38,8 @@ _EMPTY: Final = (0, 0, 0, 0, 0, *(_NAN,) * 4, 0.0, 0.0)
 _MOST_COUNTED: Final = 1 << 32
 
 
-class Devices:
-    """Takes tensors where they lie. One for each tap."""
+class DeviceReducer:
+    """Reduce tensors on their device. There is one for each tap."""
 
     def __init__(self, recorder: Recorder, streams: Callable[[torch.device], HostStream] = stream_of) -> None:
         self.forced = os.environ.get(VARIABLE, "")
@@ -49,11 +49,11 @@ class Devices:
         self._words: dict[Hashable, int] = {}
 
     def wants(self, tensor: Tensor) -> bool:
-        """Whether a tensor is to be reduced where it lies."""
+        """Return whether a tensor is to be reduced on its device."""
         return bool(self.forced) or not tensor.is_cpu
 
     def take(self, point: Point, plain: Tensor, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
-        """Queue a tensor's reduction; its row, −1 when the step is closed, −2 when a CUDA graph is being captured."""
+        """Queue a tensor's reduction. Return its row, −1 when the step is closed, −2 while a CUDA graph is captured."""
         begin, stream = time.perf_counter_ns(), self._streams(plain.device)
         if stream.capturing:
             return -2
@@ -68,13 +68,13 @@ class Devices:
                     return row
 
     def number(self, step: OpenStep, row: int, name: str, number: Tensor, probes: int) -> None:
-        """Add a number to a row; one that a device computes comes later, as the row does."""
+        """Add a number to a row; one that a device computes is pending, as the row is."""
         if not self.wants(number):
             step.table.values.append(Value(row, name, float(number), probes))
             return
         stream = self._streams(number.device)
         self._batch(step.table, stream, number.device)  # even where it has no rows, its event tells when this arrived
-        with quietly(stream):
+        with on_stream(stream):
             step.table.values.append(Value(row, name, HostCopy(copy_to_host(number, stream)), probes))
 
     def _batch(self, table: StepTable, stream: HostStream, device: torch.device) -> Batch:
@@ -93,7 +93,7 @@ class Devices:
             if row < 0:
                 self._recorder.counters.add("late_records")
             return row
-        with quietly(batch.stream):
+        with on_stream(batch.stream):
             flat = _flat(plain)
             row = table.insert(*place, (numel, *_ABSENT))
             if row < 0:
@@ -138,19 +138,19 @@ class Devices:
             return
 
         def picked(keeper: Keeper) -> npt.NDArray[Any] | None:
-            with quietly(stream):
+            with on_stream(stream):
                 return pick(keeper, plain, point.text, stream)
 
         def asked(function: Callable[[Any], Any]) -> Any:
-            result = function(given(tensor))
-            with quietly(stream):
+            result = function(tensor_for_function(tensor))
+            with on_stream(stream):
                 return copies_of(result, stream)
 
         self._recorder.elements.keep_by(table, row, point, armed, picked, asked)
 
 
 def _flat(plain: Tensor) -> Tensor:
-    """The elements as one dense run: as they lie in memory where they leave no gaps, otherwise a copy."""
+    """Return the elements as one dense run: a view where memory has no gaps, otherwise a copy."""
     size = plain.element_size()
     if not plain.untyped_storage().nbytes():  # a kernel that reads it would take the whole process with it
         raise ValueError("its memory was freed, as sharding does between uses")

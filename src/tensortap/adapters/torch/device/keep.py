@@ -1,4 +1,4 @@
-"""What reducers keep of a tensor on a device: picked there, copied to the host without waiting."""
+"""Keep elements of a tensor on a device: pick them there, copy them to the host without waiting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensortap.adapters.torch.device.operations import floats_on
 from tensortap.adapters.torch.device.streams import HostStream, stream_of
-from tensortap.adapters.torch.modules.values import CODES, readable, values_of
+from tensortap.adapters.torch.modules.values import CODES, host_buffer, values_of
 from tensortap.record.pending import HostCopy
 from tensortap.reduce.buffers import NUMPY_DTYPES, array_of
 from tensortap.reduce.reducers import Full, Keeper, Rows, Sample, Units, sample_indices
@@ -39,7 +39,7 @@ def copies_of(result: Any, stream: HostStream) -> Any:
 
 
 def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Array | None:
-    """What `keeper.pick` would give of the tensor on the host; the elements come later."""
+    """Pick what `keeper.pick` would of the tensor on the host; the elements are pending."""
     match keeper:
         case Full():
             found: Tensor | None = tensor
@@ -50,21 +50,21 @@ def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Arra
             found = _rows(keeper, tensor)
         case Units():
             found = _units(tensor)
-        case _:  # one that nobody has taught to pick on a device: the tensor is waited for
-            buffer = readable(tensor)
+        case _:  # a keeper without a device version: wait for the tensor
+            buffer = host_buffer(tensor)
             return None if buffer is None else keeper.pick(array_of(buffer), place)
     return None if found is None else copy_to_host(found, stream)
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Small floats can be picked as integers on every device."""
+    """Return small floats as integers, which every device can index."""
     bits = _BITS.get(tensor.element_size())
     return tensor if bits is None else tensor.view(bits)
 
 
 @lru_cache(maxsize=1024)
 def _positions(n: int, seed: int, place: str, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Where `sample` takes its elements; on the device once, then for every step."""
+    """Return the positions that `sample` takes, copied to the device once for all steps."""
     indices = torch.from_numpy(np.array(sample_indices(n, seed, place, shape)))
     return stream_of(device).host_memory(indices).copy_(indices).to(device, non_blocking=True)
 

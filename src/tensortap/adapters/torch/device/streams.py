@@ -1,7 +1,6 @@
-"""Where a device's work is queued, and how its numbers reach the host without anybody waiting for them.
+"""Streams: where a device's work is queued, and how its numbers reach the host without waiting.
 
-What differs between CUDA, ROCm, XPU, MPS and the CPU is here: the current stream, memory that a device can copy to by
-itself, and the event that tells when it has.
+All that differs between CUDA, ROCm, XPU, MPS and the CPU is here: the current stream, pinned memory, and events.
 """
 
 from __future__ import annotations
@@ -16,26 +15,26 @@ from torch import Tensor
 
 
 class HostStream:
-    """The CPU, whose work is done when the call returns. It stands for a device in tests."""
+    """The CPU, whose work is done when the call returns. It takes the place of a device in tests."""
 
     key: Hashable = "cpu"
     capturing = False
 
-    def here(self) -> AbstractContextManager[Any]:
-        """While this lasts, work is queued here."""
+    def as_current(self) -> AbstractContextManager[Any]:
+        """Return a context in which work is queued here."""
         return contextlib.nullcontext()
 
     def host_memory(self, like: Tensor) -> Tensor:
-        """Memory on the host, of a tensor's type and shape, that this device can copy to."""
+        """Return host memory of a tensor's dtype and shape that this device can copy to."""
         return torch.empty(like.shape, dtype=like.dtype)
 
-    def mark(self) -> Callable[[], None]:
-        """A function that waits for everything queued here so far."""
+    def record_event(self) -> Callable[[], None]:
+        """Return a function that waits for everything queued here so far."""
         return _nothing
 
 
 class DeviceStream(HostStream):
-    """The current stream of a device; devices without streams have one queue."""
+    """The current stream of a device, or the one queue of a device without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = getattr(torch, device.type)
@@ -45,16 +44,16 @@ class DeviceStream(HostStream):
         self.key = (device, getattr(self._stream, "stream_id", 0))
         self.capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
-    def here(self) -> AbstractContextManager[Any]:
-        """Its device and stream are the current ones."""
+    def as_current(self) -> AbstractContextManager[Any]:
+        """Return a context in which its device and stream are current."""
         return contextlib.nullcontext() if self._stream is None else self._module.stream(self._stream)
 
     def host_memory(self, like: Tensor) -> Tensor:
-        """Pinned memory, from PyTorch's cache of it: it is not used again before a copy that is under way has ended."""
+        """Return pinned memory from PyTorch's cache, which does not reuse it before a pending copy has ended."""
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=self._stream is not None)
 
-    def mark(self) -> Callable[[], None]:
-        """An event, recorded now."""
+    def record_event(self) -> Callable[[], None]:
+        """Record an event now, and return its wait."""
         event = self._module.Event(**self._waiting)
         event.record(*(() if self._stream is None else (self._stream,)))
         wait: Callable[[], None] = event.synchronize
@@ -62,14 +61,14 @@ class DeviceStream(HostStream):
 
 
 def stream_of(device: torch.device) -> HostStream:
-    """Where work on a device is queued now."""
+    """Return the stream on which work for a device is queued now."""
     return HostStream() if device.type == "cpu" else DeviceStream(device)
 
 
 @contextlib.contextmanager
-def quietly(stream: HostStream) -> Iterator[None]:
-    """Work of ours goes to the stream, and no mode of the user's reaches into it."""
-    with torch.inference_mode(False), torch.no_grad(), stream.here():
+def on_stream(stream: HostStream) -> Iterator[None]:
+    """Queue our work on the stream, out of reach of the user's autograd modes."""
+    with torch.inference_mode(False), torch.no_grad(), stream.as_current():
         yield
 
 

@@ -1,4 +1,4 @@
-"""Parameters under `fully_shard`: where their gradients wait between micro-batches, and which tensor is the shard."""
+"""Parameters under `fully_shard`: gradients that wait between micro-batches, and each parameter's shard."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from torch import nn
 
 
-class Sharded:
-    """What FSDP2 holds beside the parameters of a model. It keeps the model alive no more than other taps do."""
+class FullyShardedParameters:
+    """Read what FSDP2 keeps beside a model's parameters. It does not keep the model alive."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = weakref.ref(root)
 
     def pending(self) -> bool:
-        """Whether gradients wait unsharded for the micro-batch that will reduce them."""
+        """Return whether gradients wait unsharded for the micro-batch that will reduce them."""
         return any(_waits(parameter) for parameter in self._parameters())
 
     def shard(self, parameter: nn.Parameter) -> nn.Parameter:
-        """This rank's shard of a parameter; after a forward FSDP may still have the whole one in its place."""
+        """Return this rank's shard of a parameter; after a forward FSDP may still have the whole one in its place."""
         for held in self._parameters():
             if getattr(held, "_unsharded_param", None) is parameter:
                 found: nn.Parameter = held.sharded_param
@@ -36,7 +36,7 @@ class Sharded:
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 gathers the module's parameters before it runs, and lets go of them after."""
+    """Return whether FSDP2 gathers the module's parameters before it runs, and frees them after."""
     return hasattr(module, "_get_fsdp_state")
 
 

@@ -1,4 +1,4 @@
-"""What torch.distributed knows: which rank this is, and one sum over all ranks for those who ask for it."""
+"""Ask torch.distributed for the rank, and for a sum over all ranks."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tensortap.distributed.ranks import World
 
 
 def world() -> World | None:
-    """This rank and how many there are, once a process group is there."""
+    """Return this rank and the number of ranks, once there is a process group."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return None
     return World(distributed.get_rank(), distributed.get_world_size())
 
 
 def summed(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The sum over all ranks: one all-reduce on the default group, which every rank must take part in."""
+    """Return the sum over all ranks: one all-reduce on the default group, which every rank must take part in."""
     tensor = torch.from_numpy(numbers).to(_device())
     distributed.all_reduce(tensor)
     result: npt.NDArray[np.float64] = tensor.cpu().numpy()

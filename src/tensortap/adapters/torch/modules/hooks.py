@@ -1,4 +1,4 @@
-"""The hooks that sit on modules. They return nothing, keep no tensor, and never raise into the model."""
+"""Hooks on modules. They return nothing, keep no tensor, and never raise into the model."""
 
 from __future__ import annotations
 
@@ -12,83 +12,83 @@ from torch.compiler import is_compiling
 
 from tensortap.adapters.protocol import Port, bits_of
 from tensortap.adapters.torch.autograd.gradients import (
-    InputEdges,
-    Steps,
-    await_inputs,
-    await_outputs,
+    CallStack,
+    StepSource,
+    await_input_gradients,
+    await_output_gradients,
     backward_task,
     count_call,
 )
 from tensortap.adapters.torch.compile import backward as compiled_backward
 from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile import operators as compiled
-from tensortap.adapters.torch.compile.operators import Regions, is_exporting
-from tensortap.adapters.torch.compile.sites import GradientSite, Site
+from tensortap.adapters.torch.compile.operators import CompileStatus, is_exporting
+from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
 from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in
-from tensortap.adapters.torch.modules.tensors import TensorObserver, aside
+from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.record.recorder import OpenStep, Point
 
-tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what we ask of a tensor
+tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what a hook asks of a tensor
 _NOTHING: Final[Mapping[str, Any]] = {}
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
 
 
 class Hook:
-    """Copies and pickles of a watched model must work, and carry no tap away.
+    """Base of all hooks on modules. A copy or a pickle of a watched model carries no tap.
 
-    The compiler follows a hook as part of the module's call, and then it is to find operations of ours. A hook
-    that it runs outside the graph (those of a compiled module itself) is none of its business.
+    The compiler traces a hook as part of the module's call and finds our operators in it. A hook that it runs outside
+    the graph (those of a compiled module itself) must not be compiled at all.
     """
 
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        """Have the compiler pass by every hook that runs by itself."""
+        """Keep the compiler from compiling hooks that run outside a graph."""
         if "__call__" in vars(cls):
-            compiled_code.pass_by(vars(cls)["__call__"])
+            compiled_code.skip_compiling(vars(cls)["__call__"])
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         # A callable of the standard library that does nothing: the pickle opens where tensortap is not installed.
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Leftover:
-        return Leftover()
+    def __deepcopy__(self, memo: dict[int, Any]) -> CopiedHook:
+        return CopiedHook()
 
 
-class Leftover(Hook):
-    """What a copied model has in place of a tap. The first call sweeps them all off, before anything else runs."""
+class CopiedHook(Hook):
+    """Stand in a copied model where the original had a hook. The first call removes them all."""
 
     def __call__(self, module: nn.Module, *rest: Any) -> None:
-        """Before or after the copy's forward."""
+        """Remove every copied hook from the copied model."""
         for part in module.modules():
             notes: list[dict[int, Any]] = [
                 part._forward_pre_hooks_with_kwargs, part._forward_hooks_with_kwargs, part._forward_hooks_always_called
             ]  # fmt: skip
             for hooks in (part._forward_pre_hooks, part._forward_hooks):
-                for key in [key for key, hook in hooks.items() if isinstance(hook, Leftover)]:
+                for key in [key for key, hook in hooks.items() if isinstance(hook, CopiedHook)]:
                     for entries in (hooks, *notes):
                         entries.pop(key, None)
 
 
 class OutputHook(Hook):
-    """Sees what a module returns: the hook that most modules carry, kept lean."""
+    """Record what a module returns. Most modules carry only this hook, so it does as little as possible."""
 
-    __slots__ = ("bits", "observer", "plain", "port", "site", "steps", "target")
+    __slots__ = ("bits", "handle", "observer", "plain", "port", "receiver", "steps")
 
-    def __init__(self, observer: TensorObserver, steps: Steps, port: Port, regions: Regions) -> None:
+    def __init__(self, observer: TensorObserver, steps: StepSource, port: Port, compile_status: CompileStatus) -> None:
         self.observer = observer
         self.steps = steps
         self.port = port
         self.bits = port.bits
         self.plain: Point | None = None
-        self.target = Site(observer, steps, [port], regions)
-        self.site = self.target.site
+        self.receiver = PortReceiver(observer, steps, [port], compile_status)
+        self.handle = self.receiver.handle
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the module's forward."""
+        """Record the output."""
         if is_compiling():
-            _see_compiled(self.site, list(tensors_in(output)), NO_TENSOR_OUT)
+            _observe_compiled(self.handle, list(tensors_in(output)), NO_TENSOR_OUT)
             return
         if tracing():
             return
@@ -109,34 +109,45 @@ class OutputHook(Hook):
         return self.plain
 
 
-class BeforeHook(Hook):
-    """Sees what a module is given, before an in-place forward can change it."""
+class ForwardPreHook(Hook):
+    """Record what a module is given, before an in-place forward can change it."""
 
-    __slots__ = ("bits", "edges", "grad_inputs", "grad_site", "inputs", "names", "observer", "site", "steps", "targets")
+    __slots__ = (
+        "bits",
+        "calls",
+        "grad_inputs",
+        "gradient_handle",
+        "handle",
+        "inputs",
+        "names",
+        "observer",
+        "receivers",
+        "steps",
+    )
 
     def __init__(
         self,
         observer: TensorObserver,
-        steps: Steps,
+        steps: StepSource,
         ports: Mapping[str, list[Port]],
-        edges: InputEdges,
-        regions: Regions,
+        calls: CallStack,
+        compile_status: CompileStatus,
     ) -> None:
         self.observer = observer
         self.steps = steps
-        self.edges = edges
+        self.calls = calls
         self.inputs = ports.get("input", [])
         self.grad_inputs = ports.get("grad_input", [])
         self.bits = bits_of([*self.inputs, *self.grad_inputs])
         self.names: tuple[str, ...] = ()  # of what forward takes: the compiler could not ask for them
-        self.targets = (
-            Site(observer, steps, self.inputs, regions),
-            GradientSite(observer, steps, self.grad_inputs, regions),
+        self.receivers = (
+            PortReceiver(observer, steps, self.inputs, compile_status),
+            GradientReceiver(observer, steps, self.grad_inputs, compile_status),
         )
-        self.site, self.grad_site = (target.site if target.ports else None for target in self.targets)
+        self.handle, self.gradient_handle = (receiver.handle if receiver.ports else None for receiver in self.receivers)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NOTHING) -> None:
-        """Before the module's forward. One taken off while the call begins is called once more, without kwargs."""
+        """Record the inputs. A hook removed while the call begins is called once more, without kwargs."""
         if is_compiling():
             self._compiled(args, kwargs)
             return
@@ -154,36 +165,36 @@ class BeforeHook(Hook):
                 for slot, tensor in given:
                     self.observer.take(port.point(slot), tensor, step, recomputed)
             if self.grad_inputs:
-                with aside():
-                    self.edges.note(self, given)
+                with without_torch_function():
+                    self.calls.push(self, given)
         except Exception as error:
             _failed(self.observer, f"observing the input of a {type(module).__name__}", error)
 
     def _compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = inputs_by(self.names, args, kwargs)
-        _see_compiled(self.site, given, NO_TENSOR_IN)
-        if self.grad_site is not None and not is_exporting():
-            compiled_backward.enter(self.grad_site, given)
+        _observe_compiled(self.handle, given, NO_TENSOR_IN)
+        if self.gradient_handle is not None and not is_exporting():
+            compiled_backward.begin_call(self.gradient_handle, given)
 
 
-class AfterHook(Hook):
-    """Sees what one module returns, under every name it has, and arranges for gradients."""
+class ForwardHook(Hook):
+    """Record what a module returns, under every name it has, and arrange for gradients."""
 
     __slots__ = (
         "before",
         "bits",
-        "grad_in_site",
         "grad_outputs",
-        "grad_site",
+        "gradient_handle",
+        "handle",
+        "input_gradient_handle",
         "observer",
         "outputs",
-        "site",
-        "steps",
-        "targets"
+        "receivers",
+        "steps"
     )  # fmt: skip
 
     def __init__(
-        self, observer: TensorObserver, steps: Steps, ports: Mapping[str, list[Port]], before: BeforeHook
+        self, observer: TensorObserver, steps: StepSource, ports: Mapping[str, list[Port]], before: ForwardPreHook
     ) -> None:
         self.observer = observer
         self.steps = steps
@@ -191,21 +202,22 @@ class AfterHook(Hook):
         self.outputs = ports.get("output", [])
         self.grad_outputs = ports.get("grad_output", [])
         self.bits = bits_of([port for group in ports.values() for port in group])
-        regions = before.targets[0].regions
-        self.targets = (
-            Site(observer, steps, self.outputs, regions), GradientSite(observer, steps, self.grad_outputs, regions)
-        )  # fmt: skip
-        self.site, self.grad_site = (target.site if target.ports else None for target in self.targets)
-        self.grad_in_site = before.grad_site
+        compile_status = before.receivers[0].compile_status
+        self.receivers = (
+            PortReceiver(observer, steps, self.outputs, compile_status),
+            GradientReceiver(observer, steps, self.grad_outputs, compile_status),
+        )
+        self.handle, self.gradient_handle = (receiver.handle if receiver.ports else None for receiver in self.receivers)
+        self.input_gradient_handle = before.gradient_handle
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the module's forward; after a failed one too, where something was noted before it."""
+        """Record the output. Called after a failed forward too, where input gradients are wanted."""
         if is_compiling():
             self._compiled(output)
             return
         if tracing():
             return
-        noted = self.before and self.before.edges.recall(self.before)
+        inputs = self.before and self.before.calls.pop(self.before)
         steps, observer = self.steps, self.observer
         step = steps.current() if steps.spread else observer.recorder.current
         if not step.armed & self.bits:
@@ -214,34 +226,34 @@ class AfterHook(Hook):
             recomputed = backward_task() != -1
             found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
             _take_all(observer, self.outputs, found, step, recomputed)
-            if self.grad_outputs or noted:
+            if self.grad_outputs or inputs:
                 call = count_call(step, self, recomputed)
-                with aside():
-                    await_outputs(observer, steps, self.grad_outputs, found, step, call)
-                    if noted and self.before:
-                        await_inputs(observer, steps, self.before.grad_inputs, noted, found, step, call)
+                with without_torch_function():
+                    await_output_gradients(observer, steps, self.grad_outputs, found, step, call)
+                    if inputs and self.before:
+                        await_input_gradients(observer, steps, self.before.grad_inputs, inputs, found, step, call)
         except Exception as error:
             _failed(observer, f"observing a {type(module).__name__}", error)
 
     def _compiled(self, output: Any) -> None:
         found = list(tensors_in(output))
-        _see_compiled(self.site, found, NO_TENSOR_OUT)
+        _observe_compiled(self.handle, found, NO_TENSOR_OUT)
         if is_exporting():
             return
-        if self.grad_site is not None:
-            compiled_backward.expect(self.grad_site, found)
-        if self.grad_in_site is not None:
-            compiled_backward.leave(self.grad_in_site, found)
+        if self.gradient_handle is not None:
+            compiled_backward.await_gradients(self.gradient_handle, found)
+        if self.input_gradient_handle is not None:
+            compiled_backward.end_call(self.input_gradient_handle, found)
 
 
-def _see_compiled(site: Tensor | None, found: list[tuple[str, Tensor]], otherwise: str) -> None:
-    """What a hook leaves in the graph. A program that is exported leaves this process, and takes no tap along."""
-    if site is None or is_exporting():
+def _observe_compiled(handle: Tensor | None, found: list[tuple[str, Tensor]], otherwise: str) -> None:
+    """Put operators into the graph. An exported program leaves this process, so it gets none."""
+    if handle is None or is_exporting():
         return
     if found:
-        compiled.see(site, found)
+        compiled.observe(handle, found)
     else:
-        compiled.tell(site, otherwise)
+        compiled.notify(handle, otherwise)
 
 
 def _take_all(
@@ -256,6 +268,6 @@ def _take_all(
 
 def _failed(observer: TensorObserver, what: str, error: Exception) -> None:
     counters = observer.recorder.counters
-    if counters.strict:  # it was counted where it happened, or nobody will read the count
+    if counters.strict:
         raise error
     counters.failed("skipped_tensors", what, error)

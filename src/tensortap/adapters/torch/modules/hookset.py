@@ -1,4 +1,4 @@
-"""Hooks that go on and off together, so that a step nobody wants runs as if nobody watched."""
+"""Hooks that are registered and removed together, so that a step no probe wants runs without any."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ LEFT: Final = (
 )
 
 
-def fresh_key() -> int:
-    """A key for hooks that nobody else has."""
+Register = Callable[[nn.Module], RemovableHandle]  # registers one hook on a module
+
+
+def new_hook_key() -> int:
+    """Return a key that no registered hook has."""
     return RemovableHandle(OrderedDict()).id
 
 
-def under(key: int, handle: RemovableHandle, first: bool = False) -> RemovableHandle:
-    """The same hook under another key, the same one for every module; `first` of its hooks, if it was put there.
+def rekey(key: int, handle: RemovableHandle, first: bool = False) -> RemovableHandle:
+    """Move a registered hook to another key; `first` keeps it the first of its module's hooks.
 
-    The compiler notes keys: with one for each module, blocks that are compiled one by one would not share a graph.
+    The compiler guards on keys: with a key for each module, blocks compiled one by one would not share a graph.
     """
     for ref in (handle.hooks_dict_ref, *handle.extra_dict_ref):
         hooks = ref()
@@ -42,71 +45,73 @@ def under(key: int, handle: RemovableHandle, first: bool = False) -> RemovableHa
 
 
 class HookSet:
-    """Hooks and the modules they belong to. Keeps no module alive."""
+    """Hooks and the modules they belong to. It keeps no module alive.
+
+    `was_fused` tells whether a layer ran fused while one of the hooks was wanted.
+    """
+
+    was_fused = False
 
     def __init__(self) -> None:
         self.bits = 0
         self.paths: set[str] = set()
-        self._hooks: list[tuple[weakref.ref[nn.Module], Callable[[nn.Module], RemovableHandle]]] = []
+        self._hooks: list[tuple[weakref.ref[nn.Module], Register]] = []
         self._handles: list[RemovableHandle] = []
         self._lock = threading.Lock()
 
-    def add(
-        self, module: nn.Module, puts: list[Callable[[nn.Module], RemovableHandle]], bits: int, paths: list[str]
-    ) -> None:
-        """One more module; each of `puts` registers one hook on it."""
-        self._hooks += [(weakref.ref(module), put) for put in puts]
+    def add(self, module: nn.Module, registers: list[Register], bits: int, paths: list[str]) -> None:
+        """Add a module with the functions that each register one hook on it."""
+        self._hooks += [(weakref.ref(module), register) for register in registers]
         self.bits |= bits
         self.paths.update(paths)
 
     def adjust(self, armed: int) -> None:
-        """On while one of its probes is armed, otherwise off."""
+        """Register the hooks while one of their probes is armed, otherwise remove them."""
         if not armed & self.bits:
-            self.take_off()
+            self.remove()
         elif not self._handles:
             with self._lock:
-                self._handles = self._handles or self._put()
+                self._handles = self._handles or self._register()
 
-    def take_off(self) -> None:
-        """Remove the hooks."""
+    def remove(self) -> None:
+        """Remove the hooks from their modules."""
         if self._handles:
             with self._lock:
                 handles, self._handles = self._handles, []
             for handle in handles:
                 handle.remove()
 
-    def _put(self) -> list[RemovableHandle]:
-        return [put(module) for ref, put in self._hooks if (module := ref()) is not None]
+    def _register(self) -> list[RemovableHandle]:
+        return [register(module) for ref, register in self._hooks if (module := ref()) is not None]
 
 
-class FusedSet(HookSet):
-    """The hooks in and on a TransformerEncoderLayer: any of them would switch its fused path off.
+class FusedLayerHooks(HookSet):
+    """Hooks in and on a TransformerEncoderLayer, any of which would disable its fused path.
 
-    They are off while the layer may run fused. Whoever calls it, and when: a guard on the layer itself takes them
-    off in time, for the layer looks for hooks only after its pre-hooks have run.
+    They are removed while the layer may run fused: a guard on the layer itself removes them in time, because the layer
+    looks for hooks only after its pre-hooks have run.
     """
 
     def __init__(self, layer: nn.TransformerEncoderLayer) -> None:
         super().__init__()
         self._layer = weakref.ref(layer)
-        self.was_fused = False
 
     def adjust(self, armed: int) -> None:
-        """Off also while the layer may run fused."""
+        """Remove the hooks also while the layer may run fused."""
         layer = self._layer()
         fused = layer is not None and may_fuse(layer)
         if fused and armed & self.bits:
             self.was_fused = True
         super().adjust(0 if fused else armed)
 
-    def _put(self) -> list[RemovableHandle]:
+    def _register(self) -> list[RemovableHandle]:
         layer = self._layer()
-        guard = [] if layer is None else [layer.register_forward_pre_hook(_Guard(self), prepend=True)]
-        return guard + super()._put()
+        guard = [] if layer is None else [layer.register_forward_pre_hook(_FusedPathGuard(self), prepend=True)]
+        return guard + super()._register()
 
 
-class OpenedSet(HookSet):
-    """The same hooks where the user prefers to see inside: the layer does not run fused, which is said once."""
+class UnfusedLayerHooks(HookSet):
+    """The same hooks where the user prefers to see inside: the layer does not run fused, and a warning says so once."""
 
     def __init__(self, layer: nn.TransformerEncoderLayer, counters: Counters) -> None:
         super().__init__()
@@ -114,29 +119,29 @@ class OpenedSet(HookSet):
         self._counters = counters
 
     def adjust(self, armed: int) -> None:
-        """On while one of its probes is armed."""
+        """Register the hooks while one of their probes is armed."""
         super().adjust(armed)
         layer = self._layer()
         if self._handles and layer is not None and may_fuse(layer):
             self._counters.warn("fast_path", LEFT)
 
 
-class _Guard(Hook):
-    """Sits before an encoder layer that runs in the open, in case it now runs fused."""
+class _FusedPathGuard(Hook):
+    """Remove the hooks of an encoder layer before a call that may run fused."""
 
     __slots__ = ("hooks",)
 
-    def __init__(self, hooks: FusedSet) -> None:
+    def __init__(self, hooks: FusedLayerHooks) -> None:
         self.hooks = hooks
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if not torch.compiler.is_compiling() and isinstance(module, nn.TransformerEncoderLayer) and may_fuse(module):
             self.hooks.was_fused = True
-            self.hooks.take_off()
+            self.hooks.remove()
 
 
 def may_fuse(layer: nn.TransformerEncoderLayer) -> bool:
-    """Whether the layer's next call may take the fused path: what its forward asks, as far as it is known before."""
+    """Return whether the layer's next call may run fused: the conditions of its forward that are known beforehand."""
     if layer.training or not torch.backends.mha.get_fastpath_enabled():
         return False
     if torch.is_grad_enabled() and any(p.requires_grad for p in layer.parameters()):

@@ -1,4 +1,4 @@
-"""The tensors inside whatever a module takes or returns, each with a readable slot."""
+"""Find the tensors inside what a module takes or returns, each with a host_buffer slot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensortap.adapters.nested import arguments_by, arguments_in, values_in
 
 
 def tensors_in(value: Any, slot: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in tuples, lists, dicts, named tuples and dataclasses.
+    """Yield every tensor in tuples, lists, dicts, named tuples and dataclasses.
 
     >>> import torch
     >>> [slot for slot, _ in tensors_in((torch.ones(1), {"hidden": [torch.ones(2)]}))]
@@ -21,10 +21,10 @@ def tensors_in(value: Any, slot: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """The tensors a module was called with."""
+    """Return the tensors a module was called with."""
     return arguments_in(forward, args, kwargs, Tensor)
 
 
 def inputs_by(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """The same where the names are known."""
+    """Return the same where the parameter names are known."""
     return arguments_by(names, args, kwargs, Tensor)

@@ -1,4 +1,4 @@
-"""Which hooks the modules of a model get for what the probes want, and how each is put on."""
+"""Choose the hooks of each module from what the probes want, and register them."""
 
 from __future__ import annotations
 
@@ -13,44 +13,51 @@ from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.nested import names_of
 from tensortap.adapters.protocol import Plan, Port
-from tensortap.adapters.torch.autograd.gradients import InputEdges
-from tensortap.adapters.torch.compile.operators import Regions
+from tensortap.adapters.torch.autograd.gradients import CallStack
+from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules import tree as modules
-from tensortap.adapters.torch.modules.hooks import AfterHook, BeforeHook, OutputHook
-from tensortap.adapters.torch.modules.hookset import fresh_key, under
-from tensortap.adapters.torch.modules.roots import RootAfter, RootBefore
+from tensortap.adapters.torch.modules.hooks import ForwardHook, ForwardPreHook, OutputHook
+from tensortap.adapters.torch.modules.hookset import Register, new_hook_key, rekey
+from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.nonfinite.hook import OriginHook
 from tensortap.adapters.torch.steps import TorchStepDetector
 from tensortap.select.ports import MODULE_PORTS
 
-Puts = list[Callable[[nn.Module], RemovableHandle]]
 
-
-class Placing:
-    """Makes the hooks of one tap, and remembers the ports that they are for."""
+class HookPlacement:
+    """Make the hooks of one tap, and keep the ports that they serve."""
 
     def __init__(
-        self, observer: TensorObserver, detector: TorchStepDetector, plan: Plan, regions: Regions, origins: bool
+        self,
+        observer: TensorObserver,
+        detector: TorchStepDetector,
+        plan: Plan,
+        compile_status: CompileStatus,
+        origins: bool,
     ) -> None:
         self.ports: list[Port] = []
         self._observer = observer
         self._detector = detector
         self._plan = plan
-        self._regions = regions
+        self._compile_status = compile_status
         self._origins = origins
-        self._edges = InputEdges()
-        self._keys = (fresh_key(), fresh_key(), fresh_key())  # of hooks before, after, and after those
+        self._calls = CallStack()
+        self._keys = (
+            new_hook_key(),
+            new_hook_key(),
+            new_hook_key(),
+        )  # of forward pre-hooks, forward hooks and origin hooks
 
     def port(self, path: str, kind: str) -> Port | None:
-        """The port at a place, if any probe wants it; it is remembered."""
+        """Return the port of a path if any probe wants it, and keep it in `ports`."""
         port = self._plan.of(self._observer.recorder, path, kind)
         if port is not None:
             self.ports.append(port)
         return port
 
-    def of(self, root: nn.Module) -> Iterable[tuple[nn.Module, Puts, int, list[str]]]:
-        """For each module that a probe wants: how to put its hooks on, for which probes, and all its names."""
+    def hooks_of(self, root: nn.Module) -> Iterable[tuple[nn.Module, list[Register], int, list[str]]]:
+        """Yield each module that a probe wants, the functions that register its hooks, its probes and its paths."""
         for module, paths in tappable(root).items():
             ports = {
                 kind: found
@@ -61,52 +68,59 @@ class Placing:
                 bits = 0
                 for port in (port for group in ports.values() for port in group):
                     bits |= port.bits
-                yield module, [*self._puts(ports), *self._origin_puts(paths[0])], bits, paths
+                yield module, [*self._registers(ports), *self._origin_registers(paths[0])], bits, paths
 
-    def _puts(self, ports: dict[str, list[Port]]) -> Puts:
+    def _registers(self, ports: dict[str, list[Port]]) -> list[Register]:
         if list(ports) == ["output"] and len(ports["output"]) == 1:
-            hook = OutputHook(self._observer, self._detector, ports["output"][0], self._regions)
-            return [partial(_put_after, hook=hook, key=self._keys[1])]
-        before = BeforeHook(self._observer, self._detector, ports, self._edges, self._regions)
-        after = AfterHook(self._observer, self._detector, ports, before)
-        puts: Puts = [partial(_put_before, hook=before, key=self._keys[0])] if before.bits else []
-        return [*puts, partial(_put_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs))]
+            hook = OutputHook(self._observer, self._detector, ports["output"][0], self._compile_status)
+            return [partial(_register_after, hook=hook, key=self._keys[1])]
+        before = ForwardPreHook(self._observer, self._detector, ports, self._calls, self._compile_status)
+        after = ForwardHook(self._observer, self._detector, ports, before)
+        registers: list[Register] = [partial(_register_before, hook=before, key=self._keys[0])] if before.bits else []
+        return [
+            *registers,
+            partial(_register_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs)),
+        ]
 
-    def _origin_puts(self, path: str) -> Puts:
-        return [partial(_put_origin, hook=OriginHook(path, self._detector), key=self._keys[2])] if self._origins else []
+    def _origin_registers(self, path: str) -> list[Register]:
+        return (
+            [partial(_register_origin, hook=OriginHook(path, self._detector), key=self._keys[2])]
+            if self._origins
+            else []
+        )
 
 
 def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:
-    """The modules that can have hooks, each with all its names."""
+    """Return the modules that can have hooks, each with all its paths."""
     names: dict[nn.Module, list[str]] = {}
     for path, module in modules.modules_of(root):
-        if not modules.why_not(module):
+        if not modules.reason_untappable(module):
             names.setdefault(module, []).append(path)
     return names
 
 
 def within(paths: Iterable[str], layer: str) -> bool:
-    """Whether a module of these names is an encoder layer or lies in it."""
+    """Return whether a module of these paths is the encoder layer or lies in it."""
     return not layer or any(path == layer or path.startswith(f"{layer}.") for path in paths)
 
 
-def _put_before(module: nn.Module, hook: BeforeHook, key: int) -> RemovableHandle:
+def _register_before(module: nn.Module, hook: ForwardPreHook, key: int) -> RemovableHandle:
     hook.names = names_of(module.forward)
-    return under(key, module.register_forward_pre_hook(hook, with_kwargs=True))
+    return rekey(key, module.register_forward_pre_hook(hook, with_kwargs=True))
 
 
-def _put_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
-    return under(key, module.register_forward_hook(hook, always_call=always_call))
+def _register_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
+    return rekey(key, module.register_forward_hook(hook, always_call=always_call))
 
 
-def _put_origin(module: nn.Module, hook: OriginHook, key: int) -> RemovableHandle:
-    return under(key, module.register_forward_hook(hook, with_kwargs=True))
+def _register_origin(module: nn.Module, hook: OriginHook, key: int) -> RemovableHandle:
+    return rekey(key, module.register_forward_hook(hook, with_kwargs=True))
 
 
-def put_on_root(root: nn.Module, before: RootBefore, after: RootAfter) -> list[RemovableHandle]:
-    """The two hooks that find steps."""
+def register_on_root(root: nn.Module, before: RootForwardPreHook, after: RootForwardHook) -> list[RemovableHandle]:
+    """Register the two hooks that find steps."""
     if any(path == "" for path, _ in modules.encoder_layers(root)):
-        # Any hook on the layer itself would switch its fused path off: see all modules, and pick out this one.
+        # Any hook on the layer itself would disable its fused path: use global hooks, and pick out this module.
         only = weakref.ref(root)
         return [
             register_module_forward_pre_hook(partial(_only, only, before)),

@@ -1,4 +1,4 @@
-"""What sits on the root module and finds steps by its calls, in eager mode and inside a compiled graph."""
+"""Hooks on the root module that find steps by its calls, in eager mode and inside a compiled graph."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ from typing import Any
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from tensortap.adapters.torch.compile.backward import expect
-from tensortap.adapters.torch.compile.code import compiler, pass_by
-from tensortap.adapters.torch.compile.operators import CALLED, Found, Regions, Target, is_exporting, tell
+from tensortap.adapters.torch.compile.backward import await_gradients
+from tensortap.adapters.torch.compile.code import compiler_callback, skip_compiling
+from tensortap.adapters.torch.compile.operators import CALLED, CompileStatus, Found, GraphReceiver, is_exporting, notify
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.steps import MOST_MARKS, TorchStepDetector
 from tensortap.errors import NonFiniteError
 
 
-class RootSite(Target):
-    """The root where the compiler took its hooks into a graph: a step begins and ends as the graph runs."""
+class RootReceiver(GraphReceiver):
+    """Begin and end steps, also where the compiler took the root's hooks into a graph."""
 
     __slots__ = ("detector", "prepare", "root")
 
     def __init__(
-        self, detector: TorchStepDetector, prepare: Callable[[], None], root: nn.Module, regions: Regions
+        self, detector: TorchStepDetector, prepare: Callable[[], None], root: nn.Module, compile_status: CompileStatus
     ) -> None:
-        super().__init__(regions)
+        super().__init__(compile_status)
         self.detector = detector
         self.prepare = prepare
         self.root = weakref.ref(root)
 
-    def see(self, tensor: Tensor, slot: str) -> None:
-        """Backward has come."""
+    def observe(self, tensor: Tensor, slot: str) -> None:
+        """Note that backward has reached the output."""
         self.detector.backward_came()
 
-    def told(self, note: str, slots: list[str]) -> None:
-        """The root is called, or has returned what backward may come back to."""
+    def notified(self, note: str, slots: list[str]) -> None:
+        """Begin the step when the root is called; end it when it has returned."""
         root = self.root()
         if note == CALLED and root is not None:
             self.begin(root)
         else:
             self.end(None, bool(slots))
 
-    def expect(self, found: Found) -> None:
-        """The root has returned these, where autograd is at work while the graph runs."""
+    def await_gradients(self, found: Found) -> None:
+        """End the step: the root has returned these, where autograd runs while the graph runs."""
         self.end([tensor for _, tensor in found])
 
     def begin(self, root: nn.Module, compiled: bool = False) -> None:
-        """Before the root's forward, which the compiler may be about to see."""
-        self.regions.due |= compiled
+        """Begin a step before the root's forward, which the compiler may be about to trace."""
+        self.compile_status.due |= compiled
         try:
             self.detector.root_called(root)
             self.prepare()
@@ -59,7 +59,7 @@ class RootSite(Target):
             self.detector.recorder.counters.failed("step_errors", "beginning a step", error)
 
     def end(self, output: Any, awaits: bool | None = None) -> None:
-        """After it, or after its failure."""
+        """End it after the forward, also after a failed one."""
         try:
             self.detector.root_returned(output, awaits)
         except NonFiniteError:
@@ -68,44 +68,44 @@ class RootSite(Target):
             self.detector.recorder.counters.failed("step_errors", "ending a step", error)
 
 
-class RootBefore(Hook):
-    """Sits before the root's forward."""
+class RootForwardPreHook(Hook):
+    """Runs before the root's forward."""
 
-    __slots__ = ("site", "target")
+    __slots__ = ("handle", "receiver")
 
-    def __init__(self, target: RootSite) -> None:
-        self.target = target
-        self.site = target.site
+    def __init__(self, receiver: RootReceiver) -> None:
+        self.receiver = receiver
+        self.handle = receiver.handle
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Before the forward."""
+        """Begin a step."""
         if is_compiling():
             if not is_exporting():
-                tell(self.site, CALLED)
+                notify(self.handle, CALLED)
             return
         if not tracing():
-            self.target.begin(module, callable(compiler()))
+            self.receiver.begin(module, callable(compiler_callback()))
 
 
-# It must see the compiler at work, and `begin` must not be its work.
-pass_by(RootBefore.__call__, inside=False)
-pass_by(RootSite.begin)
+# It must be able to ask whether the compiler is active, and `begin` must not be compiled.
+skip_compiling(RootForwardPreHook.__call__, inside=False)
+skip_compiling(RootReceiver.begin)
 
 
-class RootAfter(Hook):
-    """Sits after the root's forward."""
+class RootForwardHook(Hook):
+    """Runs after the root's forward."""
 
-    __slots__ = ("site", "target")
+    __slots__ = ("handle", "receiver")
 
-    def __init__(self, target: RootSite) -> None:
-        self.target = target
-        self.site = target.site
+    def __init__(self, receiver: RootReceiver) -> None:
+        self.receiver = receiver
+        self.handle = receiver.handle
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the forward, or after its failure."""
+        """End the step, also after a failed forward."""
         if is_compiling():
             if not is_exporting():
-                expect(self.site, list(tensors_in(output))[:MOST_MARKS])
+                await_gradients(self.handle, list(tensors_in(output))[:MOST_MARKS])
             return
         if not tracing():
-            self.target.end(output)
+            self.receiver.end(output)

@@ -1,4 +1,4 @@
-"""A tensor's memory, as fast as it can be had from Python; odd tensors the slow way."""
+"""Read a tensor's memory into the step's table: plain CPU tensors by a short path, all others by a general one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tensortap.adapters.torch.device.devices import VARIABLE, Devices
-from tensortap.adapters.torch.distributed.shards import Parts, given
+from tensortap.adapters.torch.device.devices import VARIABLE, DeviceReducer
+from tensortap.adapters.torch.distributed.shards import ShardRegistry, tensor_for_function
 from tensortap.adapters.torch.modules.values import CODES, values_of
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of_plain
@@ -20,30 +20,32 @@ _CAPTURED: Final = (
     "values (counted as tensors_in_cuda_graphs)"
 )
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
-mode_is_on: Final = torch._C._is_torch_function_mode_enabled  # a function mode would see what we ask of a tensor
+mode_is_on: Final = (
+    torch._C._is_torch_function_mode_enabled
+)  # a function mode would see what an observer asks of a tensor
 
 
 class TensorObserver:
-    """Records tensors. `take` is what every hook ends in."""
+    """Record tensors. Every hook ends in `take`."""
 
-    __slots__ = ("devices", "leaves", "parts", "recorder")
+    __slots__ = ("devices", "leaves", "recorder", "shards")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.devices = Devices(recorder)
+        self.devices = DeviceReducer(recorder)
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
-        self.parts: Parts | None = None  # where there are several ranks: which part of a tensor this one holds
+        self.shards: ShardRegistry | None = None  # where there are several ranks
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
-        """Reduce a tensor into the step's table; the row, or −1. What goes wrong is counted and goes no further."""
+        """Reduce a tensor into the step's table. Return the row, or −1; errors are counted and not raised."""
         armed = step.armed & point.probes
         if not armed:
             return -1
         if mode_is_on():
-            with aside():
+            with without_torch_function():
                 return self.take(point, tensor, step, recomputed)
-        if self.parts is not None and point.key not in self.parts.known:
-            self._look(point, tensor)
+        if self.shards is not None and point.key not in self.shards.known:
+            self._record_shard(point, tensor)
         try:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
@@ -55,8 +57,8 @@ class TensorObserver:
                         row = table.record(point.key, armed, want, recomputed, code, address, shape, None)
                     return row if row >= 0 else self._too_late()
         except Exception:
-            pass  # it has no plain memory after all: sparse, quantised, nested, wrapped by vmap
-        with aside():
+            pass  # no plain memory: sparse, quantised, nested, wrapped by vmap
+        with without_torch_function():
             return self._take_any(point, tensor, step, armed, recomputed)
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
@@ -74,7 +76,7 @@ class TensorObserver:
             if row < 0:
                 return self._too_late()
             if armed & point.keeping:
-                self.recorder.elements.keep(step.table, row, point, armed, buffer, given(tensor))
+                self.recorder.elements.keep(step.table, row, point, armed, buffer, tensor_for_function(tensor))
             return row
         except Exception as error:
             self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)
@@ -90,15 +92,15 @@ class TensorObserver:
         self.recorder.counters.warn("cuda_graphs", _CAPTURED)
         return self._without_values(point, tensor, step, armed, recomputed)
 
-    def _look(self, point: Point, tensor: Tensor) -> None:
+    def _record_shard(self, point: Point, tensor: Tensor) -> None:
         try:
-            assert self.parts is not None
-            self.parts.look(point, tensor)
+            assert self.shards is not None
+            self.shards.record(point, tensor)
         except Exception as error:
-            self.recorder.counters.failed("skipped_parts", f"finding which part {point.text} holds", error)
+            self.recorder.counters.failed("skipped_parts", f"finding which shard {point.text} holds", error)
 
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
-        """A tensor that has a shape but no values here: its metadata only."""
+        """Record the metadata of a tensor that has a shape but no values here."""
         self.recorder.counters.add("tensors_without_values")
         values = (tensor.numel(), *_NO_VALUES)
         row = step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), values)
@@ -110,27 +112,27 @@ class TensorObserver:
         return -1
 
 
-def aside() -> Any:
-    """While this lasts, no function mode and no subclass of Tensor sees what we ask of a tensor."""
+def without_torch_function() -> Any:
+    """Return a context in which no function mode and no subclass of Tensor sees what is asked of a tensor."""
     return torch._C.DisableTorchFunction()
 
 
 class DeviceObserver(TensorObserver):
-    """Sends CPU tensors the way of a device's."""
+    """Reduce CPU tensors the way a device's are, for tests."""
 
     __slots__ = ()
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
-        """As its base, without the short way."""
+        """Reduce a tensor by the general path."""
         armed = step.armed & point.probes
         if not armed:
             return -1
-        if self.parts is not None and point.key not in self.parts.known:
-            self._look(point, tensor)
-        with aside():  # our own mode would take what the reduction does for the model's operations
+        if self.shards is not None and point.key not in self.shards.known:
+            self._record_shard(point, tensor)
+        with without_torch_function():  # our function mode would take the reduction for the model's operations
             return self._take_any(point, tensor, step, armed, recomputed)
 
 
 def observer_for(recorder: Recorder) -> TensorObserver:
-    """The observer to use: `TENSORTAP_DEVICE_PATH` decides."""
+    """Return the observer to use: `TENSORTAP_DEVICE_PATH` decides."""
     return DeviceObserver(recorder) if os.environ.get(VARIABLE) else TensorObserver(recorder)

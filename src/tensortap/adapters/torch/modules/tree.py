@@ -1,4 +1,4 @@
-"""What a module tree offers: which places can be tapped, and which cannot, and why."""
+"""Walk a module tree: which modules and parameters can be tapped, and why others cannot."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ FLAT: Final = (
 )
 BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
 
-WRAPPED: Final = "_orig_mod"  # what torch.compile's wrapper calls the module in it
+WRAPPED: Final = "_orig_mod"  # the attribute of torch.compile's wrapper
 
 _TRACED: Final = torch.jit._trace.TopLevelTracedModule
 
 
 def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module under every name it has, the root under the empty one.
+    """Yield every module under every path it has, the root under the empty one.
 
-    What torch.compile wraps around a module is passed by: a compiled model has the names of the one it was made of.
+    Wrappers made by torch.compile are left out: a compiled model has the paths of the original.
     """
     for path, module in root.named_modules(remove_duplicate=False):
         if not is_wrapper(module):
@@ -51,25 +51,25 @@ def owners_of(root: nn.Module) -> dict[str, Owner]:
 
 
 def candidates_of(root: nn.Module) -> list[Candidate]:
-    """What can be tapped."""
-    found = [candidate(path, module) for path, module in modules_of(root) if not why_not(module)]
+    """Return the modules and parameters that can be tapped."""
+    found = [candidate(path, module) for path, module in modules_of(root) if not reason_untappable(module)]
     return found + [Candidate(name, owner.types, owner.ports) for name, owner in owners_of(root).items()]
 
 
 def candidate(path: str, module: nn.Module) -> Candidate:
-    """A module as patterns see it."""
+    """Return a module as patterns see it."""
     return Candidate(path, _types(module), MODULE_PORTS, leaf=not any(True for _ in module.children()))
 
 
 def untappable(root: nn.Module) -> dict[str, str]:
-    """What cannot be tapped, each with the reason."""
+    """Return the modules that cannot be tapped, each with the reason."""
     flat = isinstance(root, torch.fx.GraphModule)
-    found = {path: why for path, module in modules_of(root) if (why := why_not(module))}
+    found = {path: why for path, module in modules_of(root) if (why := reason_untappable(module))}
     return {path: FLAT if flat and why == CONTAINER else why for path, why in found.items()}
 
 
-def why_not(module: nn.Module) -> str:
-    """Why a module can have no hooks that would ever run; empty when it can."""
+def reason_untappable(module: nn.Module) -> str:
+    """Return why hooks on a module would never run; empty when they would."""
     if is_scripted(module):
         return SCRIPTED
     if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
@@ -77,8 +77,8 @@ def why_not(module: nn.Module) -> str:
     return CONTAINER if type(module).forward is nn.Module.forward else ""
 
 
-def why_unseen(root: nn.Module, path: str) -> str:
-    """Why a module's hooks never ran, where its place in the tree tells."""
+def reason_unseen(root: nn.Module, path: str) -> str:
+    """Return why a module's hooks never ran, where its place in the tree tells."""
     parent, _, name = path.rpartition(".")
     if name != "out_proj":
         return ""
@@ -86,22 +86,22 @@ def why_unseen(root: nn.Module, path: str) -> str:
 
 
 def is_wrapper(module: nn.Module) -> bool:
-    """Whether torch.compile made it around another module."""
+    """Return whether torch.compile made it around another module."""
     return type(module).__name__ == "OptimizedModule" and isinstance(getattr(module, WRAPPED, None), nn.Module)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module that torch.compile was given."""
+    """Return the module that torch.compile was given."""
     return unwrapped(module.get_submodule(WRAPPED)) if is_wrapper(module) else module
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile has to do with its calls."""
+    """Return whether the module's calls go through torch.compile."""
     return module._compiled_call_impl is not None or is_wrapper(module)
 
 
 def compiled_paths(root: nn.Module) -> set[str]:
-    """The modules whose calls run inside what torch.compile made."""
+    """Return the paths of modules that run inside compiled code."""
     inside: set[str] = set()
     for path, module in root.named_modules(remove_duplicate=False):  # parents come first
         within = bool(path) and path.rpartition(".")[0] in inside
@@ -111,12 +111,12 @@ def compiled_paths(root: nn.Module) -> set[str]:
 
 
 def is_scripted(module: nn.Module) -> bool:
-    """Whether TorchScript owns the module (a traced root is the exception: it takes hooks)."""
+    """Return whether TorchScript owns the module (a traced root is the exception: it takes hooks)."""
     return isinstance(module, torch.jit.ScriptModule) and not isinstance(module, _TRACED)
 
 
-def tree_of(root: nn.Module) -> list[dict[str, Any]]:
-    """The tree as plain data, in order of definition."""
+def describe_tree(root: nn.Module) -> list[dict[str, Any]]:
+    """Return the tree as plain data, in order of definition."""
     return [
         {"path": path, "type": type(module).__name__, "parameters": _count(module)} for path, module in modules_of(root)
     ]
@@ -133,6 +133,6 @@ def _types(module: nn.Module) -> tuple[str, ...]:
 
 
 def encoder_layers(root: nn.Module) -> list[tuple[str, nn.TransformerEncoderLayer]]:
-    """The layers that have a fused path in inference, which any hook in or on them would switch off."""
+    """Return the layers with a fused path in inference, which any hook in or on them would disable."""
     fused = nn.TransformerEncoderLayer
     return [(path, m) for path, m in modules_of(root) if isinstance(m, fused) and type(m).forward is fused.forward]

@@ -56,4 +56,4 @@ def _why(port: Port, root: nn.Module | None, fused: Collection[str], default: st
         return NO_OPTIMIZER if port.port == "update" else NEVER
     if port.path in fused:
         return FUSED
-    return (modules.why_unseen(root, port.path) if root is not None else "") or default
+    return (modules.reason_unseen(root, port.path) if root is not None else "") or default

@@ -1,4 +1,4 @@
-"""The values of any tensor that a hook may meet, as a plain one: also under vmap, and where there are none."""
+"""Turn any tensor that a hook may meet into a plain strided one: also under vmap, sparse, quantised or sharded."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAKE: Final = frozenset(("FakeTensor", "FunctionalTensor", "ProxyTensor"))
 
 
 def values_of(tensor: Tensor) -> Tensor | None:
-    """A strided tensor of a type the kernels read, where the values lie now; None when there are no values."""
+    """Return a strided tensor of a dtype the kernels read, on its device; None when the tensor has no values."""
     if tensor.is_meta or type(tensor).__name__ in _FAKE:
         return None
     inside = _unwrapped(tensor.detach())
@@ -26,14 +26,14 @@ def values_of(tensor: Tensor) -> Tensor | None:
         return plain
 
 
-def readable(tensor: Tensor) -> Buffer | None:
-    """The memory of any tensor that has values. It waits for a device."""
+def host_buffer(tensor: Tensor) -> Buffer | None:
+    """Return the host memory of any tensor that has values. It waits for a device."""
     plain = values_of(tensor)
     return None if plain is None else buffer_of_plain(plain.cpu())
 
 
 def _unwrapped(tensor: Any) -> Any:
-    """Under vmap and functional transforms: the tensor inside, with the batch that vmap hides."""
+    """Return the tensor inside the wrappers of vmap and functional transforms, with the batch that vmap hides."""
     functorch = torch._C._functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

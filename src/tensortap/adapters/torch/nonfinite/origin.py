@@ -20,10 +20,10 @@ from tensortap.adapters.results import Origin, TensorSummary
 from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.distributed.shards import local_of
 from tensortap.adapters.torch.modules.nested import inputs_in, tensors_in
-from tensortap.adapters.torch.modules.tensors import aside
+from tensortap.adapters.torch.modules.tensors import without_torch_function
 from tensortap.adapters.torch.nonfinite.reasons import operation_name, why
 from tensortap.adapters.torch.ops.mode import without_modes
-from tensortap.adapters.torch.ops.names import is_silent, op_name
+from tensortap.adapters.torch.ops.names import op_name, returns_no_tensor
 from tensortap.adapters.torch.source import OURS, TORCH, current_line
 from tensortap.adapters.torch.state import preserved
 from tensortap.reduce.summary import summarize
@@ -53,7 +53,7 @@ def explain(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
     """Run one module again on inputs that gave a non-finite output; RNG and module are left as they were."""
     with without_modes(), preserved(module) as restore, torch.no_grad():
         restore()
-        with _Operations(path, module) as operations:
+        with _OriginMode(path, module) as operations:
             module.forward(*args, **kwargs)
     return operations.origin
 
@@ -82,7 +82,7 @@ def _watch_forward(
 
 def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int) -> Origin | None:
     """Run again, looking at every operation while that module runs for that time. None: it only masks with −inf."""
-    operations = _Operations(path, module)
+    operations = _OriginMode(path, module)
     calls = [-1]
     given: list[TensorSummary] = []
     worse = [True]
@@ -116,7 +116,7 @@ def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int
     )
 
 
-class _Operations(TorchFunctionMode):
+class _OriginMode(TorchFunctionMode):
     """Looks at every operation for the first that makes a non-finite value out of finite ones."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
@@ -127,7 +127,7 @@ class _Operations(TorchFunctionMode):
         self.entered = False
         self.asked = False  # whether an infinity was the user's action
 
-    def __enter__(self) -> _Operations:
+    def __enter__(self) -> _OriginMode:
         self.entered = True
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -140,7 +140,7 @@ class _Operations(TorchFunctionMode):
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.origin is not None or is_silent(op_name(function)):
+        if self.origin is not None or returns_no_tensor(op_name(function)):
             return function(*args, **kwargs)
         tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
         given = [TensorSummary(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
@@ -157,7 +157,7 @@ class _Operations(TorchFunctionMode):
         self, function: Any, given: list[TensorSummary], args: list[Any], kwargs: dict[str, Any], output: Any
     ) -> None:
         bad = next(t for _, t in tensors_in(output) if not is_finite(t))
-        with aside():
+        with without_torch_function():
             reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
         self.origin = Origin(
             "forward",
@@ -281,7 +281,7 @@ def _asked_for(args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool
 
 
 def _has_nan(value: Any) -> bool:
-    with aside():
+    with without_torch_function():
         return any(bool(torch.isnan(local_of(t)).any()) for _, t in tensors_in(value) if t.is_floating_point())
 
 
@@ -292,7 +292,7 @@ def _bad_weights(module: nn.Module) -> str:
 
 def is_finite(value: Any) -> bool:
     """Whether every floating-point tensor in a value is finite."""
-    with aside():
+    with without_torch_function():
         parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())  # asking a DTensor is a collective
         return all(bool(torch.isfinite(part).all()) for part in parts)
 
@@ -306,13 +306,13 @@ def is_born_in(given: Any, output: Any) -> bool:
 
 def _is_sound(value: Any) -> bool:
     """Whether there is nothing worse than −inf in it."""
-    with aside():
+    with without_torch_function():
         parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())
         return not any(bool((torch.isnan(part) | torch.isposinf(part)).any()) for part in parts)
 
 
 def _summary(tensor: Tensor) -> Any:
-    with aside():
+    with without_torch_function():
         return summarize(tensor, histogram=False)
 
 

@@ -1,7 +1,7 @@
-"""Inside a function that hides its own operations from function modes: what it asks of the dispatcher.
+"""Observe operations inside a function that hides them from function modes, by a dispatch mode.
 
-`F.multi_head_attention_forward` is one call to a function mode. A dispatch mode, on for that one call, sees `mm`, `bmm`
-and `softmax` in it. That is below autograd: the nodes of the graph are found afterwards, by their numbers.
+`F.multi_head_attention_forward` is one call to a function mode. A dispatch mode, active for that one call, sees `mm`,
+`bmm` and `softmax` in it. It runs below autograd: the nodes of the graph are found afterwards, by their numbers.
 """
 
 from __future__ import annotations
@@ -14,43 +14,43 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensortap.adapters.torch.autograd.gradients import (
     Found,
+    GradientSum,
     NodeHook,
-    Steps,
-    Sum,
+    StepSource,
     backward_task,
     count_call,
     newest_node,
     nodes_since,
 )
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.ops.sites import OpSite, Ports, given_in
+from tensortap.adapters.torch.ops.sites import OpPorts, OpSite, given_in
 from tensortap.record.recorder import OpenStep
 
 OPAQUE: Final = frozenset([functional.multi_head_attention_forward])
 
-Finds = Callable[[Any], OpSite | None]
+FindSite = Callable[[Any], OpSite | None]
 
 
-class _Seen(NamedTuple):
-    """A call whose gradients are wanted: the number of the node that it made, and its inputs in order."""
+class _ObservedCall(NamedTuple):
+    """A call whose gradients are wanted: the number of the node that it made, and its input slots in order."""
 
     site: OpSite
-    ports: Ports
+    ports: OpPorts
     node: int
     slots: list[str]
     call: int
 
 
-class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks at the dispatcher's calls while one opaque function runs. `find` gives the site of a call, if wanted."""
+class DispatchObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Observe the dispatcher's calls while one opaque function runs. `find` returns the site of a wanted call."""
 
-    def __init__(self, find: Finds, step: OpenStep, steps: Steps) -> None:
+    def __init__(self, find: FindSite, step: OpenStep, steps: StepSource) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.find = find
         self.step = step
         self.steps = steps
         self.start = self.newest = newest_node()
-        self.seen: list[_Seen] = []
+        self.seen: list[_ObservedCall] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -68,8 +68,8 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._after(site, ports, given, output, node)
         return output
 
-    def gradients(self, output: Any) -> None:
-        """The function has returned: await the gradients of what was seen in it."""
+    def await_gradients(self, output: Any) -> None:
+        """Await the gradients of the observed calls, once the function has returned."""
         wanted = {seen.node: seen for seen in self.seen}
         if not wanted:
             return
@@ -81,7 +81,7 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _before(
         self, site: OpSite, armed: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Ports | None, Found]:
+    ) -> tuple[OpPorts | None, Found]:
         try:
             ports = site.wanted_by(armed, args, kwargs)
             if ports is not None and (ports.input or ports.grad_input):
@@ -93,16 +93,16 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
             site.failed(error)
             return None, []
 
-    def _after(self, site: OpSite, ports: Ports, given: Found, output: Any, node: int) -> None:
+    def _after(self, site: OpSite, ports: OpPorts, given: Found, output: Any, node: int) -> None:
         try:
             site.take_outputs(ports, list(tensors_in(output)), self.step)
             if node >= 0 and (ports.grad_output or ports.grad_input):
                 call = count_call(self.step, site, backward_task() != -1)
-                self.seen.append(_Seen(site, ports, node, [slot for slot, _ in given], call))
+                self.seen.append(_ObservedCall(site, ports, node, [slot for slot, _ in given], call))
         except Exception as error:
             site.failed(error)
 
-    def _await(self, seen: _Seen, node: Any) -> None:
+    def _await(self, seen: _ObservedCall, node: Any) -> None:
         observer, steps, step = seen.site.observer, self.steps, self.step
         for port in seen.ports.grad_output:
             hook = NodeHook(observer, steps, port, "", step, seen.call)
@@ -111,4 +111,4 @@ class Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for port in seen.ports.grad_input:
             for position, slot in enumerate(seen.slots[: len(node.next_functions)]):
                 if node.next_functions[position][0] is not None:
-                    Sum(observer, steps, port, slot, step, seen.call).expect([(node, position)])
+                    GradientSum(observer, steps, port, slot, step, seen.call).expect([(node, position)])

@@ -1,7 +1,7 @@
-"""Operations of code that has no module: a function that is watched, or a block of code.
+"""Observe the operations of a function that is not a module, or of a block of code.
 
-A function's operations are seen while it runs by `tap.call(...)`, a block's from its beginning to its end, in the
-thread that began it. Modules that would run fused still do, and hide what is in them.
+A function is observed while it runs by `tap.call(...)`, a block from its beginning to its end, in the thread that began
+it. Modules that would run fused still do, and hide their operations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.protocol import Clock, Plan
-from tensortap.adapters.torch.compile.operators import Regions
+from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules.named_values import NamedValues
 from tensortap.adapters.torch.modules.tensors import observer_for
 from tensortap.adapters.torch.ops.names import known_operations
@@ -28,8 +28,8 @@ from tensortap.select.sites import Candidate
 NOT_CALLED: Final = "the watched function was never called through the tap: write tap.call(...)"
 
 
-class Steps:
-    """Whose step it is: the tap's, unless the thread is inside `tap.span()`."""
+class FunctionSteps:
+    """The open step: the tap's, unless the thread is inside `tap.span()`."""
 
     def __init__(self, recorder: Recorder, clock: Clock) -> None:
         self.spread = False
@@ -39,47 +39,47 @@ class Steps:
         self._used = False
 
     def current(self) -> OpenStep:
-        """The calling thread's step."""
+        """Return the calling thread's step."""
         own: OpenStep | None = getattr(self._own, "step", None)
         return self._recorder.current if own is None else own
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Give the calling thread a step of its own, or take it away; what it had before."""
+        """Give the calling thread a step of its own, or none; return the one before."""
         self.spread = True
         before: OpenStep | None = getattr(self._own, "step", None)
         self._own.step = step
         return before
 
     def begin(self) -> None:
-        """A call of the function begins: it closes the step before it, unless the user does that."""
+        """Begin a call of the function, which closes the step before it unless the user closes steps."""
         if getattr(self._own, "step", None) is None and not self._recorder.muted:
             if self._used and not self._clock.explicit:
                 self._clock.advance()
             self._used = True
 
 
-class Guard:
-    """Keeps the mode out of modules that would not run the same with it, whoever calls them."""
+class FusedModuleGuard:
+    """Keep the mode off in modules that would run differently with it, whoever calls them."""
 
     def __init__(self, taps: OpTaps) -> None:
         self._taps = taps
         self._handles: list[RemovableHandle] = []
 
-    def put_on(self) -> None:
-        """Look out for them."""
+    def register(self) -> None:
+        """Register global hooks on all modules."""
         self._handles = [
             register_module_forward_pre_hook(self._before),
             register_module_forward_hook(self._after, always_call=True),
         ]
 
-    def take_off(self) -> None:
-        """Look out no more."""
+    def remove(self) -> None:
+        """Remove them."""
         for handle in self._handles:
             handle.remove()
 
     def _before(self, module: nn.Module, args: Any) -> None:
         taps = self._taps
-        if not torch.compiler.is_compiling() and not taps.idle() and not taps.visibility.of(module):
+        if not torch.compiler.is_compiling() and not taps.idle() and not taps.visibility.allows(module):
             taps.enter(module, taps.parent() or "", module)
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -87,7 +87,7 @@ class Guard:
             self._taps.leave(module)
 
 
-class Operations:
+class FunctionAdapter:
     """The adapter for a function, or without one for the block of code that follows."""
 
     default_sites = "op:*"
@@ -99,63 +99,63 @@ class Operations:
         self._called = False
 
     def candidates(self) -> list[Candidate]:
-        """None: operations are known only while they run."""
+        """Return nothing: operations are known only while they run."""
         return []
 
     def untappable(self) -> dict[str, str]:
-        """Nothing that would be known before."""
+        """Return nothing: it is not known beforehand."""
         return {}
 
     def describe(self) -> dict[str, Any]:
-        """What is known: the function's name."""
+        """Return the function's name."""
         return {"framework": "torch", "class": self.path or type(self).__name__, "modules": []}
 
     def operations(self) -> Collection[str]:
-        """The names of operations that patterns may mean."""
+        """Return the names of operations that patterns may mean."""
         return known_operations()
 
     def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
-        """Be ready; in a block, begin."""
-        self._steps = Steps(recorder, clock)
+        """Prepare for calls; in a block, begin."""
+        self._steps = FunctionSteps(recorder, clock)
         self._observer = observer_for(recorder)
         self._taps = OpTaps(self._observer, self._steps, plan, op_patterns(plan, [self.path]), self._keep_fused)
-        self._names = NamedValues(self._observer, self._steps, plan, Regions())
-        self._guard = Guard(self._taps)
+        self._names = NamedValues(self._observer, self._steps, plan, CompileStatus())
+        self._guard = FusedModuleGuard(self._taps)
         self._thread = threading.get_ident()
         if self.function is None:
-            self._guard.put_on()
-            self._taps.mark()
+            self._guard.register()
+            self._taps.stay_above_current_modes()
             self._enter_block()
 
     def arm(self) -> None:
-        """Another step may be open: in a block, each has its own numbers, and the mode rests where nobody wants it."""
+        """Follow a new step: in a block, each step numbers its operations, and the mode is off in unwanted steps."""
         if self.function is None and threading.get_ident() == self._thread:
             self._taps.leave(self)
             self._enter_block()
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function and see what it does."""
+        """Call the function and observe its operations."""
         if self.function is None:
             raise UnsupportedError("a block of code is not called: what runs inside `with tensortap.ops(...)` is seen")
         self._called = True
         if self._taps.idle():
             self._steps.begin()
-            self._guard.put_on()
+            self._guard.register()
             try:
                 return self._run(args, kwargs)
             finally:
-                self._guard.take_off()
+                self._guard.remove()
         return self._run(args, kwargs)
 
     def detach(self) -> None:
-        """See no more."""
-        self._guard.take_off()
+        """Observe no more."""
+        self._guard.remove()
         self._taps.close()
         for leaf in self._observer.leaves:
-            leaf.take_off()
+            leaf.remove()
 
     def current(self) -> OpenStep:
-        """The calling thread's step."""
+        """Return the calling thread's step."""
         return self._steps.current()
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
@@ -165,21 +165,21 @@ class Operations:
         return before
 
     def closing(self, step: OpenStep) -> None:
-        """Gradients of leaves that have not come by now belong to no step."""
+        """Remove the hooks on leaf tensors whose gradients have not come."""
         for leaf in [leaf for leaf in self._observer.leaves if leaf.step is step]:
-            leaf.take_off()
+            leaf.remove()
             self._observer.leaves.remove(leaf)
 
     def left_open(self) -> list[OpenStep]:
-        """None: only `tap.span()` gives threads steps of their own, and it closes them."""
+        """Return none: only `tap.span()` gives threads steps of their own, and it closes them."""
         return []
 
     def named(self, name: str, value: Any) -> bool:
-        """A value the user named, and its gradient."""
-        return self._names.see_anywhere(name, value)
+        """Record a value the user named, and its gradient."""
+        return self._names.record(name, value)
 
     def unseen(self) -> dict[str, str]:
-        """Patterns for operations and names that nothing was recorded for."""
+        """Return the patterns for operations and names that recorded nothing."""
         seen, missing = self._taps.seen(), self._taps.unseen()
         if self.function is not None and not self._called:
             missing = dict.fromkeys(missing, NOT_CALLED)

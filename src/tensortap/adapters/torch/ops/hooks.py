@@ -1,9 +1,9 @@
-"""The hooks that tell which module is running, so that an operation has a site under the one that called it."""
+"""Hooks that tell which module is running, so that an operation's site lies under the module that called it."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -12,118 +12,121 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.torch.autograd.gradients import backward_task
-from tensortap.adapters.torch.compile.code import compiler, pass_by
+from tensortap.adapters.torch.compile.code import compiler_callback, skip_compiling
+from tensortap.adapters.torch.distributed.fully_shard import is_sharded
+from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
-from tensortap.adapters.torch.modules.hookset import under
+from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
+from tensortap.adapters.torch.modules.placement import tappable, within
 from tensortap.adapters.torch.ops.taps import OpTaps
 from tensortap.adapters.torch.ops.visibility import COMPILED
 from tensortap.adapters.torch.steps import running_twice
 
 
-class Entering(Hook):
-    """Sits before a module and says that it begins to run.
+class ModuleEnterHook(Hook):
+    """Report that a module begins to run.
 
-    With `veiled` it looks away while hooks that were there before it run: what shards the module does its work there.
+    With `hides_hooks` operations of hooks registered earlier are not observed: FSDP gathers parameters in them.
     """
 
-    __slots__ = ("is_root", "paths", "taps", "veiled")
+    __slots__ = ("hides_hooks", "is_root", "paths", "taps")
 
-    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool, veiled: bool) -> None:
-        self.veiled = veiled
+    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool, hides_hooks: bool) -> None:
+        self.hides_hooks = hides_hooks
         self.taps = taps
         self.paths = tuple(paths)
         self.is_root = is_root
 
-    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
-        """How to put it, and its counterpart, on the module. On the root it comes after the hook that finds steps."""
-        first, leaving = not self.is_root, Leaving(self)
+    def registers(self) -> list[Register]:
+        """Return what registers it and its exit hook. On the root it comes after the hook that finds steps."""
+        first, exit_hook = not self.is_root, ModuleExitHook(self)
         before, after = self.taps.keys[:2]
         return [
-            lambda module: under(before, module.register_forward_pre_hook(self, prepend=first), first),
-            *(self._veils() if self.veiled else ()),
-            lambda module: under(after, module.register_forward_hook(leaving, always_call=True)),
+            lambda module: rekey(before, module.register_forward_pre_hook(self, prepend=first), first),
+            *(self._visibility_registers() if self.hides_hooks else ()),
+            lambda module: rekey(after, module.register_forward_hook(exit_hook, always_call=True)),
         ]
 
-    def _veils(self) -> list[Callable[[nn.Module], RemovableHandle]]:
-        show, hide = Veil(self, show=True), Veil(self, show=False)
+    def _visibility_registers(self) -> list[Register]:
+        show, hide = VisibilityHook(self, show=True), VisibilityHook(self, show=False)
         before, after = self.taps.keys[2:]
         return [
-            lambda module: under(before, module.register_forward_pre_hook(show)),
-            lambda module: under(after, module.register_forward_hook(hide, prepend=True), True),
+            lambda module: rekey(before, module.register_forward_pre_hook(show)),
+            lambda module: rekey(after, module.register_forward_hook(hide, prepend=True), True),
         ]
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Before the forward."""
+        """Report the module, unless the compiler is about to trace it."""
         if is_compiling() or tracing():
             return
-        if callable(compiler()):  # it is about to take the forward, and would take the mode with it
+        if callable(compiler_callback()):  # it would compile the function mode with the forward
             self.taps.visibility.hidden = COMPILED
             return
         self.enter(module)
 
     def enter(self, module: nn.Module) -> None:
-        """The module begins to run."""
+        """Report that the module begins to run."""
         taps = self.taps
         try:
             if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
                 taps.drop()
             taps.enter(self, self.paths[0] if len(self.paths) == 1 else self._path(), module)
-            if self.veiled:
+            if self.hides_hooks:
                 taps.show(self, None)
         except Exception as error:
             taps.observer.recorder.counters.failed("step_errors", "looking into a module", error)
 
     def _path(self) -> str:
-        """Of a shared module's names the one under the module that runs it."""
+        """Return the path of a shared module that lies under the module that runs it."""
         parent = self.taps.parent()
         below = [path for path in self.paths if parent and path.startswith(f"{parent}.")]
         return [*below, *self.paths][0]
 
 
-pass_by(Entering.__call__, inside=False)  # it must see the compiler at work
+skip_compiling(ModuleEnterHook.__call__, inside=False)  # it must be able to ask whether the compiler is active
 
 
-class Leaving(Hook):
-    """Sits after a module, also when it failed."""
+class ModuleExitHook(Hook):
+    """Report that a module has run, also when it failed."""
 
-    __slots__ = ("entering",)
+    __slots__ = ("enter_hook",)
 
-    def __init__(self, entering: Entering) -> None:
-        self.entering = entering
+    def __init__(self, enter_hook: ModuleEnterHook) -> None:
+        self.enter_hook = enter_hook
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """After the forward."""
+        """Report the module."""
         if not is_compiling():
-            self.entering.taps.leave(self.entering)
+            self.enter_hook.taps.leave(self.enter_hook)
 
 
-class Veil(Hook):
-    """Sits where the module's own work begins or ends."""
+class VisibilityHook(Hook):
+    """Begin or stop observing operations around the module's own forward."""
 
-    __slots__ = ("entering", "show")
+    __slots__ = ("enter_hook", "show")
 
-    def __init__(self, entering: Entering, show: bool) -> None:
-        self.entering = entering
+    def __init__(self, enter_hook: ModuleEnterHook, show: bool) -> None:
+        self.enter_hook = enter_hook
         self.show = show
 
     def __call__(self, module: nn.Module, args: Any, output: Any = None) -> None:
-        """Before or after the forward."""
+        """Show or hide the operations that follow."""
         if not is_compiling():
-            self.entering.taps.show(self.entering, module if self.show else None)
+            self.enter_hook.taps.show(self.enter_hook, module if self.show else None)
 
 
-class LayerHooks:
-    """Enters and leaves encoder layers by hooks on all modules: with a hook on itself, a layer would not run fused."""
+class EncoderLayerHooks:
+    """Report encoder layers by global hooks: with a hook on itself, a layer would not run fused."""
 
     def __init__(self) -> None:
-        self._layers: dict[int, tuple[weakref.ref[nn.Module], Entering, Leaving]] = {}
+        self._layers: dict[int, tuple[weakref.ref[nn.Module], ModuleEnterHook, ModuleExitHook]] = {}
 
-    def add(self, layer: nn.Module, entering: Entering) -> None:
-        """One more layer."""
-        self._layers[id(layer)] = (weakref.ref(layer), entering, Leaving(entering))
+    def add(self, layer: nn.Module, enter_hook: ModuleEnterHook) -> None:
+        """Add a layer."""
+        self._layers[id(layer)] = (weakref.ref(layer), enter_hook, ModuleExitHook(enter_hook))
 
-    def puts(self) -> list[Callable[[nn.Module], RemovableHandle]]:
-        """How to put both hooks on."""
+    def registers(self) -> list[Register]:
+        """Return what registers both hooks."""
         return [
             lambda _: register_module_forward_pre_hook(self._before),
             lambda _: register_module_forward_hook(self._after, always_call=True),
@@ -138,3 +141,30 @@ class LayerHooks:
         known = self._layers.get(id(module))
         if known is not None and known[0]() is module:
             known[2](module, args, output)
+
+
+def place_hooks(taps: OpTaps, root: nn.Module, fused: Mapping[str, HookSet]) -> tuple[HookSet, list[RemovableHandle]]:
+    """Place the hooks on a model: return a set for the modules, and handles of those registered on the root at once.
+
+    Hooks of modules inside encoder layers, `fused` by path, go into the layers' sets.
+    """
+    around, layers = HookSet(), EncoderLayerHooks()
+    handles: list[RemovableHandle] = []
+    compiled = modules.compiled_paths(root)
+    for module, paths in tappable(root).items():
+        if compiled.issuperset(paths):
+            taps.visibility.hidden = COMPILED
+            continue
+        enter_hook = ModuleEnterHook(taps, paths, module is root, is_sharded(module))
+        if any(path in fused for path in paths):
+            layers.add(module, enter_hook)
+        elif module is root:
+            handles += [register(root) for register in enter_hook.registers()]
+        else:
+            inside = next((hooks for path, hooks in fused.items() if within(paths, path)), around)
+            inside.add(module, enter_hook.registers(), taps.bits, paths)
+    if "" in fused:
+        handles += [register(root) for register in layers.registers()]
+    elif fused:
+        around.add(root, layers.registers(), taps.bits, [])
+    return around, handles

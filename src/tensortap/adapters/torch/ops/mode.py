@@ -1,4 +1,4 @@
-"""The function mode that sees operations, and how it goes on and off a thread without disturbing other modes."""
+"""The function mode that observes operations, and how it is pushed and popped without disturbing other modes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _pop: Final = torch._C._pop_torch_function_stack
 
 
 class OperationListener(Protocol):
-    """Who looks at the operations."""
+    """Decides which operations to observe, and observes them."""
 
     def wants(self, function: Callable[..., Any]) -> str | None:
-        """The operation's name if any probe may want it, wherever it runs. Asked once for each function."""
+        """Return the operation's name if any probe may want it. Asked once for each function."""
 
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the function, look at what goes in and comes out, and give back what it returned."""
+        """Call the function, record its inputs and outputs, and return its result."""
 
 
 class OpMode(TorchFunctionMode):
-    """Sees every function of PyTorch's that the thread calls; whether it is wanted is one look into a dict."""
+    """Intercept every PyTorch function that the thread calls; a dict tells whether it is wanted."""
 
     def __init__(self, listener: OperationListener, known: dict[Any, str | None]) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class OpMode(TorchFunctionMode):
             name = self.known.get(func, "")
             if name == "":
                 name = self._decide(func)
-        except TypeError:  # a callable of somebody's that cannot be a key
+        except TypeError:  # the callable is not hashable
             name = None
         if name is None:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -55,31 +55,31 @@ class OpMode(TorchFunctionMode):
         if not getattr(function, "__closure__", None) or str(function.__module__).startswith("torch"):
             if len(self.known) >= _MOST_FUNCTIONS:
                 self.known.clear()
-            self.known[function] = name  # not of a closure, which may hold tensors
+            self.known[function] = name  # not a closure, which may hold tensors
         return name
 
-    def on(self, above: int | None = None) -> None:
-        """See what this thread calls from now on: above all modes there are, or above so many of them."""
+    def activate(self, above: int | None = None) -> None:
+        """Push the mode on this thread's stack: on top, or above the given number of modes."""
         others = [] if above is None else [_pop() for _ in range(_depth() - above)]
         for mode in (self, *reversed(others)):
             _push(mode)
 
-    def off(self) -> None:
-        """See no more. Modes that the user has put on since stay where they are."""
+    def deactivate(self) -> None:
+        """Remove the mode. Modes that the user has pushed since stay where they are."""
         others = []
         while _depth() and (mode := _pop()) is not self:
             others.append(mode)
         for mode in reversed(others):
             _push(mode)
 
-    def on_top(self) -> bool:
-        """Whether it is on, and no mode was put on since."""
+    def is_on_top(self) -> bool:
+        """Return whether it is active, and no mode was pushed since."""
         return bool(_depth()) and _at(_depth() - 1) is self
 
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
-    """While this lasts, no function mode is on in this thread: what is run again is none of the user's doing."""
+    """Pop all function modes of this thread for the block: the user's modes must not see a repeated run."""
     taken = [_pop() for _ in range(_depth())]
     try:
         yield
@@ -89,10 +89,10 @@ def without_modes() -> Iterator[None]:
 
 
 def depth() -> int:
-    """How many modes are on in this thread."""
+    """Return how many modes are active in this thread."""
     return _depth()
 
 
 def only_ours() -> bool:
-    """Whether every mode that is on in this thread is one of ours: without them, PyTorch would see none."""
+    """Return whether all active modes of this thread are ours, so that without them there would be none."""
     return all(isinstance(_at(i), OpMode) for i in range(_depth()))

@@ -1,8 +1,8 @@
-"""What operations are called, and which of the functions that a mode sees are operations at all.
+"""Name operations, and tell which of the functions that a mode intercepts are operations.
 
-An operation is called as its function: `torch.matmul`, `Tensor.matmul` and `@` are `matmul`, `F.softmax` is `softmax`,
-`add_` stays `add_`, `torch.linalg.norm` is `linalg_norm`. Reading an attribute, asking for a shape and whatever else
-gives no tensor is no operation.
+An operation has the name of its function: `torch.matmul`, `Tensor.matmul` and `@` are `matmul`, `F.softmax` is
+`softmax`, `add_` stays `add_`, `torch.linalg.norm` is `linalg_norm`. A function that returns no tensor, such as reading
+an attribute or a shape, is not an operation.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any, Final
 import torch
 from torch.overrides import get_overridable_functions
 
-# Operators that are functions of their own, by the operation that they are; those with `i` work in place.
+# Python operators by the operation that they perform; those with a leading `i` work in place.
 _OPERATORS: Final = {
     "truediv": "div", "div": "div", "floordiv": "floor_divide", "mod": "remainder", "matmul": "matmul", "pow": "pow",
     "add": "add", "sub": "sub", "mul": "mul",
 }  # fmt: skip
-# What the dispatcher calls an operation of which the user's function has another name.
+# The dispatcher's names of operations whose Python function has another name.
 _INTERNAL: Final = {"safe_softmax": "softmax", "native_dropout": "dropout", "native_layer_norm": "layer_norm"}
 _ATTENTION: Final = "scaled_dot_product_"
-# Functions in Python, of which no schema says that they give no tensor.
-_SILENT: Final = frozenset((
+# Python functions without a schema that would say that they return no tensor.
+_NO_TENSOR: Final = frozenset((
     "get", "set", "delete", "backward", "grad", "register_hook", "register_post_accumulate_grad_hook",
     "retain_grad", "requires_grad_", "data_ptr", "numpy", "tolist", "item", "len", "bool", "int", "float", "index",
     "complex", "repr", "format", "hash", "str", "contains", "reversed", "iter", "array", "dir", "setstate",
@@ -35,7 +35,7 @@ _SILENT: Final = frozenset((
 
 
 def op_name(function: Callable[..., Any]) -> str:
-    """The name of the operation that a function of PyTorch's is.
+    """Return the name of the operation that a PyTorch function performs.
 
     >>> [op_name(f) for f in (torch.matmul, torch.Tensor.__rsub__, torch.Tensor.add_, torch.ops.aten._softmax.default)]
     ['matmul', 'sub', 'add_', 'softmax']
@@ -63,18 +63,18 @@ def _operator(plain: str) -> str:
 
 
 @cache
-def is_silent(name: str) -> bool:
-    """Whether a function of this name gives no tensor, so that there is nothing to see."""
-    if not name or name in _SILENT or name.startswith(("is_", "sym_")):
+def returns_no_tensor(name: str) -> bool:
+    """Return whether a function of this name returns no tensor, so that there is nothing to record."""
+    if not name or name in _NO_TENSOR or name.startswith(("is_", "sym_")):
         return True
     schemas = torch._C._jit_get_schemas_for_operator(f"aten::{name}")
     return bool(schemas) and not any("Tensor" in str(r.type) for schema in schemas for r in schema.returns)
 
 
 def known_operations() -> frozenset[str]:
-    """The names of all functions that a mode can see, and of what is registered with the dispatcher by now."""
+    """Return the names of all functions that a mode can intercept, and of all registered operators."""
     registered = frozenset(_named(text.rpartition("::")[2]) for text in torch._C._dispatch_get_all_op_names())
-    return (registered | _overridable()) - _SILENT - {""}
+    return (registered | _overridable()) - _NO_TENSOR - {""}
 
 
 @cache

@@ -1,4 +1,4 @@
-"""One operation of one module as a site: what the probes want of it, and what is taken before and after a call."""
+"""One operation of one module as a site: which ports the probes want, and what is recorded around a call."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 from tensortap.adapters.protocol import OpName, Plan, Port
 from tensortap.adapters.torch.autograd.gradients import (
+    CallInputs,
     Found,
-    Noted,
-    Steps,
-    await_inputs,
-    await_outputs,
+    StepSource,
+    await_input_gradients,
+    await_output_gradients,
     backward_task,
     count_call,
-    note_inputs,
+    inputs_of_call,
 )
 from tensortap.adapters.torch.modules.hooks import NO_TENSOR_OUT
 from tensortap.adapters.torch.modules.nested import tensors_in
@@ -30,7 +30,7 @@ Where = Callable[[Call], bool]
 _NO_TENSOR_IN: Final = "takes no tensor"
 
 
-class Ports(NamedTuple):
+class OpPorts(NamedTuple):
     """The ports of an operation that some probes want."""
 
     output: list[Port]
@@ -40,15 +40,15 @@ class Ports(NamedTuple):
 
 
 class OpSite:
-    """A site such as `blocks.3.attn/matmul#1`. Made when it is first seen, and then kept."""
+    """A site such as `blocks.3.attn/matmul#1`, made when it is first observed, and then kept."""
 
-    __slots__ = ("_chosen", "_make", "asks", "bits", "name", "observer", "ports", "where")
+    __slots__ = ("_chosen", "_plan", "asks", "bits", "name", "observer", "ports", "where")
 
     def __init__(self, observer: TensorObserver, plan: Plan, name: OpName) -> None:
         self.observer = observer
         self.name = name
-        self._make = plan
-        self._chosen: dict[int, Ports] = {}
+        self._plan = plan
+        self._chosen: dict[int, OpPorts] = {}
         self.ports = self._choose(-1)
         self.bits = 0
         for port in (port for group in self.ports for port in group):
@@ -58,8 +58,8 @@ class OpSite:
         if self.bits:
             observer.recorder.names.lines.setdefault(self.where, current_line())
 
-    def wanted_by(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ports | None:
-        """The ports that the armed probes want of this call; none when every predicate says no."""
+    def wanted_by(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpPorts | None:
+        """Return the ports that the armed probes want of this call; None when every predicate says no."""
         if not self.asks:
             return self.ports
         asked = self._ask(armed, args, kwargs)
@@ -67,36 +67,38 @@ class OpSite:
             return self.ports
         return (self._chosen.get(asked) or self._choose(asked)) if asked else None
 
-    def before(self, ports: Ports, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: OpenStep) -> Noted | None:
-        """Before the call: the inputs, which an in-place operation changes, and where they lie in the graph."""
+    def before(
+        self, ports: OpPorts, args: tuple[Any, ...], kwargs: Mapping[str, Any], step: OpenStep
+    ) -> CallInputs | None:
+        """Record the inputs before the call, which an in-place operation changes, and find them in the graph."""
         given = given_in(args, kwargs)
         self.take_inputs(ports, given, step)
-        return note_inputs(self, given) if ports.grad_input else None
+        return inputs_of_call(self, given) if ports.grad_input else None
 
-    def after(self, ports: Ports, output: Any, noted: Noted | None, step: OpenStep, steps: Steps) -> None:
-        """After it: the output, and the gradients of both when backward comes."""
+    def after(self, ports: OpPorts, output: Any, noted: CallInputs | None, step: OpenStep, steps: StepSource) -> None:
+        """Record the output after the call, and await the gradients."""
         found: Found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
         self.take_outputs(ports, found, step)
         if ports.grad_output or noted:
             call = count_call(step, self, backward_task() != -1)
-            await_outputs(self.observer, steps, ports.grad_output, found, step, call)
+            await_output_gradients(self.observer, steps, ports.grad_output, found, step, call)
             if noted:
-                await_inputs(self.observer, steps, ports.grad_input, noted, found, step, call)
+                await_input_gradients(self.observer, steps, ports.grad_input, noted, found, step, call)
 
-    def take_inputs(self, ports: Ports, given: Found, step: OpenStep) -> None:
-        """Record what the operation is given."""
+    def take_inputs(self, ports: OpPorts, given: Found, step: OpenStep) -> None:
+        """Record the inputs."""
         self._take(ports.input, given, step, _NO_TENSOR_IN)
 
-    def take_outputs(self, ports: Ports, found: Found, step: OpenStep) -> None:
-        """Record what it gives."""
+    def take_outputs(self, ports: OpPorts, found: Found, step: OpenStep) -> None:
+        """Record the outputs."""
         self._take(ports.output, found, step, NO_TENSOR_OUT)
 
     def failed(self, error: Exception) -> None:
-        """Something of ours went wrong here."""
+        """Count an error of ours at this site."""
         self.observer.recorder.counters.failed("skipped_tensors", f"observing {self.where}", error)
 
-    def chosen(self) -> list[Ports]:
-        """Every choice of ports that was needed so far."""
+    def chosen(self) -> list[OpPorts]:
+        """Return every choice of ports that was made so far."""
         return list(self._chosen.values())
 
     def _take(self, ports: list[Port], found: Found, step: OpenStep, none: str) -> None:
@@ -108,7 +110,7 @@ class OpSite:
                 self.observer.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
 
     def _ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Those of the armed probes whose predicate wants this call. One that raises wants nothing."""
+        """Return the armed probes whose predicate accepts this call. One that raises accepts nothing."""
         call = Call(self.name.op, self.name.path, self.name.number, args, kwargs, current_line())
         for bit, where in self.asks:
             try:
@@ -119,14 +121,14 @@ class OpSite:
                 self.observer.recorder.counters.failed("predicate_errors", f"where= of a probe for {self.where}", error)
         return armed
 
-    def _choose(self, mask: int) -> Ports:
-        made = [self._make.port_for_operation(self.observer.recorder, self.name, port, mask) for port in OP_PORTS]
-        ports = self._chosen[mask] = Ports(*([port] if port is not None else [] for port in made))
+    def _choose(self, mask: int) -> OpPorts:
+        made = [self._plan.port_for_operation(self.observer.recorder, self.name, port, mask) for port in OP_PORTS]
+        ports = self._chosen[mask] = OpPorts(*([port] if port is not None else [] for port in made))
         return ports
 
 
 def given_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
-    """The tensors of a call by position (`[1]`) or keyword (`.weight`); a single one needs no name, `out` is none."""
+    """Return the tensors of a call by position (`[1]`) or keyword (`.weight`); a single one has the empty slot."""
     found = [*tensors_in(tuple(args))]
     if kwargs:
         found += tensors_in({key: value for key, value in kwargs.items() if key != "out"})

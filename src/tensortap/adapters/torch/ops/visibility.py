@@ -1,7 +1,7 @@
-"""Which modules may be looked into: not those that would run otherwise if a function mode were on.
+"""Decide in which modules operations may be observed: not where a function mode would change what runs.
 
-A mode keeps PyTorch's encoder layers and attention off their fused paths, and torch.compile would compile once more
-with it. So it stays off there, what runs inside is not seen, and that is said.
+A mode disables the fused paths of encoder layers and attention, and makes torch.compile compile again. So it is off
+there, what runs inside is not observed, and the report at close says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import nn
 
-from tensortap.adapters.torch.compile.code import graphs
+from tensortap.adapters.torch.compile.code import graph_count
 from tensortap.adapters.torch.modules.hookset import may_fuse
 from tensortap.adapters.torch.modules.tree import is_compiled
 from tensortap.adapters.torch.ops.mode import only_ours
@@ -32,7 +32,7 @@ _FUSING: Final = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.Multihea
 
 
 class Visibility:
-    """Answers, when a module begins to run, whether the mode may be on in it. `hidden` says why it was not."""
+    """Decide whether the mode may be active in a module that begins to run. `hidden` says why it was not."""
 
     def __init__(self, counters: Counters, keep_fused: bool) -> None:
         self.hidden = ""
@@ -42,18 +42,18 @@ class Visibility:
         self._graphs = -1
 
     def begin(self) -> None:
-        """The outermost module begins to run: what is compiled is asked anew when something was compiled since."""
-        made = graphs()
+        """Begin a call of the outermost module: forget which modules are compiled if there are new graphs."""
+        made = graph_count()
         if made != self._graphs:
             self._graphs = made
             self._compiled.clear()
 
-    def ask_anew(self) -> None:
-        """Something of the model is now compiled, and no graph made yet."""
+    def invalidate(self) -> None:
+        """Forget which modules are compiled, before any graph is made."""
         self._graphs = -1
 
-    def of(self, module: nn.Module) -> bool:
-        """Whether to look into a module that is about to run."""
+    def allows(self, module: nn.Module) -> bool:
+        """Return whether to observe the operations of a module that is about to run."""
         if "torch._dynamo" in sys.modules and self._calls_compiled(module):
             self.hidden = COMPILED
             return False
@@ -66,7 +66,7 @@ class Visibility:
         return not self._keep
 
     def _calls_compiled(self, module: nn.Module) -> bool:
-        """Whether it, or something in it, is compiled: nothing tells when such a module is called."""
+        """Return whether it, or a module in it, is compiled: no hook runs when such a module is called."""
         known = self._compiled.get(module)
         if known is None:
             known = self._compiled[module] = any(map(is_compiled, module.modules()))
@@ -84,7 +84,7 @@ def _fuses(module: nn.Module) -> bool:
 
 
 def _attention_fuses(module: nn.MultiheadAttention) -> bool:
-    """What its forward asks, as far as it is known before."""
+    """Check the conditions of its forward that are known beforehand."""
     if module.training or torch.is_autocast_enabled() or not torch.backends.mha.get_fastpath_enabled():
         return False
     if torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):

@@ -148,7 +148,7 @@ class Fsdp(Scene):
 
 
 class Hybrid(Fsdp):
-    """Sharded along one side of the mesh, copied along the other."""
+    """FullyShardedParameters along one side of the mesh, copied along the other."""
 
     def model(self) -> Any:
         """As above, on a mesh of two sides."""
