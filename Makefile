@@ -10,7 +10,7 @@ PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit browser format bench picture page dist clean
+.PHONY: help demo test lint types imports unit browser format bench outside picture page dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -53,6 +53,14 @@ format: $(VENV)/.ready  ## put the code into the form that `make test` wants
 
 bench: $(VENV)/.ready  ## measure, and hold the numbers against what was promised
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+# Models of others, with random weights: installed beside the environment, without what they depend on.
+$(VENV)/outside/.ready: $(VENV)/.ready
+	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(VENV)/outside torchvision timm
+	@touch $@
+
+outside: $(VENV)/outside/.ready  ## hold models and training loops of others to the promises; writes docs/outside.md
+	PYTHONPATH=tests:$(VENV)/outside OMP_NUM_THREADS=1 $(BIN)/python -m outside --table docs/outside.md
 
 picture: $(VENV)/.ready  ## draw docs/show.svg and docs/viewer.png anew (the second needs chromium)
 	$(BIN)/python docs/make_picture.py
