@@ -1,1 +1,5 @@
-"""Callbacks for trainers; each file loads the framework it is for, and nothing here is loaded by `import tensortap`."""
+"""Callbacks for trainers: transformers, Lightning, Accelerate and Keras.
+
+Each module loads the framework it is for, and may import `watch` and everything below it. `import tensortap` loads none
+of them.
+"""

@@ -1,4 +1,4 @@
-"""Watching a model that Accelerate has prepared."""
+"""`watch` for a model that Accelerate has prepared."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def watch(accelerator: Accelerator, model: Any, *probes: Any, **options: Any) ->
     """
     if not isinstance(accelerator, Accelerator):
         raise UnsupportedError(
-            f"the first argument is the Accelerator, not a {type(accelerator).__name__}: watch(accelerator, model, …)"
+            f"the first argument must be the Accelerator, got a {type(accelerator).__name__}: "
+            "watch(accelerator, model, …)"
         )
     return watch_model(accelerator.unwrap_model(model), *probes, **{"rank": accelerator.process_index, **options})

@@ -1,4 +1,4 @@
-"""A callback for the Trainer of transformers."""
+"""`Watch`, a callback for the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from tensortap.integrations.session import Session, numbers_in
+from tensortap.integrations.training import TrainingSession, numbers_in
 
 
-class Watch(Session, TrainerCallback):  # type: ignore[misc]  # the base is untyped
+class HFWatch(TrainingSession, TrainerCallback):  # type: ignore[misc]  # the base is untyped
     """Observes a Trainer's model: `Watch(...)` takes what `tt.watch` takes.
 
     >>> from tensortap.integrations.hf import Watch
@@ -23,31 +23,38 @@ class Watch(Session, TrainerCallback):  # type: ignore[misc]  # the base is unty
     `train()` takes the taps off then too.
     """
 
+    def __init__(self, *probes: Any, **options: Any) -> None:
+        super().__init__(*probes, **options)
+        self._waiting = False  # for the metrics of a step that is over
+
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **more: Any) -> None:
         """Put the taps on."""
         self._waiting = False
         self.begin(model, state.global_step, args.process_index)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """The first micro-batch of a step comes."""
+        """Observe the first micro-batch of a step."""
         self.enter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """Close the step, or wait for what is about to be logged of it."""
+        """Close the step, or wait for its metrics if they are about to be logged."""
         self._waiting = control.should_log
         if not self._waiting:
             self.step(state.global_step - 1)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
-        """Close the step with what is logged. The Trainer logs before it evaluates."""
-        if getattr(self, "_waiting", False):
+        """Close the step with the logged metrics. The Trainer logs before it evaluates."""
+        if self._waiting:
             self._waiting = False
             self.step(state.global_step - 1, **numbers_in(logs))
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """A batch of an evaluation is over."""
+        """Close a batch of an evaluation."""
         self.evaluated()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Take the taps off and write everything."""
         self.close()
+
+
+Watch = HFWatch

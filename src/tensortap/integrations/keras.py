@@ -9,17 +9,18 @@ import keras
 from tensortap.watch import Tap, watch
 
 
-class Watch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Watches the model while `fit`, `evaluate` or `predict` runs; the arguments are those of `tensortap.watch`.
+class KerasWatch(keras.callbacks.Callback):  # type: ignore[misc]
+    """Watches the model while `fit`, `evaluate` or `predict` runs: `Watch(...)` takes what `tt.watch` takes.
 
     >>> import tensortap as tt
+    >>> from tensortap.integrations.keras import Watch
     >>> watching = Watch("dense*", to=tt.Memory())
     >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")])
     >>> _ = model.predict(keras.ops.ones((4, 2)), verbose=0, callbacks=[watching])
     >>> [str(record.place) for record in watching.to.records]
     ['dense:output']
 
-    Every later run of a callback that writes to a path goes on with it. `tap` is the running tap, or the last one.
+    A callback that is used again continues the run it has written. `tap` is the running tap, or the last one.
     """
 
     def __init__(self, *probes: Any, to: Any = None, **options: Any) -> None:
@@ -32,28 +33,28 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
         self._again = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """`fit` begins."""
-        self.close()  # one that an error left open
+        """Put the taps on for `fit`."""
+        self.close()  # a tap that an error left open
         self._begin("train")
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """`evaluate` begins, perhaps within `fit`."""
+        """Put the taps on for `evaluate`, unless `fit` has."""
         self._begin("test")
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """`predict` begins."""
+        """Put the taps on for `predict`."""
         self._begin("predict")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """`fit` is over."""
+        """Take the taps off after `fit`."""
         self._end("train")
 
     def on_test_end(self, logs: Any = None) -> None:
-        """`evaluate` is over."""
+        """Take the taps off after `evaluate`."""
         self._end("test")
 
     def on_predict_end(self, logs: Any = None) -> None:
-        """`predict` is over."""
+        """Take the taps off after `predict`."""
         self._end("predict")
 
     def close(self) -> None:
@@ -73,3 +74,6 @@ class Watch(keras.callbacks.Callback):  # type: ignore[misc]
     def _end(self, owner: str) -> None:
         if self._owner == owner:
             self.close()
+
+
+Watch = KerasWatch

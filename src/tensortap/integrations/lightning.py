@@ -1,4 +1,4 @@
-"""A callback for the Trainer of Lightning."""
+"""`Watch`, a callback for the Trainer of Lightning."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
 else:
     from lightning import Callback
 
-from tensortap.integrations.session import Session, numbers_in
+from tensortap.integrations.training import TrainingSession, numbers_in
 
 
-class Watch(Session, Callback):  # type: ignore[misc]  # the base is untyped
+class LightningWatch(TrainingSession, Callback):  # type: ignore[misc]  # the base is untyped
     """Observes a LightningModule: `Watch(...)` takes what `tt.watch` takes.
 
     >>> from tensortap.integrations.lightning import Watch
@@ -39,11 +39,11 @@ class Watch(Session, Callback):  # type: ignore[misc]  # the base is untyped
         self.begin(pl_module, trainer.global_step, trainer.global_rank)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A micro-batch comes."""
+        """Observe a micro-batch."""
         self.enter()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Close the step if an optimizer has made one; if not, this was one of its micro-batches."""
+        """Close the step if an optimizer has stepped; otherwise this was one of its micro-batches."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         self._losses += [] if loss is None else [loss.detach()]
         if trainer.global_step != self._seen:
@@ -54,11 +54,11 @@ class Watch(Session, Callback):  # type: ignore[misc]  # the base is untyped
             self.step(trainer.global_step - 1, **mean, **self._logged(trainer))
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """What comes is no part of the step."""
+        """Leave validation out of the step."""
         self.leave()
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *more: Any, **also: Any) -> None:
-        """A batch of a validation is over."""
+        """Close a batch of a validation."""
         self.evaluated()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -72,3 +72,6 @@ class Watch(Session, Callback):  # type: ignore[misc]  # the base is untyped
     def _logged(self, trainer: Any) -> dict[str, float]:
         found = trainer.callback_metrics
         return numbers_in({name: found[name].item() for name in self._names if name in found})
+
+
+Watch = LightningWatch

@@ -10,8 +10,8 @@ from sample_arrays import ARRAYS, assert_same_row
 
 import tensortap as tt
 from tensortap.adapters.jax import kernel, rows
-from tensortap.adapters.jax.harvest import Harvester
-from tensortap.adapters.jax.watcher import Watcher
+from tensortap.adapters.jax.extract import TagExtractor
+from tensortap.adapters.jax.results import PendingResults
 from tensortap.record.counters import TensortapWarning
 from tensortap.reduce import packed as words
 from tensortap.types import DTYPES
@@ -23,13 +23,13 @@ KINDS: list[str] = []
 def exported(monkeypatch):
     """What left the steps of a test, by kind."""
     KINDS.clear()
-    take = Harvester._take
+    take = TagExtractor._take
 
     def noted(self, seen, value, marks, operation=""):
         take(self, seen, value, marks, operation)
-        KINDS.append(seen.items[-1].kind)
+        KINDS.append(seen.values[-1].kind)
 
-    monkeypatch.setattr(Harvester, "_take", noted)
+    monkeypatch.setattr(TagExtractor, "_take", noted)
     return KINDS
 
 
@@ -155,14 +155,14 @@ def test_no_memory_is_counted():
 
 def test_a_row_that_could_not_be_made_takes_no_other_with_it(monkeypatch, memory):
     """A tensor for which there was no memory is counted, and all others are recorded."""
-    pend = Watcher.pend
+    add = PendingResults.add
 
-    def short_of_memory(self, step, items, arrays):
+    def short_of_memory(self, step, values, arrays):
         rows = np.array(arrays[0])
         rows[:2].view(np.int64)[0] = -1  # as the kernel leaves the first of them
-        pend(self, step, items, [rows, *arrays[1:]])
+        add(self, step, values, [rows, *arrays[1:]])
 
-    monkeypatch.setattr(Watcher, "pend", short_of_memory)
+    monkeypatch.setattr(PendingResults, "add", short_of_memory)
     watched = tt.watch_step(lambda x: tt.tap(tt.tap(x, "x/a") + 1, "x/b"), to=memory)
     with pytest.warns(TensortapWarning, match="no memory"), watched:
         watched(jnp.arange(3.0))

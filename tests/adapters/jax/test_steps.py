@@ -13,7 +13,7 @@ from flax import nnx
 from jax._src import callback, debugging
 
 import tensortap as tt
-from tensortap.adapters.jax import watcher
+from tensortap.adapters.jax import selection
 from tensortap.adapters.jax.step import StepFunction
 
 
@@ -172,7 +172,7 @@ def test_types_of_every_kind(memory):
 
 def test_large_tensors_leave_as_statistics(memory, monkeypatch):
     """A tensor that is too large to leave a step as it is leaves as a row, elements or not."""
-    monkeypatch.setattr(watcher, "MOST_BYTES", 1000)
+    monkeypatch.setattr(selection, "MOST_BYTES", 1000)
     with tt.watch_step(lambda x: tt.tap(x, "x/x"), tt.probe("**", keep=tt.full()), to=memory) as watched:
         watched(jnp.ones(100))
         watched(jnp.ones(1000))
@@ -206,7 +206,7 @@ def test_no_model(model):
 
 def test_a_model_in_the_wrong_place():
     """A module can be called, and is no pattern for that; what `watch` cannot take has the other call named."""
-    with pytest.raises(tt.TensortapError, match="Linear is no pattern; the model comes second"):
+    with pytest.raises(tt.TensortapError, match="got an object of type Linear; the model comes second"):
         tt.watch_step(lambda x: x, "a/b", nnx.Linear(2, 2, rngs=nnx.Rngs(0)), to=tt.Memory())
     with pytest.raises(tt.TensortapError, match=r"tensortap.watch_step\(step, params\)"):
         tt.watch({"w": jnp.ones(2)}, to=tt.Memory())

@@ -84,7 +84,7 @@ def test_the_row_in_a_graph_is_the_kernels(memory):
 def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     """For every type: counts, ends and histogram are equal, moments to rounding."""
     from tensortap.adapters.arrays import ArrayObserver
-    from tensortap.adapters.keras.graphs import Graphs
+    from tensortap.adapters.keras.graphs.taps import GraphTaps
     from tensortap.record.recorder import Recorder
     from tensortap.types import Place
 
@@ -92,12 +92,12 @@ def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     values[0, :5] = [0, 0, np.nan, np.inf, -np.inf] if "float" in dtype else 0
     given = tf.cast(tf.constant(np.abs(values) if dtype in ("uint8", "bool") else values), dtype)
     recorder = Recorder([tt.probe("x")])
-    graphs = Graphs(ArrayObserver(recorder), [])
+    graphs = GraphTaps(ArrayObserver(recorder), [])
 
     @tf.function(jit_compile=True)
     def run(x):
         with graphs.function():
-            graphs.hold(recorder.point(Place("x"), 1), x)
+            graphs.keep(recorder.point(Place("x"), 1), x)
         return tf.shape(x)
 
     run(given)
@@ -164,7 +164,7 @@ def test_a_metric_decided_in_the_graph(make, fit, memory, losses, jit):
     model = make(jit_compile=jit)
     with tt.watch(model, tt.probe("last", when=tt.metric("loss") > limit), to=memory) as tap:
         fit(model, epochs=3, batch=20)
-        wrote = sum(int(trace._runs.numpy()) for trace in tap._adapter._backend.sight.graphs._traces)
+        wrote = sum(int(function._runs.numpy()) for function in tap._adapter._taps.backend.observer.graphs._functions)
     assert steps(memory) == [i for i, loss in enumerate(losses.found) if loss > limit]
     assert wrote == len(steps(memory)) == 2
 
@@ -302,10 +302,10 @@ def test_a_function_that_outlives_its_taps(data, memory):
     run = tf.function(model)
     with tt.watch(model, "a", to=memory) as tap:
         run(data[0])
-        (trace,) = tap._adapter._backend.sight.graphs._traces
-        assert trace.held[0]._variable.shape.rank is None and trace.held[0]._variable.numpy().size == 40
+        (function,) = tap._adapter._taps.backend.observer.graphs._functions
+        assert function.held[0]._variable.shape.rank is None and function.held[0]._variable.numpy().size == 40
     assert np.array_equal(run(data[0]).numpy(), bare)
-    assert trace.held[0]._variable.numpy().size == 0
+    assert function.held[0]._variable.numpy().size == 0
     assert len(memory.records) == 1
 
 

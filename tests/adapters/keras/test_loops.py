@@ -92,7 +92,9 @@ def test_elements(memory):
         model(batch(40))
     with tt.watch(model, probe, to=memory) as tap:
         model.predict(batch(40), verbose=0)
-        (loop,) = [held for trace in tap._adapter._backend.sight.graphs._traces for held in trace.held[1:]]
+        (loop,) = [
+            held for function in tap._adapter._taps.backend.observer.graphs._functions for held in function.held[1:]
+        ]
     assert len(memory.tensors) == 41 and not tap.counts
     for one, other in zip(eager.tensors, memory.tensors, strict=True):
         assert np.allclose(one.array, other.array, atol=1e-6)

@@ -15,7 +15,7 @@ from tensorflow.core.function.polymorphism import function_cache
 from tensorflow.python.eager.polymorphic_function import tracing_compilation
 
 import tensortap as tt
-from tensortap.adapters.keras.retracing import RETRACING, Tapped
+from tensortap.adapters.keras.graphs.retracing import RETRACING, TappedScope
 
 X = np.random.default_rng(0).normal(size=(12, 6)).astype(np.float32)
 Y = X.sum(1, keepdims=True)
@@ -57,7 +57,9 @@ def steps(memory):
 
 def tapped(function):
     """The contexts of a function's traces that were made with taps."""
-    return [context for context in function._function_cache._dispatch_dict if isinstance(context.scope_type, Tapped)]
+    return [
+        context for context in function._function_cache._dispatch_dict if isinstance(context.scope_type, TappedScope)
+    ]
 
 
 SIGNATURE = [tf.TensorSpec([None, 6]), tf.TensorSpec([None, 1])]
@@ -301,7 +303,7 @@ def test_nothing_stays(memory):
         gc.collect()
         assert gone() is None
     assert tracing_compilation._maybe_define_function is before
-    assert not RETRACING._kept and not RETRACING._epoch.active
+    assert not RETRACING._kept and not RETRACING._models.active
     assert own.step.experimental_get_tracing_count() == 1
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tensortap as tt
-from tensortap.adapters.numpy.slots import Slot
+from tensortap.adapters.numpy.function_wrapper import FunctionWrapper
 
 X = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
 
@@ -172,7 +172,7 @@ def test_copies_and_pickles_carry_no_tap(watch, make):
     for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert type(clone) is make
         assert clone(X).tobytes() == bare.tobytes()
-        assert not any(isinstance(value, Slot) for value in vars(clone).values())
+        assert not any(isinstance(value, FunctionWrapper) for value in vars(clone).values())
     seen.tap.close()
     assert seen.places == []
 

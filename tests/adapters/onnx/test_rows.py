@@ -17,8 +17,8 @@ from onnx_sessions import CPU, REAL, packaged, records, session, value, watched
 from sample_arrays import assert_same_row
 
 import tensortap as tt
-from tensortap.adapters.onnx.graph import Graph
-from tensortap.adapters.onnx.twin import Twin
+from tensortap.adapters.onnx.graph import OnnxGraph
+from tensortap.adapters.onnx.instrumented import InstrumentedSession
 from tensortap.record.counters import TensortapWarning
 from tensortap.reduce import kernel as kernels
 
@@ -41,21 +41,21 @@ def twice(shape, kind=TensorProto.FLOAT, **options):
 
 
 @pytest.fixture
-def twins(monkeypatch):
-    """What was asked of every twin: tensors as they are, and rows."""
+def asked(monkeypatch):
+    """What was asked of every instrumented session: tensors as they are, and rows."""
     asked = []
-    twin = Graph.twin
+    instrumented = OnnxGraph.instrumented_session
 
     def noted(self, names, rows=()):
         asked.append((list(names), dict(rows)))
-        return twin(self, names, dict(rows))
+        return instrumented(self, names, dict(rows))
 
-    monkeypatch.setattr(Graph, "twin", noted)
+    monkeypatch.setattr(OnnxGraph, "instrumented_session", noted)
     return asked
 
 
 @pytest.mark.parametrize("name", TYPES)
-def test_every_type(name, twins):
+def test_every_type(name, asked):
     """Bit for bit, buckets too."""
     array = (RNG.normal(size=(40, 3)) * 50).astype(name)
     net = twice([None, 3], TYPES[name])
@@ -63,7 +63,7 @@ def test_every_type(name, twins):
     with tap:
         net.run(None, {"x": array})
     assert_same_row(records(memory)["inside:output"], tt.summarize(array))
-    assert twins == [([], {"inside": True})]
+    assert asked == [([], {"inside": True})]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -82,13 +82,13 @@ def test_every_shape_and_number_of_threads(shape, threads):
         assert_same_row(record, tt.summarize(array))
 
 
-def test_what_leaves_the_graph(twins):
+def test_what_leaves_the_graph(asked):
     """Elements leave where a probe keeps of them, rows without buckets where nobody wants those."""
     net = twice([4])
     memory, tap = watched(net, tt.probe("inside", keep=tt.full()), tt.probe("y", keep=tt.stats()))
     with tap:
         net.run(None, {"x": np.arange(4, dtype=np.float32)})
-    assert twins == [(["inside"], {"y": False})]
+    assert asked == [(["inside"], {"y": False})]
     assert memory.tensors[0].array.tolist() == [0, 1, 2, 3]
     assert records(memory)["y:output"]["hist_counts"] is None and records(memory)["y:output"]["max"] == 3
 
@@ -105,7 +105,7 @@ def test_texts_have_no_row():
     assert list(records(memory)) == ["y:output"]
 
 
-def test_sequences_leave_as_they_are(twins):
+def test_sequences_leave_as_they_are(asked):
     """A list of tensors cannot be reduced in the graph, so that all leave it; nothing is lost."""
     nodes = [helper.make_node("SequenceConstruct", ["x", "x"], ["list"]),
              helper.make_node("ConcatFromSequence", ["list"], ["y"], axis=0)]  # fmt: skip
@@ -114,7 +114,7 @@ def test_sequences_leave_as_they_are(twins):
     with tap:
         net.run(None, {"x": np.ones(2, np.float32)})
     assert set(records(memory)) == {"list:output[0]", "list:output[1]", "y:output"}
-    assert [rows for _, rows in twins] == [{"list": True, "y": True}, {}]
+    assert [rows for _, rows in asked] == [{"list": True, "y": True}, {}]
 
 
 def test_channels_in_blocks():
@@ -187,14 +187,14 @@ def test_many_runs_at_a_time():
         assert_same_row(record, expected[record["mean"]])
 
 
-def test_without_the_extension(monkeypatch, twins):
+def test_without_the_extension(monkeypatch, asked):
     """Where there is no C kernel tensors leave as they are."""
     monkeypatch.setattr(kernels, "library", None)
     net = twice([4])
     memory, tap = watched(net, "inside")
     with tap:
         net.run(None, {"x": np.arange(4, dtype=np.float32)})
-    assert twins == [(["inside"], {})] and memory.records[0]["mean"] == 1.5
+    assert asked == [(["inside"], {})] and memory.records[0]["mean"] == 1.5
 
 
 def test_the_users_options_are_theirs():
@@ -215,14 +215,14 @@ def test_the_users_options_are_theirs():
 
 def test_a_row_that_could_not_be_made_takes_no_other_with_it(monkeypatch):
     """A tensor for which there was no memory is counted, and all others are recorded."""
-    observe = Twin.observe
+    observe = InstrumentedSession.observe
 
     def short_of_memory(self, *given):
         found = observe(self, *given)
         found.rows["inside"][:2].view(np.int64)[0] = -1  # as the kernel leaves it
         return found
 
-    monkeypatch.setattr(Twin, "observe", short_of_memory)
+    monkeypatch.setattr(InstrumentedSession, "observe", short_of_memory)
     net, memory = twice([4]), tt.Memory()
     with pytest.warns(TensortapWarning, match="no memory"), tt.watch(net, "inside", "y", to=memory) as tap:
         net.run(None, {"x": np.arange(4, dtype=np.float32)})

@@ -162,7 +162,7 @@ def test_what_the_session_is_given_is_no_site():
 
 
 def test_a_random_graph_gives_the_numbers_of_the_session():
-    """Where the twin draws other numbers both run, the user gets the session's, and is told."""
+    """Where the copy draws other numbers both run, the user gets the session's, and is told."""
     nodes = [helper.make_node("RandomNormal", [], ["r"], shape=[4]), helper.make_node("Neg", ["r"], ["y"])]
     feed = {"x": np.zeros(1, np.float32)}
     made = []

@@ -1,6 +1,6 @@
-"""The calls of layers, seen: classes of NNX and Equinox are patched, and go back as they were.
+"""Observe the calls of NNX and Equinox layers by patching their classes, which are restored at the end.
 
-A model is built anew whenever a transformation takes it apart, so its layers are known by their place in the object
+A model is built anew whenever a transformation takes it apart, so layers are identified by their place in the object
 whose call is the outermost one.
 """
 
@@ -15,11 +15,11 @@ from typing import Any, Final, NamedTuple
 
 import jax
 
-from tensortap.adapters.jax import carried
+from tensortap.adapters.jax import layer_names
 from tensortap.adapters.jax.layers import arrays_of, kind_of, layers_of, paths_of, value_of
 from tensortap.adapters.jax.operations import layer_scope
 from tensortap.adapters.jax.tag import Mark, tag, watchable
-from tensortap.adapters.jax.watcher import Watcher
+from tensortap.adapters.jax.tap import JaxTap
 from tensortap.adapters.nested import arguments_in, values_in
 
 _LOCK: Final = threading.RLock()
@@ -27,44 +27,44 @@ _MISSING: Final = object()
 _LIBRARIES: Final = ("flax", "equinox", "jax", "builtins", "abc", "typing")
 
 
-class Named(NamedTuple):
-    """A watcher, and the names under which it knows what is called."""
+class NamedTap(NamedTuple):
+    """A tap, and the names under which it knows a layer."""
 
-    watcher: Watcher
+    tap: JaxTap
     paths: tuple[str, ...]
 
 
-class _Local(threading.local):
+class _Thread(threading.local):
     def __init__(self) -> None:
         self.inside: list[Any] = []  # the modules whose calls are running
         self.children = 0  # how many calls of layers there have been
         self.numbers = itertools.count()
 
 
-_LOCAL: Final = _Local()
+_THREAD: Final = _Thread()
 
 
 class _Patch:
-    """Stands in for a method of one class: `__call__`, or another by which the layers of a model may be reached."""
+    """Replaces a method of one class: `__call__`, or another one through which layers may be called."""
 
     def __init__(self, cls: type, name: str) -> None:
         self.cls = cls
         self.name = name
         self.own = vars(cls).get(name, _MISSING)
-        self.watchers: tuple[Watcher, ...] = ()
+        self.taps: tuple[JaxTap, ...] = ()
         original = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
         around = _called if name == "__call__" else _entered
 
         @functools.wraps(getattr(original, "__wrapped__", original))
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if _LOCAL.inside and _LOCAL.inside[-1] is module:  # a subclass that calls its base
+            if _THREAD.inside and _THREAD.inside[-1] is module:  # a subclass that calls its base
                 return original.__get__(module, type(module))(*args, **kwargs)
-            return around(self.watchers, module, original, args, kwargs)
+            return around(self.taps, module, original, args, kwargs)
 
         type.__setattr__(cls, name, call)
 
     def undo(self) -> None:
-        """The class as it was."""
+        """Restore the class."""
         if self.own is _MISSING:
             type.__delattr__(self.cls, self.name)
         else:
@@ -72,98 +72,98 @@ class _Patch:
 
 
 _PATCHES: Final[dict[tuple[type, str], _Patch]] = {}
-_ROOTS: Final[dict[int, type]] = {}  # the class of the model that a watcher watches, by its number
+_ROOTS: Final[dict[int, type]] = {}  # the class of the model that a tap watches, by its number
 
 
-def join(watcher: Watcher, model: Any) -> None:
-    """Let a watcher see the calls of a model's layers."""
+def add_tap(tap: JaxTap, model: Any) -> None:
+    """Let a tap observe the calls of a model's layers."""
     with _LOCK:
-        _ROOTS[watcher.number] = type(model)
+        _ROOTS[tap.number] = type(model)
         places = [(cls, "__call__") for cls in {type(layer.module) for layer in layers_of(model)}]
-        if not watcher.live:  # there, each outermost call would be a step
+        if not tap.live:  # there, each outermost call would be a step
             places += [(type(model), name) for name in _methods(type(model))]
         for place in places:
             patch = _PATCHES.get(place) or _PATCHES.setdefault(place, _Patch(*place))
-            patch.watchers = (*patch.watchers, watcher)
+            patch.taps = (*patch.taps, tap)
 
 
 def _methods(cls: type) -> set[str]:
-    """The methods that the user's own classes give a model, special ones apart."""
+    """Return the methods that the user's own classes give a model, except special ones."""
     own = itertools.takewhile(lambda base: base.__module__.partition(".")[0] not in _LIBRARIES, cls.__mro__)
     held = {name: value for base in reversed([*own]) for name, value in vars(base).items()}
     return {n for n, v in held.items() if not n.startswith("__") and type(v).__name__ in ("function", "_wrap_method")}
 
 
-def leave(watcher: Watcher) -> None:
-    """Take it away; a class that nobody watches is as it was."""
+def remove_tap(tap: JaxTap) -> None:
+    """Remove a tap; a class without taps is restored."""
     with _LOCK:
-        _ROOTS.pop(watcher.number, None)
+        _ROOTS.pop(tap.number, None)
         for place, patch in list(_PATCHES.items()):
-            patch.watchers = tuple(other for other in patch.watchers if other is not watcher)
-            if not patch.watchers:
+            patch.taps = tuple(other for other in patch.taps if other is not tap)
+            if not patch.taps:
                 del _PATCHES[place]
                 patch.undo()
 
 
 def _called(
-    watchers: Sequence[Watcher], module: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    taps: Sequence[JaxTap], module: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """One call of a layer of NNX or Equinox."""
-    active = [w for w in watchers if w.listening()]
-    with _outermost(active, module) as known:
-        named = [Named(w, paths) for w in active if (paths := w.names(known) or _carried(w, known))]
-        _LOCAL.inside.append(known)
+    """Run one call of a layer of NNX or Equinox."""
+    active = [w for w in taps if w.listening()]
+    with _outermost_call(active, module) as known:
+        named = [NamedTap(w, paths) for w in active if (paths := w.layer_names(known) or _rebuilt_names(w, known))]
+        _THREAD.inside.append(known)
         try:
-            output = seen(named, type(known), original.__get__(known, type(known)), args, kwargs)
+            output = call_with_tags(named, type(known), original.__get__(known, type(known)), args, kwargs)
         finally:
-            _LOCAL.inside.pop()
-        return output if known is module else carried.restored(output)
+            _THREAD.inside.pop()
+        return output if known is module else layer_names.restored(output)
 
 
 def _entered(
-    watchers: Sequence[Watcher], module: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    taps: Sequence[JaxTap], module: Any, original: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """One call of another method of a model: its layers are known in it, and it is no layer itself."""
-    with _outermost([w for w in watchers if w.listening()], module) as known:
+    """Run one call of another method of a model: its layers are known inside, but the method is not a site."""
+    with _outermost_call([w for w in taps if w.listening()], module) as known:
         output = original.__get__(known, type(known))(*args, **kwargs)
-        return output if known is module else carried.restored(output)
+        return output if known is module else layer_names.restored(output)
 
 
 @contextlib.contextmanager
-def _outermost(active: Sequence[Watcher], module: Any) -> Iterator[Any]:
-    """For those to whom this is the model, and no call of it is running: its layers by name, and its parameters."""
+def _outermost_call(active: Sequence[JaxTap], module: Any) -> Iterator[Any]:
+    """For taps whose model this is, if no call of it is running: name its layers, and tag its parameters."""
     with contextlib.ExitStack() as stack:
         entered = [w for w in active if w.is_root(module) and w.enter()]
-        for watcher in entered:
-            stack.callback(watcher.leave)
-            module = stack.enter_context(_parameters_seen(watcher, module))
-        yield stack.enter_context(_known(entered, module)) if entered else module
+        for tap in entered:
+            stack.callback(tap.leave)
+            module = stack.enter_context(_tagged_parameters(tap, module))
+        yield stack.enter_context(_named_layers(entered, module)) if entered else module
 
 
 @contextlib.contextmanager
-def _known(entered: Sequence[Watcher], model: Any) -> Iterator[Any]:
-    """The layers by name, as they are, and as transformations inside the call build them anew."""
+def _named_layers(entered: Sequence[JaxTap], model: Any) -> Iterator[Any]:
+    """Name the layers, also those that transformations inside the call build anew."""
     try:
-        with carried.carrying(model) as model:
-            names = {identity: paths for identity, (_, paths) in paths_of(model).items()}
-            for watcher in entered:
-                watcher.know(names, model)
+        with layer_names.with_names(model) as model:
+            by_id = {identity: paths for identity, (_, paths) in paths_of(model).items()}
+            for tap in entered:
+                tap.set_layer_names(by_id)
             yield model
     except Exception:
-        carried.failed(model)
+        layer_names.keep_classes(model)
         raise
 
 
-def _carried(watcher: Watcher, module: Any) -> tuple[str, ...]:
-    return carried.names(module, _ROOTS.get(watcher.number))
+def _rebuilt_names(tap: JaxTap, module: Any) -> tuple[str, ...]:
+    return layer_names.names_of(module, _ROOTS.get(tap.number))
 
 
 @contextlib.contextmanager
-def _parameters_seen(watcher: Watcher, model: Any) -> Iterator[Any]:
-    """For the length of a call, parameters that tell their cotangents."""
-    wanted = {path: p for path, p in arrays_of(model) if watcher.wants(path, "grad")}
+def _tagged_parameters(tap: JaxTap, model: Any) -> Iterator[Any]:
+    """Give the model, for the length of a call, parameters with tags for their cotangents."""
+    wanted = {path: p for path, p in arrays_of(model) if tap.selection.wants(path, "grad")}
     marked = {
-        path: tag(value_of(p), (), [Mark(watcher.number, path, "grad")], live=watcher.live)
+        path: tag(value_of(p), (), [Mark(tap.number, path, "grad")], live=tap.live)
         for path, p in wanted.items()
         if watchable(value_of(p))
     }
@@ -183,65 +183,67 @@ def _parameters_seen(watcher: Watcher, model: Any) -> Iterator[Any]:
         yield jax.tree.map(lambda leaf: by_id.get(id(leaf), leaf), model)
 
 
-def seen(
-    named: Sequence[Named], cls: type, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def call_with_tags(
+    named: Sequence[NamedTap], cls: type, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    """Call a layer, with tags on what it is given and what it gives."""
+    """Call a layer, with tags on its inputs and outputs."""
     if not named:
         return function(*args, **kwargs)
     for each in named:
-        each.watcher.has_layers = True
+        each.tap.selection.has_layers = True
     try:
         types = tuple(base.__name__ for base in cls.__mro__[:-1])
         args, kwargs = _tagged_arguments(named, types, function, args, kwargs)
     except Exception as error:
         _failed(named, error)
-    before = _LOCAL.children
+    before = _THREAD.children
     with _scope(named):
         output = function(*args, **kwargs)
-    leaf = before == _LOCAL.children
-    _LOCAL.children += 1
+    leaf = before == _THREAD.children
+    _THREAD.children += 1
     try:
-        return _replaced(output, _tags(named, types, ("output", "grad_output"), values_in(output, _Any), leaf))
+        return _replaced(output, _tags(named, types, ("output", "grad_output"), values_in(output, _Arrays), leaf))
     except Exception as error:
         _failed(named, error)
         return output
 
 
-def _failed(named: Sequence[Named], error: Exception) -> None:
+def _failed(named: Sequence[NamedTap], error: Exception) -> None:
     for each in named:
-        each.watcher.failed(f"observing {each.paths[0]}", error)
+        each.tap.failed(f"observing {each.paths[0]}", error)
 
 
-def _scope(named: Sequence[Named]) -> Any:
-    if any(each.watcher.operations for each in named):
-        return jax.named_scope(layer_scope(named[0].paths[0], next(_LOCAL.numbers)))
+def _scope(named: Sequence[NamedTap]) -> Any:
+    if any(each.tap.selection.has_operations for each in named):
+        return jax.named_scope(layer_scope(named[0].paths[0], next(_THREAD.numbers)))
     return contextlib.nullcontext()
 
 
-class _AnyKind(type):
+class _ArrayType(type):
     def __instancecheck__(cls, value: Any) -> bool:
         return watchable(value)
 
 
-class _Any(metaclass=_AnyKind):
-    """An array whose elements can be reduced, traced or not."""
+class _Arrays(metaclass=_ArrayType):
+    """Arrays whose elements can be reduced, traced or not, for `isinstance`."""
 
 
 def _tagged_arguments(
-    named: Sequence[Named], types: tuple[str, ...], function: Any, args: Any, kwargs: Any
+    named: Sequence[NamedTap], types: tuple[str, ...], function: Any, args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
-    if not any(w.wants(path, port, types) for w, paths in named for path in paths for port in ("input", "grad_input")):
+    if not any(
+        w.selection.wants(path, port, types) for w, paths in named for path in paths for port in ("input", "grad_input")
+    ):
         return args, kwargs
-    found = arguments_in(function, args, kwargs, _Any)
+    found = arguments_in(function, args, kwargs, _Arrays)
     replaced: tuple[Any, Any] = _replaced((args, dict(kwargs)), _tags(named, types, ("input", "grad_input"), found))
     return replaced
 
 
 def _tags(
-    named: Sequence[Named], types: tuple[str, ...], ports: tuple[str, str], found: Any, leaf: bool = True
+    named: Sequence[NamedTap], types: tuple[str, ...], ports: tuple[str, str], found: Any, leaf: bool = True
 ) -> dict[int, Any]:
-    """The values found, by their identity, each with its tag."""
+    """Return the tagged values, by the ids of the values found."""
     marked = {}
     for slot, value in found:
         marks, back = (
@@ -249,7 +251,7 @@ def _tags(
                 Mark(w.number, path, port, slot)
                 for w, paths in named
                 for path in paths
-                if w.wants(path, port, types, leaf)
+                if w.selection.wants(path, port, types, leaf)
             ]
             for port in ports
         )
@@ -260,7 +262,7 @@ def _tags(
 
 
 def _replaced(value: Any, marked: Mapping[int, Any]) -> Any:
-    """The same nested value with the tagged arrays in it; objects other than containers are as they are."""
+    """Return the same nested value with the tagged arrays in it; objects other than containers stay as they are."""
     if not marked:
         return value
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""The calls of modules of Linen and Haiku, seen by the libraries' own means."""
+"""Observe the calls of Linen and Haiku modules by the libraries' own `intercept_methods`."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from tensortap.adapters.jax.calls import Named, seen
+from tensortap.adapters.jax.calls import NamedTap, call_with_tags
 from tensortap.adapters.jax.layers import dotted
-from tensortap.adapters.jax.watcher import Watcher
+from tensortap.adapters.jax.tap import JaxTap
 
 _LOCK: Final = threading.RLock()
 
 
 @contextlib.contextmanager
-def intercepting(watchers: Callable[[], Sequence[Watcher]]) -> Iterator[None]:
-    """Linen's and Haiku's own way to see calls, in this thread."""
+def intercepting(taps: Callable[[], Sequence[JaxTap]]) -> Iterator[None]:
+    """Intercept the calls of modules in this thread."""
 
     def linen_call(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        return _intercepted(watchers(), context, lambda module: ".".join(module.path), function, args, kwargs)
+        return _intercepted(taps(), context, lambda module: ".".join(module.path), function, args, kwargs)
 
     def haiku_call(function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        return _intercepted(watchers(), context, lambda m: dotted(m.module_name), function, args, kwargs)
+        return _intercepted(taps(), context, lambda m: dotted(m.module_name), function, args, kwargs)
 
     with contextlib.ExitStack() as stack:
         if linen := sys.modules.get("flax.linen"):
@@ -34,35 +34,35 @@ def intercepting(watchers: Callable[[], Sequence[Watcher]]) -> Iterator[None]:
 
 
 def _intercepted(
-    watchers: Sequence[Watcher], context: Any, path_of: Callable[[Any], str], function: Any, args: Any, kwargs: Any
+    taps: Sequence[JaxTap], context: Any, path_of: Callable[[Any], str], function: Any, args: Any, kwargs: Any
 ) -> Any:
     if context.method_name != "__call__":
         return function(*args, **kwargs)
     path = path_of(context.module)
-    named = [Named(w, (path,)) for w in watchers if w.listening()]
-    return seen(named, type(context.module), function, args, kwargs)
+    named = [NamedTap(w, (path,)) for w in taps if w.listening()]
+    return call_with_tags(named, type(context.module), function, args, kwargs)
 
 
 class Interceptors:
-    """For live taps: calls are seen for as long as somebody listens."""
+    """Intercepts calls for live taps, while there are any."""
 
     def __init__(self) -> None:
-        self.watchers: tuple[Watcher, ...] = ()
+        self.taps: tuple[JaxTap, ...] = ()
         self._stack = contextlib.ExitStack()
 
-    def join(self, watcher: Watcher) -> None:
-        """Let a watcher see the calls of all modules."""
+    def add(self, tap: JaxTap) -> None:
+        """Let a tap observe the calls of all modules."""
         with _LOCK:
-            if not self.watchers:
-                self._stack.enter_context(intercepting(lambda: self.watchers))
-            self.watchers = (*self.watchers, watcher)
+            if not self.taps:
+                self._stack.enter_context(intercepting(lambda: self.taps))
+            self.taps = (*self.taps, tap)
 
-    def leave(self, watcher: Watcher) -> None:
-        """Take it away."""
+    def remove(self, tap: JaxTap) -> None:
+        """Remove a tap."""
         with _LOCK:
-            had = bool(self.watchers)
-            self.watchers = tuple(other for other in self.watchers if other is not watcher)
-            if had and not self.watchers:
+            had = bool(self.taps)
+            self.taps = tuple(other for other in self.taps if other is not tap)
+            if had and not self.taps:
                 self._stack.close()
 
 

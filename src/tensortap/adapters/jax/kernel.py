@@ -1,4 +1,4 @@
-"""The C kernel inside a compiled step: XLA calls it for a tensor on the host, and what leaves the step is the row.
+"""Call the C kernel inside a compiled step: XLA calls it for a tensor on the host, and the row leaves the step.
 
 It runs on whichever of XLA's threads has time, without Python.
 """
@@ -14,20 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.adapters.jax.harvest import Export, Item
+from tensortap.adapters.jax.extract import ExportedArrays, ExtractedValue
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce import packed as words
+from tensortap.reduce import packed as packed_rows
 from tensortap.types import DTYPE_CODE
 
 _NAME: Final = "tensortap_row"
 _NONE: Final = np.zeros(0, np.uint32)
-WORDS: Final = {"kernel": words.HEAD, "kernel and histogram": words.WITH_HISTOGRAM}
-"""How many words leave the step, by the kind of export."""
+WORDS: Final = {"kernel": packed_rows.HEAD, "kernel and histogram": packed_rows.WITH_HISTOGRAM}
+"""How many 32-bit words leave the step, by the kind of export."""
 
 
 @cache
 def available() -> bool:
-    """Whether steps that run on the host can call the kernel; registers it the first time."""
+    """Return whether steps on the host can call the kernel; register it the first time."""
     if kernels.xla is None:
         return False
     try:
@@ -37,42 +37,44 @@ def available() -> bool:
     return True
 
 
-def row_of(value: Any, histogram: bool) -> Export:
-    """In the step: the words of a tensor's row."""
+def row_of(value: Any, histogram: bool) -> ExportedArrays:
+    """Return the words of a tensor's row (in the step)."""
     kind = "kernel and histogram" if histogram else "kernel"
     varying: Any = getattr(jax.typeof(value), "vma", ())  # over devices, within `shard_map`
     result = jax.ShapeDtypeStruct((WORDS[kind],), np.uint32, **({"vma": varying} if varying else {}))
-    return Export(kind, (jax.ffi.ffi_call(_NAME, result)(value, dtype=np.int32(DTYPE_CODE[str(value.dtype)])),))
+    return ExportedArrays(kind, (jax.ffi.ffi_call(_NAME, result)(value, dtype=np.int32(DTYPE_CODE[str(value.dtype)])),))
 
 
-def packed(items: Sequence[Item], arrays: Sequence[Any]) -> list[Any]:
-    """In the step, at its end: the arrays of all items, with rows by themselves as one array at the front."""
+def packed(values: Sequence[ExtractedValue], arrays: Sequence[Any]) -> list[Any]:
+    """Return the arrays of all values at the end of the step, with plain rows joined into one array at the front."""
     alone: list[Any] = []
     others: list[Any] = []
-    for item, own in _owned(items, arrays):
-        (alone if _by_itself(item) else others).extend(own)
+    for value, own in _owned(values, arrays):
+        (alone if _is_plain_row(value) else others).extend(own)
     return [jnp.concatenate(alone), *others] if alone else others
 
 
-def unpacked(items: Sequence[Item], arrays: Sequence[Any]) -> Iterator[tuple[Item, list[npt.NDArray[Any]]]]:
-    """On the host: each item with its arrays."""
+def unpacked(
+    values: Sequence[ExtractedValue], arrays: Sequence[Any]
+) -> Iterator[tuple[ExtractedValue, list[npt.NDArray[Any]]]]:
+    """Return each value with its arrays (on the host)."""
     rest = iter(arrays)
-    alone = np.asarray(next(rest)) if any(map(_by_itself, items)) else _NONE
+    alone = np.asarray(next(rest)) if any(map(_is_plain_row, values)) else _NONE
     at = 0
-    for item in items:
-        if _by_itself(item):
-            yield item, [alone[at : at + WORDS[item.kind]]]
-            at += WORDS[item.kind]
+    for value in values:
+        if _is_plain_row(value):
+            yield value, [alone[at : at + WORDS[value.kind]]]
+            at += WORDS[value.kind]
         else:
-            yield item, [np.asarray(next(rest)) for _ in range(item.arrays)]
+            yield value, [np.asarray(next(rest)) for _ in range(value.arrays)]
 
 
-def _owned(items: Sequence[Item], arrays: Sequence[Any]) -> Iterator[tuple[Item, Sequence[Any]]]:
+def _owned(values: Sequence[ExtractedValue], arrays: Sequence[Any]) -> Iterator[tuple[ExtractedValue, Sequence[Any]]]:
     at = 0
-    for item in items:
-        yield item, arrays[at : at + item.arrays]
-        at += item.arrays
+    for value in values:
+        yield value, arrays[at : at + value.arrays]
+        at += value.arrays
 
 
-def _by_itself(item: Item) -> bool:
-    return item.kind in WORDS and not item.loops and not item.flagged
+def _is_plain_row(value: ExtractedValue) -> bool:
+    return value.kind in WORDS and not value.loops and not value.flagged

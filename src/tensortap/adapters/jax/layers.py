@@ -1,4 +1,4 @@
-"""The layers and parameters of a model, by their paths: attributes, lists, dicts; every name that a layer has."""
+"""The layers and parameters of a JAX model by their paths (attributes, lists, dicts), under every name they have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BASES: Final[Mapping[str, Kind]] = {"flax.nnx": "nnx", "equinox": "equinox", "f
 _DEPTH: Final = 64
 
 
-class Layer(NamedTuple):
+class JaxLayer(NamedTuple):
     """A module that can be called, under one of its names."""
 
     path: str
@@ -23,7 +23,7 @@ class Layer(NamedTuple):
 
 
 def kind_of(model: Any) -> Kind | None:
-    """Which library a module is of; "tree" for nested parameters, nothing for anything else."""
+    """Return the library of a module; "tree" for nested parameters, None for anything else."""
     for cls in type(model).__mro__:
         if cls.__name__ == "Module":
             home = cls.__module__.removeprefix("haiku._src.").split(".")
@@ -37,25 +37,25 @@ def _has_arrays(tree: Any) -> bool:
     return any(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(tree))
 
 
-def layers_of(model: Any) -> list[Layer]:
-    """Every module below a model that can be called, the model first, in the order of attributes.
+def layers_of(model: Any) -> list[JaxLayer]:
+    """Return every callable module in a model, the model first, in the order of attributes.
 
     A shared module comes once for every name; one that contains itself is not entered again.
     """
     return list(_layers(model, "", ()))
 
 
-def _layers(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Layer]:
+def _layers(value: Any, path: str, above: tuple[int, ...]) -> Iterator[JaxLayer]:
     if id(value) in above or len(above) > _DEPTH:
         return
     inside = [layer for name, part in _parts(value) for layer in _layers(part, _join(path, name), (*above, id(value)))]
     if is_layer(value):
-        yield Layer(path, value, leaf=not inside)
+        yield JaxLayer(path, value, leaf=not inside)
     yield from inside
 
 
 def paths_of(model: Any) -> dict[int, tuple[Any, tuple[str, ...]]]:
-    """The modules below a model that can be called, by their identity: the module, and every name it has."""
+    """Return the callable modules in a model by id: the module, and every name it has."""
     found: dict[int, tuple[Any, tuple[str, ...]]] = {}
     for layer in layers_of(model):
         found[id(layer.module)] = (layer.module, (*found.get(id(layer.module), (None, ()))[1], layer.path))
@@ -63,12 +63,12 @@ def paths_of(model: Any) -> dict[int, tuple[Any, tuple[str, ...]]]:
 
 
 def is_layer(value: Any) -> bool:
-    """Whether a value is a module of NNX or Equinox that can be called."""
+    """Return whether a value is a callable module of NNX or Equinox."""
     return kind_of(value) in ("nnx", "equinox") and callable(value)
 
 
 def arrays_of(model: Any) -> list[tuple[str, Any]]:
-    """Every parameter below a model: a variable of NNX, an array of floats of Equinox, a leaf of nested parameters."""
+    """Return every parameter of a model: an NNX variable, a float array of Equinox, a leaf of nested parameters."""
     return list(_arrays(model, "", ()))
 
 
@@ -81,19 +81,19 @@ def _arrays(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str
 
 
 def is_parameter(value: Any) -> bool:
-    """Whether a value is a variable of NNX that is learnt, or an array of floats."""
+    """Return whether a value is an `nnx.Param` or an array of floats."""
     if any(cls.__name__ == "Param" and cls.__module__.startswith("flax.nnx") for cls in type(value).__mro__):
         return True
     return isinstance(value, (jax.Array, np.ndarray)) and bool(jax.numpy.issubdtype(value.dtype, jax.numpy.inexact))
 
 
 def value_of(parameter: Any) -> Any:
-    """The array in a parameter."""
+    """Return the array in a parameter."""
     return parameter if isinstance(parameter, (jax.Array, np.ndarray)) else parameter[...]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a module or a container holds, by name."""
+    """Return what a module or a container holds, by name."""
     if isinstance(value, Mapping) or _is_nnx(value, "Dict"):
         yield from ((dotted(str(name)), part) for name, part in value.items())
     elif isinstance(value, (list, tuple)) or _is_nnx(value, "List"):
@@ -103,7 +103,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def dotted(name: str) -> str:
-    """Haiku's names as paths.
+    """Return a path for one of Haiku's names.
 
     >>> dotted("mlp/~/linear_0")
     'mlp.linear_0'

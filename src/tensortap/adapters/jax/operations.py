@@ -1,4 +1,4 @@
-"""Single operations of a traced step: which of them are wanted, and how they are called."""
+"""Single operations of a traced step: which of them are wanted, and their names."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _BACKWARD: Final = "transpose("
 
 
 def layer_scope(path: str, call: int) -> str:
-    """The name scope of one call of a layer, from which its operations are known again."""
+    """Return the name scope of one call of a layer, by which its operations are recognised."""
     return f"tensortap<{path}@{call}>"
 
 
-class Operations:
-    """The operations that one trace of a step shows. `wants(path, op, number, port)` gives who wants one of them."""
+class JaxOperations:
+    """The operations of one traced step. `wants(path, op, number, port)` returns the taps that want one, by number."""
 
     def __init__(self, wants: Callable[[str, str, int, str], Sequence[int]]) -> None:
         self._wants = wants
@@ -33,7 +33,7 @@ class Operations:
     def of(
         self, equation: Any, scope: str, given: Sequence[Any], gives: Sequence[Any]
     ) -> Iterator[tuple[Any, Mark, str]]:
-        """The values of an operation that somebody wants, each with its mark. Backward ones have grad_input."""
+        """Return the wanted values of an operation, each with its mark. Backward operations have the gradient ports."""
         stack = f"{scope}/{equation.source_info.name_stack}"
         path, call = place_of(stack)
         name, backward = equation.primitive.name, _BACKWARD in stack
@@ -42,18 +42,18 @@ class Operations:
         self._numbers[key] += 1
         ports = (("grad_output", given), ("grad_input", gives)) if backward else (("input", given), ("output", gives))
         for port, values in ports:
-            for listener in self._wants(path, name, number, port):
+            for tap in self._wants(path, name, number, port):
                 for slot, value in _slots(values):
-                    yield value, Mark(listener, f"{path}/{name}#{number}", port, slot), name
+                    yield value, Mark(tap, f"{path}/{name}#{number}", port, slot), name
 
 
 def place_of(stack: str) -> tuple[str, str]:
-    """The layer that an operation runs in; where none is known, the user's own name scopes."""
+    """Return the layer that an operation runs in, or the user's own name scopes."""
     found = _LAYER.findall(stack)
     if found:
         return found[-1][0], found[-1][1]
-    words = [word for word in _TRANSFORMS.sub("", stack).split("/") if word]
-    return ".".join(words), ""
+    scopes = [scope for scope in _TRANSFORMS.sub("", stack).split("/") if scope]
+    return ".".join(scopes), ""
 
 
 def _slots(values: Sequence[Any]) -> list[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""A tensor's row, computed inside the step: what leaves it is a few words instead of the tensor.
+"""Compute a tensor's row inside the step, so that a few numbers leave it instead of the tensor.
 
 Counts, minimum and maximum are exact. Moments are taken in float32 (float64 where x64 is on), scaled by a power of two
 that keeps squares in range, piece by piece so that rounding stays at a few units of the last digit.
@@ -22,11 +22,11 @@ VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
 # Where memory is the host's, the step calls the C kernel (kernel.py). "jax" has rows computed by XLA there too.
 ON_HOST: Final = os.environ.get(VARIABLE, "") != "jax"
 _PIECE: Final = 4096
-_BIN: Final = BUCKETS  # what has no bucket: zeros and what is not finite
+_NO_BUCKET: Final = BUCKETS  # zeros and what is not finite
 
 
 def row_of(value: Any, histogram: bool) -> tuple[Any, ...]:
-    """Counts, moments, the power of two that the moments are scaled by, and the counts of a histogram if wanted."""
+    """Return counts, ends, moments, the power of two that scales the moments, and a histogram if wanted."""
     v = _real(value).reshape(-1)
     if not v.size:
         v = jnp.full(1, jnp.nan, v.dtype)  # its numbers are not read
@@ -35,7 +35,7 @@ def row_of(value: Any, histogram: bool) -> tuple[Any, ...]:
 
 
 def _real(value: Any) -> Any:
-    """The elements as the widest floats there are; complex ones by their magnitude."""
+    """Return the elements as the widest floats there are; complex ones by their magnitude."""
     wide = jax.dtypes.canonicalize_dtype(np.float64)
     return (jnp.abs(value) if jnp.iscomplexobj(value) else value).astype(wide)
 
@@ -58,13 +58,13 @@ def _moments(v: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _zero(v: Any) -> Any:
-    """By its bits: a comparison takes the smallest floats for zeros."""
+    """Return which elements are zero, by their bits: a comparison takes the smallest floats for zeros."""
     whole, rest = (jnp.int64, 2**63 - 1) if v.dtype == jnp.float64 else (jnp.int32, 2**31 - 1)
     return (lax.bitcast_convert_type(v, whole) & rest) == 0
 
 
 def _power(size: Any) -> Any:
-    """A power of two that brings the largest magnitude near one, where its square would leave the range."""
+    """Return a power of two that brings the largest magnitude near one, where its square would leave the range."""
     wide = size.dtype == jnp.float64
     large, small = (2.0**480, 2.0**-400) if wide else (2.0**40, 2.0**-40)
     exponent = jnp.frexp(size)[1]
@@ -73,17 +73,17 @@ def _power(size: Any) -> Any:
 
 
 def _sum(v: Any) -> Any:
-    """Piece by piece: one running sum of millions of floats would lose digits."""
+    """Sum piece by piece: one running sum of millions of floats would lose digits."""
     short = -v.size % _PIECE if v.size > _PIECE else 0
     return jnp.pad(v, (0, short)).reshape(-1, min(v.size, _PIECE)).sum(0).sum() if short or v.size > _PIECE else v.sum()
 
 
 def _buckets(v: Any) -> Any:
-    """A count for every bucket of `reduce.buckets`; doubles are cut, never rounded, by way of their bits."""
+    """Count the elements of every bucket of `reduce.histogram`; doubles are truncated by their bits, never rounded."""
     single = v if v.dtype == jnp.float32 else _cut(v)
     bits = lax.bitcast_convert_type(single, jnp.int32)
     bucket = ((bits >> 19) & 0xFFE) | ((bits >> 31) & 1)
-    bucket = jnp.where(jnp.isfinite(v) & ~_zero(v), bucket, _BIN)
+    bucket = jnp.where(jnp.isfinite(v) & ~_zero(v), bucket, _NO_BUCKET)
     return jnp.zeros(BUCKETS + 1, jnp.int32).at[bucket].add(1)[:BUCKETS]
 
 
@@ -97,7 +97,7 @@ def _cut(v: Any) -> Any:
 
 
 def read(arrays: tuple[npt.NDArray[Any], ...], numel: int) -> tuple[Any, int, Any]:
-    """On the host: a row as tables hold it, the offset and the counts of the histogram (None without one)."""
+    """Return, on the host, a row as tables hold it, the offset and the counts of the histogram (None without one)."""
     if not numel:
         row: Any = (0, 0, 0, 0, 0, *(float("nan"),) * 4, 0.0, 0.0)
         return row, 0, np.zeros(0, np.uint32) if len(arrays) > 4 else None

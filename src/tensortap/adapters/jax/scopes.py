@@ -1,4 +1,4 @@
-"""Outputs of the user's own name scopes: what is made inside `jax.named_scope("hidden")` and used outside it."""
+"""Outputs of the user's own name scopes: values made inside `jax.named_scope("hidden")` and used outside it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tensortap.adapters.jax.operations import place_of
 from tensortap.adapters.jax.tag import Mark
 
 
-class Scopes:
-    """The scopes that one trace of a step shows. `wants(path)` gives who wants one of them.
+class NameScopes:
+    """The name scopes of one traced step. `wants(path)` returns the numbers of the taps that want one of them.
 
-    Only the forward has outputs, and what only a backward uses of it is none.
+    Only the forward has outputs; a value that only a backward uses is not one.
     """
 
     def __init__(self, wants: Callable[[str], list[int]]) -> None:
         self._wants = wants
 
     def of(self, jaxpr: Any, scope: str, used: frozenset[int] | None) -> dict[Any, list[Mark]]:
-        """The variables of a function that leave a scope, each with the marks of those who want it.
+        """Return the variables of a function that leave a scope, each with its marks.
 
         `used` are the results that are used for more than a backward; None means all of them.
         """
@@ -34,7 +34,7 @@ class Scopes:
 
 
 def used_forwards(jaxpr: Any, equation: Any, used: frozenset[int] | None) -> frozenset[int]:
-    """Those results of an equation that are used for more than a backward."""
+    """Return the results of an equation that are used for more than a backward."""
     users = {v for e in jaxpr.eqns if not _backward(e) for v in e.invars if not isinstance(v, core.Literal)}
     users.update(_results(jaxpr, used))
     return frozenset(i for i, variable in enumerate(equation.outvars) if variable in users)
@@ -50,7 +50,7 @@ def _backward(equation: Any) -> bool:
 
 
 def _leaving(jaxpr: Any, used: frozenset[int] | None) -> Iterator[tuple[Any, str]]:
-    """Each variable that is made in a scope and used outside it, for every scope around."""
+    """Return each variable that is made in a scope and used outside it, for every enclosing scope."""
     users: dict[Any, set[str]] = {variable: {""} for variable in _results(jaxpr, used)}
     forward = [(e, place_of(str(e.source_info.name_stack))[0]) for e in jaxpr.eqns if not _backward(e)]
     for equation, path in forward:
@@ -65,5 +65,5 @@ def _leaving(jaxpr: Any, used: frozenset[int] | None) -> Iterator[tuple[Any, str
 
 
 def _around(path: str) -> Iterator[str]:
-    words = path.split(".") if path else []
-    return (".".join(words[:n]) for n in range(1, len(words) + 1))
+    names = path.split(".") if path else []
+    return (".".join(names[:n]) for n in range(1, len(names) + 1))

@@ -1,7 +1,7 @@
-"""What goes into a step and comes out of it, taken apart for `jax.jit`: arrays, what is static, what is donated.
+"""Flatten the arguments and results of a step for `jax.jit`: arrays, static values, donated arrays.
 
-Static and donated arguments are those of the user's own `jax.jit`. Objects of NNX are taken apart into their state,
-which the step may change, and are updated afterwards, as `nnx.jit` does.
+Static and donated arguments are those of the user's own `jax.jit`. Objects of NNX are split into definition and state;
+the step may change the state, and the objects are updated afterwards, as `nnx.jit` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
-from tensortap.adapters.jax import carried
+from tensortap.adapters.jax import layer_names
 from tensortap.errors import TensortapError
 
 _DYNAMIC: Final = (jax.Array, np.ndarray, np.generic, int, float, complex)
@@ -47,8 +47,8 @@ class Signature:
         self._donated = {*_many(donate_argnums), *own["donated"]}
         self._numbers = own["numbers"]
 
-    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Layout, list[Any], list[Any]]:
-        """A layout, the arrays that are donated, and the others."""
+    def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallLayout, list[Any], list[Any]]:
+        """Return the layout, the arrays that are donated, and the others."""
         named = [*enumerate(args), *kwargs.items()]
         values = [_Static(value) if key in self._static else value for key, value in named]
         slots: list[_Slot] = []
@@ -64,7 +64,9 @@ class Signature:
         objects = tuple(sources["object"])
         definition, state = _split(objects)
         sources["kept"].append(state)
-        layout = Layout(tuple(slots), tuple(structures), tuple(kwargs), tuple(sources["static"]), definition, objects)
+        layout = CallLayout(
+            tuple(slots), tuple(structures), tuple(kwargs), tuple(sources["static"]), definition, objects
+        )
         return layout, sources["donated"], sources["kept"]
 
     def _source(self, leaf: Any, donated: bool) -> str:
@@ -76,8 +78,8 @@ class Signature:
         return "static"
 
 
-class Layout:
-    """Everything of a call that is no array. Equal layouts share a compiled program."""
+class CallLayout:
+    """Everything of a call except its arrays. Equal layouts share a compiled program."""
 
     def __init__(
         self,
@@ -103,10 +105,10 @@ class Layout:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Layout) and self._key == other._key)
+        return self is other or (isinstance(other, CallLayout) and self._key == other._key)
 
     def unflatten(self, donated: Sequence[Any], kept: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments again, with these arrays."""
+        """Return the arguments, with these arrays."""
         objects = _merge(self._definition, kept[-1])
         sources = {"donated": donated, "kept": kept, "static": self._static, "object": objects}
         leaves = iter([sources[slot.source][slot.number] for slot in self._slots])
@@ -115,18 +117,18 @@ class Layout:
         own = len(values) - len(self._keywords)
         return tuple(values[:own]), dict(zip(self._keywords, values[own:], strict=True))
 
-    def restorer(self) -> Restorer:
-        """For one trace: takes results apart, and puts them together."""
-        return Restorer(self._definition)
+    def restorer(self) -> ResultsRestorer:
+        """Return what flattens and restores the results of one trace."""
+        return ResultsRestorer(self._definition)
 
-    def update(self, restore: Restorer, state: Any) -> None:
-        """Give the user's objects of NNX the state that the step has left."""
+    def update(self, restore: ResultsRestorer, state: Any) -> None:
+        """Update the user's NNX objects with the state that the step has left."""
         if self._objects:
             sys.modules["flax.nnx"].update(self._objects, jax.tree.unflatten(restore.state, state))
 
 
-class Restorer:
-    """The results of a traced step: arrays leave it, anything else is remembered."""
+class ResultsRestorer:
+    """Flattens the results of a traced step: arrays leave it, anything else is remembered."""
 
     def __init__(self, definition: Any) -> None:
         self._definition = definition
@@ -135,19 +137,19 @@ class Restorer:
         self.state: Any = None
 
     def flatten(self, results: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
-        """The arrays among the results, and the state of NNX's objects."""
+        """Return the arrays among the results, and the state of NNX objects."""
         leaves, self._structure = jax.tree.flatten(results)
         self._static = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, _DYNAMIC)}
         objects = tuple(leaf for leaf in jax.tree.leaves(arguments, is_leaf=_whole) if _is_object(leaf))
-        carried.take(objects)
+        layer_names.remove_names(objects)
         definition, state = _split(objects)
         if definition != self._definition:
-            raise TensortapError("the step adds variables to an object of NNX, or takes some away")
+            raise TensortapError("the step must not add variables to an object of NNX, or remove some")
         values, self.state = jax.tree.flatten(state)
         return [leaf for i, leaf in enumerate(leaves) if i not in self._static], values
 
     def __call__(self, arrays: Iterable[Any]) -> Any:
-        """The results again."""
+        """Return the results, with these arrays."""
         rest = iter(arrays)
         count = self._structure.num_leaves
         leaves = [self._static[i] if i in self._static else next(rest) for i in range(count)]
@@ -155,8 +157,8 @@ class Restorer:
 
 
 def _own(function: Any) -> dict[str, Any]:
-    """What a function that is compiled already says of its arguments."""
-    if _is_from(function, "equinox"):  # `filter_jit`: whatever is no array is static
+    """Return what a compiled function says of its arguments."""
+    if _is_from(function, "equinox"):  # `filter_jit`: whatever is not an array is static
         return {"static": (), "donated": (), "numbers": False}
     jitted = getattr(function, "jitted_fn", function)  # of `nnx.jit`
     state = jitted.__getstate__() if type(jitted).__name__ == "PjitFunction" else None
@@ -172,7 +174,7 @@ def _is_from(value: Any, home: str) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """Whether a value is an object of NNX: a module, an optimizer, a generator, a variable."""
+    """Return whether a value is an object of NNX: a module, an optimizer, a generator, a variable."""
     return any(
         cls.__module__.startswith("flax.nnx") and cls.__name__ in ("Pytree", "Object", "Variable")
         for cls in type(value).__mro__

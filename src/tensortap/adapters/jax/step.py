@@ -1,6 +1,6 @@
-"""A function of a step, watched: compiled once more with everything that is wanted as further results.
+"""A watched step function: compiled once more, with everything that probes want as further results.
 
-A step that nobody wants runs the user's own function, and costs nothing.
+A step that no probe wants runs the user's own function, and costs nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import jax
 
 from tensortap.adapters.jax import kernel
-from tensortap.adapters.jax.adapter import JaxAdapter, refuse
-from tensortap.adapters.jax.context import CONTEXT
-from tensortap.adapters.jax.harvest import Harvester, Item
+from tensortap.adapters.jax.adapter import JaxAdapter, refuse_step
+from tensortap.adapters.jax.extract import ExtractedValue, TagExtractor
+from tensortap.adapters.jax.extract_rules import RULES
 from tensortap.adapters.jax.intercept import intercepting
 from tensortap.adapters.jax.layers import value_of
-from tensortap.adapters.jax.operations import Operations
-from tensortap.adapters.jax.rules import RULES
-from tensortap.adapters.jax.scopes import Scopes
-from tensortap.adapters.jax.signature import Layout, Signature
+from tensortap.adapters.jax.operations import JaxOperations
+from tensortap.adapters.jax.scopes import NameScopes
+from tensortap.adapters.jax.selection import export
+from tensortap.adapters.jax.signature import CallLayout, Signature
 from tensortap.adapters.jax.tag import Mark, tag, watchable
-from tensortap.adapters.jax.watcher import Watcher, export
+from tensortap.adapters.jax.tap import JaxTap
+from tensortap.adapters.jax.trace_context import CONTEXT
 from tensortap.record.recorder import OpenStep
 
 
@@ -40,18 +41,18 @@ class StepFunction:
         self.adapters: tuple[JaxAdapter, ...] = (*(under.adapters if under else ()), *adapters)
         self.tap = tap
         self._signature: Signature = under._signature if under else Signature(function, **options)
-        self._told: set[About] = set()
+        self._told: set[TraceInfo] = set()
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         functools.update_wrapper(self, self.function, updated=())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """One step."""
-        adapters = [a for a in self.adapters if a.watcher is not None and a.watcher.open]
+        """Run one step."""
+        adapters = [a for a in self.adapters if a.tap is not None and a.tap.open]
         with contextlib.ExitStack() as stack:
             for adapter in adapters:
-                stack.callback(_watcher(adapter).steps.end)
-                _watcher(adapter).steps.begin()
-            wanted = [(a, step) for a in adapters if (step := _watcher(a).steps.current()).armed]
+                stack.callback(_tap_of(adapter).steps.end)
+                _tap_of(adapter).steps.begin()
+            wanted = [(a, step) for a in adapters if (step := _tap_of(a).steps.current()).armed]
             if not wanted:
                 return self.function(*args, **kwargs)
             return self._observed(wanted, args, kwargs)
@@ -62,7 +63,7 @@ class StepFunction:
         return f"<StepFunction {name}{on}: {self.tap.summary()}>"
 
     def __getattr__(self, name: str) -> Any:
-        """What else the user's own function has: `lower`, `trace`, `eval_shape`, `clear_cache`; without taps."""
+        """Return an attribute of the user's own function (`lower`, `trace`, `clear_cache`, …), without taps."""
         function = self.__dict__.get("function")  # not there yet while it is made, copied or unpickled
         if function is None or (name.startswith("__") and name.endswith("__")):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -72,7 +73,7 @@ class StepFunction:
             raise AttributeError(f"neither a watched step nor its function {function!r} has {name!r}") from None
 
     def also(self, function: Callable[..., Any], **options: Any) -> StepFunction:
-        """Another function under the same tap, such as the step of an evaluation."""
+        """Return another function under the same tap, such as the step of an evaluation."""
         return StepFunction(function, self.adapters, self.tap, **options)
 
     def close(self) -> None:
@@ -90,7 +91,7 @@ class StepFunction:
     def _observed(self, wanted: Sequence[tuple[JaxAdapter, OpenStep]], args: Any, kwargs: Any) -> Any:
         layout, donated, kept = self._signature.flatten(args, kwargs)
         if any(isinstance(leaf, jax.core.Tracer) for leaf in (*donated, *kept)):
-            self._differentiated(wanted)
+            self._count_nested(wanted)
             return self.function(*args, **kwargs)
         adapters = tuple(adapter for adapter, _ in wanted)
         outcome, failure = None, None
@@ -99,35 +100,35 @@ class StepFunction:
         except Exception as error:
             failure = error
         if outcome is None:  # no longer inside `except`: an error of the user's own shall show nothing of ours
-            return self._without(wanted, failure, (*donated, *kept), args, kwargs)
+            return self._run_without_taps(wanted, failure, (*donated, *kept), args, kwargs)
         self._note(wanted, outcome)
-        layout.update(outcome.about.restore, outcome.state)
-        return outcome.about.restore(outcome.results)
+        layout.update(outcome.info.restore, outcome.state)
+        return outcome.info.restore(outcome.results)
 
-    def _note(self, wanted: Sequence[tuple[JaxAdapter, OpenStep]], outcome: Outcome) -> None:
-        """Leave what the step gave with those who want it; of a new trace, also what it could not show."""
-        new = outcome.about not in self._told
-        self._told.add(outcome.about)
+    def _note(self, wanted: Sequence[tuple[JaxAdapter, OpenStep]], outcome: StepOutputs) -> None:
+        """Hand what the step gave to the taps that want it; after a new trace, also what it could not show."""
+        new = outcome.info not in self._told
+        self._told.add(outcome.info)
         for adapter, step in wanted:
-            watcher = _watcher(adapter)
-            watcher.pend(step, outcome.about.items, outcome.arrays)
+            tap = _tap_of(adapter)
+            tap.results.add(step, outcome.info.values, outcome.arrays)
             if new:
-                watcher.notes.update(outcome.about.opaque)
-                watcher.given.update(outcome.about.given)
-                adapter.hint(watcher)
+                tap.notes.update(outcome.info.opaque)
+                tap.given.update(outcome.info.given)
+                adapter.warn_of_unmatched()
 
-    def _without(self, wanted: Any, error: Exception | None, leaves: Any, args: Any, kwargs: Any) -> Any:
-        """The step failed with taps. If it does without, the error was the user's own; otherwise it is counted."""
+    def _run_without_taps(self, wanted: Any, error: Exception | None, leaves: Any, args: Any, kwargs: Any) -> Any:
+        """Run the step without taps, as it failed with them: the error is the user's own, or is counted."""
         if error is not None and any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
             raise error
         results = self.function(*args, **kwargs)
         for adapter, _ in wanted:
-            _watcher(adapter).failed("running the step with taps", error or RuntimeError("no outcome"))
+            _tap_of(adapter).failed("running the step with taps", error or RuntimeError("no outcome"))
         return results
 
-    def _differentiated(self, wanted: Any) -> None:
+    def _count_nested(self, wanted: Any) -> None:
         for adapter, _ in wanted:
-            counters = _watcher(adapter).recorder.counters
+            counters = _tap_of(adapter).recorder.counters
             counters.add("unseen_steps")
             counters.warn(
                 "differentiated",
@@ -136,18 +137,18 @@ class StepFunction:
             )
 
     def _program(self, adapters: tuple[JaxAdapter, ...]) -> Callable[..., Any]:
-        key = tuple(_watcher(adapter).number for adapter in adapters)
+        key = tuple(_tap_of(adapter).number for adapter in adapters)
         if key not in self._programs:
             program = functools.partial(_run, self.function, adapters)
             self._programs[key] = jax.jit(program, static_argnums=0, donate_argnums=1)
         return self._programs[key]
 
 
-class About(NamedTuple):
-    """What is known of a traced step besides its numbers."""
+class TraceInfo(NamedTuple):
+    """What is known of a traced step besides its values."""
 
     restore: Any
-    items: tuple[Item, ...]
+    values: tuple[ExtractedValue, ...]
     opaque: dict[str, str]
     given: frozenset[str]
 
@@ -155,31 +156,33 @@ class About(NamedTuple):
         return id(self.restore)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, About) and self.restore is other.restore
+        return isinstance(other, TraceInfo) and self.restore is other.restore
 
 
-class Outcome(NamedTuple):
-    """What a watched step gives."""
+class StepOutputs(NamedTuple):
+    """What a watched step returns."""
 
     results: list[Any]
     state: list[Any]
     arrays: list[Any]
-    about: About
+    info: TraceInfo
 
 
-def _parts(outcome: Outcome) -> tuple[tuple[Any, ...], About]:
-    return outcome[:3], outcome.about
+def _parts(outcome: StepOutputs) -> tuple[tuple[Any, ...], TraceInfo]:
+    return outcome[:3], outcome.info
 
 
-jax.tree_util.register_pytree_node(Outcome, _parts, lambda about, parts: Outcome(parts[0], parts[1], parts[2], about))
+jax.tree_util.register_pytree_node(
+    StepOutputs, _parts, lambda info, parts: StepOutputs(parts[0], parts[1], parts[2], info)
+)
 
 
 def _run(
-    function: Callable[..., Any], adapters: Sequence[JaxAdapter], layout: Layout, donated: Any, kept: Any
-) -> Outcome:
-    """Traced by `jit`: the step, traced with tags, and its tags taken out."""
+    function: Callable[..., Any], adapters: Sequence[JaxAdapter], layout: CallLayout, donated: Any, kept: Any
+) -> StepOutputs:
+    """Trace the step with tags, and extract the tagged values. Traced by `jit`."""
     restore = layout.restorer()
-    watchers = {_watcher(adapter).number: _watcher(adapter) for adapter in adapters}
+    taps = {_tap_of(adapter).number: _tap_of(adapter) for adapter in adapters}
     given: set[str] = set()
 
     def flat(donated: Any, kept: Any) -> Any:
@@ -188,61 +191,69 @@ def _run(
             given.update(_tag_parameters(adapter, (args, kwargs)))
         return restore.flatten(function(*args, **kwargs), (args, kwargs))
 
-    with _tracing(watchers):
+    with _tracing(taps):
         closed, shape = jax.make_jaxpr(flat, return_shape=True)(donated, kept)
     for adapter in adapters:
-        adapter.refuse_constants(closed.consts)
-    harvester = Harvester(export(watchers), RULES, _operations(watchers), _scopes(adapters))
-    leaves, found = harvester.run(closed.jaxpr, closed.consts, jax.tree.leaves((donated, kept)))
+        adapter.model.refuse_constants(closed.consts)
+    extractor = TagExtractor(
+        export({n: tap.selection for n, tap in taps.items()}), RULES, _operations(taps), _scopes(adapters)
+    )
+    leaves, found = extractor.run(closed.jaxpr, closed.consts, jax.tree.leaves((donated, kept)))
     results, state = jax.tree.unflatten(jax.tree.structure(shape), leaves)
-    arrays = kernel.packed(found.items, found.arrays)
-    return Outcome(results, state, arrays, About(restore, tuple(found.items), harvester.opaque, frozenset(given)))
+    arrays = kernel.packed(found.values, found.arrays)
+    return StepOutputs(
+        results, state, arrays, TraceInfo(restore, tuple(found.values), extractor.opaque, frozenset(given))
+    )
 
 
 @contextlib.contextmanager
-def _tracing(watchers: dict[int, Watcher]) -> Iterator[None]:
-    """Functions inside are traced anew, with tags: what JAX has traced before has none."""
+def _tracing(taps: dict[int, JaxTap]) -> Iterator[None]:
+    """Trace the functions inside anew, with tags."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(CONTEXT(("tensortap", tuple(watchers))))
-        asking = [watcher for watcher in watchers.values() if watcher.late]
+        stack.enter_context(CONTEXT(("tensortap", tuple(taps))))
+        asking = [tap for tap in taps.values() if tap.selection.late]
         stack.enter_context(intercepting(lambda: asking))
-        for watcher in watchers.values():
-            watcher.trace(True)
-            stack.callback(watcher.trace, False)
+        for tap in taps.values():
+            tap.set_tracing(True)
+            stack.callback(tap.set_tracing, False)
         yield
 
 
-def _operations(watchers: dict[int, Watcher]) -> Operations | None:
-    asking = [watcher for watcher in watchers.values() if watcher.operations]
+def _operations(taps: dict[int, JaxTap]) -> JaxOperations | None:
+    asking = [tap for tap in taps.values() if tap.selection.has_operations]
     if not asking:
         return None
-    return Operations(lambda *place: [n for watcher in asking for n in watcher.wants_operation(*place)])
+    return JaxOperations(lambda *place: [tap.number for tap in asking if tap.selection.wants_operation(*place)])
 
 
-def _scopes(adapters: Sequence[JaxAdapter]) -> Scopes | None:
-    asking = [_watcher(adapter) for adapter in adapters if adapter.kind in (None, "tree")]
-    return Scopes(lambda path: [n for watcher in asking for n in watcher.wants_scope(path)]) if asking else None
+def _scopes(adapters: Sequence[JaxAdapter]) -> NameScopes | None:
+    asking = [_tap_of(adapter) for adapter in adapters if adapter.model.kind in (None, "tree")]
+    return (
+        NameScopes(lambda path: [tap.number for tap in asking if tap.selection.wants_scope(path)]) if asking else None
+    )
 
 
 def _tag_parameters(adapter: JaxAdapter, arguments: Any) -> list[str]:
-    watcher = _watcher(adapter)
-    found = [(path, value_of(p)) for path, p in adapter.find(arguments) if watcher.wants(path, "param")]
+    tap = _tap_of(adapter)
+    found = [
+        (path, value_of(p)) for path, p in adapter.model.parameters_in(arguments) if tap.selection.wants(path, "param")
+    ]
     for path, value in found:
         if watchable(value):
-            tag(value, [Mark(watcher.number, path, "param")])
+            tag(value, [Mark(tap.number, path, "param")])
     return [path for path, _ in found]
 
 
-def _watcher(adapter: JaxAdapter) -> Watcher:
-    assert adapter.watcher is not None
-    return adapter.watcher
+def _tap_of(adapter: JaxAdapter) -> JaxTap:
+    assert adapter.tap is not None
+    return adapter.tap
 
 
 def watched(
     function: Any, model: Any, probes: Any, watch: Callable[..., Any], options: Any, arguments: Any
 ) -> StepFunction:
     """Put taps on a function of a step."""
-    refuse(function)
+    refuse_step(function)
     adapter = JaxAdapter(model, live=False)
-    chosen = probes or (() if adapter.kind in ("nnx", "equinox", "linen", "haiku") else ("**",))
+    chosen = probes or (() if adapter.model.kind in ("nnx", "equinox", "linen", "haiku") else ("**",))
     return StepFunction(function, [adapter], watch(adapter, *chosen, **options), **arguments)

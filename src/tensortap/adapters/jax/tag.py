@@ -1,8 +1,8 @@
-"""The tag: an identity that says where a value stands. It goes through every transformation of JAX.
+"""The tag: an identity operation that says which site a value belongs to. Every transformation of JAX keeps it.
 
 A tag has marks for the value itself and marks for its cotangent. Differentiation keeps the first and turns the second
-into a tag of the cotangent; mapping gives it the whole batch. `harvest` takes tags out of a traced step. Tags that are
-still there when something runs are live: they hand their value to a listener, by a callback where it is compiled.
+into a tag of the cotangent; `vmap` gives it the whole batch. `extract` takes tags out of a traced step. Tags that are
+still there when something runs are live: they hand their value to a listener, by a callback in compiled code.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from tensortap.types import DTYPE_CODE
 
 
 class Mark(NamedTuple):
-    """Who wants a value, and the place it stands at."""
+    """The number of a tap that wants a value, and the value's site."""
 
-    listener: int
+    tap: int
     path: str
     port: str
     slot: str = ""
 
 
-class Listener(Protocol):
-    """Takes the values of live tags."""
+class TagListener(Protocol):
+    """Receives the values of live tags."""
 
-    def hear(self, mark: Mark, value: Any) -> None:
-        """A value, on the host."""
+    def receive(self, mark: Mark, value: Any) -> None:
+        """Receive a value, on the host."""
 
 
-LISTENERS: Final[weakref.WeakValueDictionary[int, Listener]] = weakref.WeakValueDictionary()
+LISTENERS: Final[weakref.WeakValueDictionary[int, TagListener]] = weakref.WeakValueDictionary()
 tag_p: Final = Primitive("tensortap_tag")
 _carry_p: Final = Primitive("tensortap_carry")
 
 
 def tag(value: Any, marks: Sequence[Mark], back: Sequence[Mark] = (), *, live: bool = False) -> Any:
-    """The value, marked; `back` are the marks of its cotangent."""
+    """Return the value, tagged; `back` are the marks of its cotangent."""
     if not marks and not back:
         return value
     return tag_p.bind(value, marks=tuple(marks), back=tuple(back) if _differentiable(value) else (), live=live)
 
 
 def watchable(value: Any) -> bool:
-    """Whether a value is an array whose elements can be reduced: no keys of random generators, no 4-bit numbers."""
+    """Return whether a value is an array whose elements can be reduced: not random keys, not 4-bit numbers."""
     return isinstance(value, (jax.Array, np.ndarray)) and str(value.dtype) in DTYPE_CODE
 
 
@@ -58,16 +58,16 @@ def _differentiable(value: Any) -> bool:
     return bool(jax.numpy.issubdtype(value.dtype, jax.numpy.inexact))
 
 
-def _hand_over(marks: tuple[Mark, ...], value: Any) -> None:
+def _notify(marks: tuple[Mark, ...], value: Any) -> None:
     for mark in marks:
-        listener = LISTENERS.get(mark.listener)
+        listener = LISTENERS.get(mark.tap)
         if listener is not None:
-            listener.hear(mark, value)
+            listener.receive(mark, value)
 
 
 def _run(value: Any, *, marks: tuple[Mark, ...], back: tuple[Mark, ...], live: bool) -> Any:
     if live:
-        _hand_over(marks, np.asarray(value))
+        _notify(marks, np.asarray(value))
     return value
 
 
@@ -86,7 +86,7 @@ def _transpose(cotangent: Any, value: Any, *, back: tuple[Mark, ...], live: bool
 
 
 def _transpose_tag(cotangent: Any, value: Any, **params: Any) -> Any:
-    """A tag of a tangent: what it marks has no other name, and the cotangent passes."""
+    """Transpose a tag of a tangent, whose value has no other name: the cotangent passes."""
     return [cotangent]
 
 
@@ -98,14 +98,14 @@ def _batch(primitive: Primitive) -> Callable[..., Any]:
 
 
 def _lower(value: Any, *, marks: tuple[Mark, ...], back: tuple[Mark, ...], live: bool) -> Any:
-    """Compiled: a callback if live, and otherwise nothing."""
+    """Compile a live tag to a callback, any other to nothing."""
     if live and marks:
-        jax.debug.callback(_hand_over_from_graph(marks), value)
+        jax.debug.callback(_callback(marks), value)
     return value
 
 
 def _abstract(aval: Any, *, marks: tuple[Mark, ...], back: tuple[Mark, ...], live: bool) -> tuple[Any, Any]:
-    """A live tag has the effect of a callback, so that it is kept, and can be waited for."""
+    """Give a live tag the effect of a callback, so that it is kept and can be waited for."""
     return aval, _effects() if live and marks else jax.extend.core.no_effects
 
 
@@ -114,8 +114,8 @@ def _effects() -> Any:
     return jax.make_jaxpr(lambda x: jax.debug.callback(print, x))(0.0).effects
 
 
-def _hand_over_from_graph(marks: tuple[Mark, ...]) -> Callable[[Any], None]:
-    return lambda value: _hand_over(marks, np.asarray(value))
+def _callback(marks: tuple[Mark, ...]) -> Callable[[Any], None]:
+    return lambda value: _notify(marks, np.asarray(value))
 
 
 def _define() -> None:

@@ -1,4 +1,4 @@
-"""What sees a layer's calls for one tap: what goes in, what comes out, and the gradients on their way back."""
+"""Hooks around a Keras layer's `call`: its inputs, its outputs, and their gradients."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tensortap.adapters.keras.sight import Sight
+from tensortap.adapters.keras.observer import KerasObserver
 from tensortap.adapters.protocol import Port, bits_of
 
 NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
-Inside = Callable[[], contextlib.AbstractContextManager[None]]
+OperationScope = Callable[[], contextlib.AbstractContextManager[None]]
 
 
-class Ports(NamedTuple):
+class LayerPorts(NamedTuple):
     """The ports of one layer, under all its names."""
 
     input: tuple[Port, ...]
@@ -26,8 +26,8 @@ class Ports(NamedTuple):
     grad_output: tuple[Port, ...]
 
 
-class Bits(NamedTuple):
-    """The probes that want them."""
+class LayerProbes(NamedTuple):
+    """The probes that want each kind of port, as bits."""
 
     input: int
     output: int
@@ -35,77 +35,77 @@ class Bits(NamedTuple):
     grad_output: int
 
 
-class LayerHook:
+class KerasLayerHook:
     """Goes around a layer's `call`."""
 
-    def __init__(self, sight: Sight, ports: Ports, owner: Callable[..., Any]) -> None:
-        self.sight = sight
-        self.inside: Inside = contextlib.nullcontext  # what sees the operations of this layer
+    def __init__(self, observer: KerasObserver, ports: LayerPorts, method: Callable[..., Any]) -> None:
+        self.observer = observer
+        self.operation_scope: OperationScope = contextlib.nullcontext  # where the layer's operations are observed
         self.ports = ports
-        self.bits = Bits(*(bits_of(each) for each in ports))
-        self._owner = owner  # the layer's own method, for the names of its arguments
+        self.probes = LayerProbes(*(bits_of(each) for each in ports))
+        self._method = method  # for the names of its arguments
 
     def __call__(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One call of the layer."""
-        if self.sight.away or in_symbolic_scope():  # Keras only asks for shapes
+        """Observe one call of the layer."""
+        if self.observer.paused or in_symbolic_scope():  # where Keras only infers shapes
             return call(*args, **kwargs)
-        with self.around():
+        with self.step_scope():
             args, kwargs = self._before(args, kwargs)
-            with self.inside():
+            with self.operation_scope():
                 output = call(*args, **kwargs)
             return self._after(output)
 
     @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        """Nothing: the step is the root's affair."""
+    def step_scope(self) -> Iterator[None]:
+        """Enclose a call. Only a call of the root is a step."""
         yield
 
     def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        ports, bits, sight = self.ports, self.bits, self.sight
-        seen, backward = sight.wants(bits.input), sight.wants(bits.grad_input)
-        if not (seen or backward):
+        ports, probes, observer = self.ports, self.probes, self.observer
+        forward, backward = observer.wants(probes.input), observer.wants(probes.grad_input)
+        if not (forward or backward):
             return args, kwargs
-        found = sight.given(self._owner, args, kwargs)
-        if seen:
-            sight.see(ports.input, found)
-        return self._backward(ports.grad_input, found, (args, kwargs)) if backward else (args, kwargs)
+        found = observer.arguments(self._method, args, kwargs)
+        if forward:
+            observer.observe(ports.input, found)
+        return self._with_gradient_hooks(ports.grad_input, found, (args, kwargs)) if backward else (args, kwargs)
 
     def _after(self, output: Any) -> Any:
-        ports, bits, sight = self.ports, self.bits, self.sight
-        seen, backward = sight.wants(bits.output), sight.wants(bits.grad_output)
-        if not (seen or backward):
+        ports, probes, observer = self.ports, self.probes, self.observer
+        forward, backward = observer.wants(probes.output), observer.wants(probes.grad_output)
+        if not (forward or backward):
             return output
-        found = sight.found(output)
-        if seen:
-            sight.see(ports.output, found)
-        return self._backward(ports.grad_output, found, output) if backward else output
+        found = observer.tensors_in(output)
+        if forward:
+            observer.observe(ports.output, found)
+        return self._with_gradient_hooks(ports.grad_output, found, output) if backward else output
 
-    def _backward(self, ports: Sequence[Port], found: Sequence[tuple[str, Any]], value: Any) -> Any:
-        """The value, with tensors whose gradients are seen."""
-        pairs = ((t, self.sight.followed(t, partial(self._see_gradient, ports, slot))) for slot, t in found)
-        others = {id(tensor): other for tensor, other in pairs if other is not None}
-        for port in ports if found and not others else ():
+    def _with_gradient_hooks(self, ports: Sequence[Port], found: Sequence[tuple[str, Any]], value: Any) -> Any:
+        """Return the value with tensors whose gradients are observed."""
+        hooks = ((t, self.observer.with_gradient_hook(t, partial(self._gradient, ports, slot))) for slot, t in found)
+        replaced = {id(tensor): other for tensor, other in hooks if other is not None}
+        for port in ports if found and not replaced else ():
             port.note = port.note or NO_GRADIENT
-        return tree.map_structure(lambda item: others.get(id(item), item), value) if others else value
+        return tree.map_structure(lambda item: replaced.get(id(item), item), value) if replaced else value
 
-    def _see_gradient(self, ports: Sequence[Port], slot: str, gradient: Any) -> None:
-        self.sight.see(ports, [(slot, gradient)])
+    def _gradient(self, ports: Sequence[Port], slot: str, gradient: Any) -> None:
+        self.observer.observe(ports, [(slot, gradient)])
 
 
-class RootHook(LayerHook):
-    """Goes around the model's own `call`: a step, or while it is traced a function."""
+class KerasRootHook(KerasLayerHook):
+    """Goes around the model's own `call`, which is a step, or a function while it is traced."""
 
     @contextlib.contextmanager
-    def around(self) -> Iterator[None]:
-        """One call of the model."""
-        with self.sight.function() if self.sight.tracing() else _step(self.sight):
+    def step_scope(self) -> Iterator[None]:
+        """Enclose one call of the model."""
+        with self.observer.traced_function() if self.observer.tracing() else _step(self.observer):
             yield
 
 
 @contextlib.contextmanager
-def _step(sight: Sight) -> Iterator[None]:
-    sight.begin()
+def _step(observer: KerasObserver) -> Iterator[None]:
+    observer.begin_step()
     try:
         yield
     finally:
-        sight.end()
+        observer.end_step()

@@ -24,7 +24,7 @@ _OWN: Final = frozenset(
 )  # fmt: skip
 
 
-class Layer(NamedTuple):
+class KerasLayer(NamedTuple):
     """One name of one layer, or of one operation in a functional model."""
 
     path: str
@@ -32,7 +32,7 @@ class Layer(NamedTuple):
     leaf: bool
 
 
-class Variable(NamedTuple):
+class KerasVariable(NamedTuple):
     """One name of one variable."""
 
     path: str
@@ -40,23 +40,23 @@ class Variable(NamedTuple):
     trainable: bool
 
 
-def layers_of(model: Any) -> list[Layer]:
-    """The model and everything in it that is called, in the order in which it was made."""
+def layers_of(model: Any) -> list[KerasLayer]:
+    """Return the model and everything in it that is called, in the order in which it was made."""
     return list(_walk("", model, frozenset()))
 
 
-def variables_of(layers: list[Layer]) -> list[Variable]:
-    """The variables that the layers themselves hold; none of a layer that is not built."""
-    found: dict[str, Variable] = {}
+def variables_of(layers: list[KerasLayer]) -> list[KerasVariable]:
+    """Return the variables that the layers themselves hold; none of a layer that is not built."""
+    found: dict[str, KerasVariable] = {}
     for layer in layers:
         for variable in _own_variables(layer.value):
             path = _free(joined(layer.path, variable.name), found)
-            found[path] = Variable(path, variable, bool(variable.trainable))
+            found[path] = KerasVariable(path, variable, bool(variable.trainable))
     return list(found.values())
 
 
 def joined(path: str, name: str) -> str:
-    """A path one step further.
+    """Return a path with one name more.
 
     >>> joined("", "dense"), joined("encoder", "dense")
     ('dense', 'encoder.dense')
@@ -64,9 +64,9 @@ def joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _walk(path: str, layer: Any, above: frozenset[int]) -> Iterator[Layer]:
+def _walk(path: str, layer: Any, above: frozenset[int]) -> Iterator[KerasLayer]:
     inside = [] if id(layer) in above else _children(layer)
-    yield Layer(path, layer, not inside)
+    yield KerasLayer(path, layer, not inside)
     for name, child in inside:
         yield from _walk(joined(path, name), child, above | {id(layer)})
 
@@ -106,7 +106,7 @@ def _own_variables(layer: Any) -> list[Any]:
 
 
 def _free(path: str, taken: Mapping[str, Any]) -> str:
-    """The path, or with a number behind it where a layer has given one name twice."""
+    """Return the path, with a number appended where a layer has given one name twice."""
     number, free = 0, path
     while free in taken:
         number += 1

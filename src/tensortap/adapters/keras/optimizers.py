@@ -10,50 +10,50 @@ from typing import Any, Final
 import keras
 
 _LOCK: Final = threading.Lock()
-Given = Callable[[Any, Any], None]
+GradientHook = Callable[[Any, Any], None]
 
 
-class Optimizers:
-    """Sees the gradients that Keras's optimizers are given, whichever of them, while anybody watches."""
+class OptimizerHooks:
+    """Calls hooks with the gradients that any Keras optimizer is given, while there are hooks."""
 
     def __init__(self) -> None:
-        self._watchers: tuple[Given, ...] = ()
+        self._hooks: tuple[GradientHook, ...] = ()
         self._original: Any = None
+        self._wrapper: Any = None
 
-    def join(self, watcher: Given) -> None:
-        """Call it with every gradient and its variable."""
+    def add(self, hook: GradientHook) -> None:
+        """Call a hook with every gradient and its variable."""
         with _LOCK:
-            if not self._watchers:
-                self._put()
-            self._watchers = (*self._watchers, watcher)
+            if not self._hooks:
+                self._wrap()
+            self._hooks = (*self._hooks, hook)
 
-    def leave(self, watcher: Given) -> None:
-        """Call it no more; with the last one the class has its own method back."""
+    def remove(self, hook: GradientHook) -> None:
+        """Remove a hook; the last one gives the class its own method back."""
         with _LOCK:
-            self._watchers = tuple(other for other in self._watchers if other is not watcher)
+            self._hooks = tuple(other for other in self._hooks if other is not hook)
             cls = _base()
-            if not self._watchers and getattr(vars(cls)["apply"], "tensortap", None) is self:
+            if not self._hooks and vars(cls)["apply"] is self._wrapper:
                 cls.apply = self._original
 
-    def _put(self) -> None:
+    def _wrap(self) -> None:
         original = self._original = vars(_base())["apply"]
 
         @functools.wraps(original)
         def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
             grads = list(grads)
             variables = optimizer._trainable_variables if trainable_variables is None else list(trainable_variables)
-            for watcher in self._watchers:
+            for hook in self._hooks:
                 for grad, variable in zip(grads, variables, strict=False):
-                    watcher(grad, variable)
+                    hook(grad, variable)
             return original(optimizer, grads, trainable_variables if trainable_variables is None else variables)
 
-        apply.tensortap = self  # type: ignore[attr-defined]
-        _base().apply = apply
+        self._wrapper = _base().apply = apply
 
 
 def _base() -> Any:
-    """The class whose `apply` all optimizers use."""
+    """Return the class whose `apply` all optimizers use."""
     return next(cls for cls in keras.optimizers.Optimizer.__mro__ if "apply" in vars(cls))
 
 
-OPTIMIZERS: Final = Optimizers()
+OPTIMIZER_HOOKS: Final = OptimizerHooks()

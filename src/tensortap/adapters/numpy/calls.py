@@ -1,8 +1,8 @@
-"""Seeing the calls of chosen objects by their class: a descriptor around each method, and a registry by object.
+"""Observe the calls of chosen objects through their class: a descriptor for each method, and a registry of objects.
 
-`obj(x)` looks `__call__` up on the type, so nothing put on the object itself would be found; and an object whose
-class is exchanged, or that is wrapped, is no longer the object it was. So the class's own entry is wrapped, asks the
-registry whether this object is watched, and is put back when nobody watches any object of the class any more.
+`obj(x)` looks `__call__` up on the type, so nothing put on the object itself would be found; and an object whose class
+is exchanged, or that is wrapped, fails `type(x) is C`, `pickle` or `deepcopy`. So the class's own entry is replaced by
+a descriptor that asks the registry whether this object is watched. It is restored when no object of the class is.
 """
 
 from __future__ import annotations
@@ -15,45 +15,45 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 
-class Hook(Protocol):
-    """Sees one layer's calls for one tap. It raises nothing, unless the user asked for it."""
+class CallHook(Protocol):
+    """Observes one layer's calls for one tap. It raises nothing unless the user asked for it."""
 
     def begin(self) -> None:
-        """A method begins that may call the layer."""
+        """Act when a method begins that may call the layer."""
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A call begins."""
+        """Act before a call."""
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """What is to be called in place of the layer's function: as a rule that itself."""
+        """Return what to call in place of the layer's function: usually the function itself."""
 
     def after(self, output: Any) -> None:
-        """It has returned."""
+        """Act after a call has returned."""
 
     def ended(self) -> None:
-        """It is over, also when it failed."""
+        """Act when a call is over, also when it failed."""
 
 
 class _Thread(threading.local):
-    """What is running in a thread, outermost first: the objects whose methods are being called."""
+    """The objects whose methods run in a thread, outermost first."""
 
     def __init__(self) -> None:
-        self.running: list[int] = []  # in a method that reports
-        self.frames: list[Any] = []  # in any method
+        self.running: list[int] = []  # ids, in a method that is observed
+        self.owners: list[Any] = []  # in any method
 
 
-class Entry:
+class WatchedObject:
     """A watched object: the hooks of every tap on it."""
 
     __slots__ = ("hooks", "reference", "value")
 
     def __init__(self, value: Any) -> None:
-        self.hooks: tuple[Hook, ...] = ()
+        self.hooks: tuple[CallHook, ...] = ()
         self.reference: Any = None
         self.value: Any = None
         try:
             self.reference = weakref.ref(value, partial(_forget, id(value)))
-        except TypeError:  # it takes no weak references; its number must not be given to another while it is watched
+        except TypeError:  # it takes no weak references; its id must not be reused while it is watched
             self.value = value
 
 
@@ -61,25 +61,25 @@ def _forget(key: int, _: object) -> None:
     WATCHED.pop(key, None)
 
 
-WATCHED: Final[dict[int, Entry]] = {}
+WATCHED: Final[dict[int, WatchedObject]] = {}
 THREAD: Final = _Thread()
 _LOCK: Final = threading.RLock()
-_METHODS: dict[tuple[type, str], Method] = {}
+_METHODS: dict[tuple[type, str], MethodDescriptor] = {}
 
 
-class Method:
-    """Sits in a class in place of a method. For objects that nobody watches it gives what was there."""
+class MethodDescriptor:
+    """Takes the place of a method in a class. For objects that are not watched it returns the method itself."""
 
-    def __init__(self, original: Any, name: str, reports: bool) -> None:
+    def __init__(self, original: Any, name: str, observed: bool) -> None:
         self.original = original
         self.name = name
-        self.reports = reports
+        self.observed = observed
         self.users = 0
 
     def __get__(self, value: Any, owner: type | None = None) -> Any:
         get = getattr(type(self.original), "__get__", None)
         bound = self.original if get is None else get(self.original, value, owner)
-        return bound if value is None or id(value) not in WATCHED else Bound(bound, value, self.reports)
+        return bound if value is None or id(value) not in WATCHED else BoundMethod(bound, value, self.observed)
 
     def __getattr__(self, name: str) -> Any:
         if name == "original":
@@ -87,79 +87,79 @@ class Method:
         return getattr(self.original, name)  # such as __isabstractmethod__
 
     def __reduce__(self) -> Any:
-        """Whoever pickles the class by value gets the method itself."""
+        """Pickle, where a class is pickled by value, the method itself."""
         return (copy.copy, (self.original,))
 
 
-class Bound:
+class BoundMethod:
     """A watched object's method, bound to it."""
 
-    __slots__ = ("__wrapped__", "reports", "value")
+    __slots__ = ("__wrapped__", "observed", "value")
 
-    def __init__(self, bound: Callable[..., Any], value: Any, reports: bool) -> None:
+    def __init__(self, bound: Callable[..., Any], value: Any, observed: bool) -> None:
         self.__wrapped__ = bound
         self.value = value
-        self.reports = reports
+        self.observed = observed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it, seen by the hooks unless a call of the same object is being seen already."""
+        """Call it through the hooks, unless a call of the same object is being observed already."""
         thread, key = THREAD, id(self.value)
         entry = WATCHED.get(key)
         if entry is None or key in thread.running:
             return self.__wrapped__(*args, **kwargs)
-        thread.frames.append(self.value)
-        if self.reports:
+        thread.owners.append(self.value)
+        if self.observed:
             thread.running.append(key)
         try:
-            hooks = entry.hooks if self.reports else tuple(map(Frame, entry.hooks))
+            hooks = entry.hooks if self.observed else tuple(map(StepOnlyHook, entry.hooks))
             return run_hooked(self.__wrapped__, hooks, args, kwargs)
         finally:
-            thread.frames.pop()
-            if self.reports:
+            thread.owners.pop()
+            if self.observed:
                 thread.running.pop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__wrapped__, name)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.__wrapped__ == (other.__wrapped__ if isinstance(other, Bound) else other))
+        return bool(self.__wrapped__ == (other.__wrapped__ if isinstance(other, BoundMethod) else other))
 
     def __hash__(self) -> int:
         return hash(self.__wrapped__)
 
 
-class Frame:
-    """A hook as seen from a method that is no call of the layer: only the step's begin and end pass through."""
+class StepOnlyHook:
+    """A hook around a method that is not a call of the layer, such as `fit`: only a step begins and ends."""
 
     __slots__ = ("hook",)
 
-    def __init__(self, hook: Hook) -> None:
+    def __init__(self, hook: CallHook) -> None:
         self.hook = hook
 
     def begin(self) -> None:
-        """A method within the method."""
+        """Do nothing for a method within the method."""
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A call begins."""
+        """Act before a call."""
         self.hook.begin()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function itself."""
+        """Return the function itself."""
         return function
 
     def after(self, output: Any) -> None:
-        """It has returned."""
+        """Act after a call has returned."""
 
     def ended(self) -> None:
-        """It is over."""
+        """End the step."""
         self.hook.ended()
 
 
 def run_hooked(
-    function: Callable[..., Any], hooks: tuple[Hook, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any], hooks: tuple[CallHook, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
     """Call a function with hooks before and after it."""
-    begun: list[Hook] = []
+    begun: list[CallHook] = []
     try:
         for hook in hooks:
             begun.append(hook)
@@ -176,23 +176,23 @@ def run_hooked(
             hook.ended()
 
 
-def watch(value: Any, hook: Hook, methods: Mapping[str, type], reports: Callable[[str], bool]) -> None:
-    """Let a hook see an object's calls: the methods, each with the class that defines it."""
+def watch(value: Any, hook: CallHook, methods: Mapping[str, type], observed: Callable[[str], bool]) -> None:
+    """Let a hook observe an object's calls of these methods, each with the class that defines it."""
     with _LOCK:
         entry = WATCHED.get(id(value))
         if entry is None:
-            entry = WATCHED[id(value)] = Entry(value)
+            entry = WATCHED[id(value)] = WatchedObject(value)
         entry.hooks = (*entry.hooks, hook)
         for name, owner in methods.items():
             method = _METHODS.get((owner, name))
             if method is None:
-                method = _METHODS[owner, name] = Method(vars(owner)[name], name, reports(name))
+                method = _METHODS[owner, name] = MethodDescriptor(vars(owner)[name], name, observed(name))
                 setattr(owner, name, method)
             method.users += 1
 
 
-def unwatch(key: int, hook: Hook, methods: Mapping[str, type]) -> None:
-    """Take a hook away, by its object's id: the object may be gone. A class nobody watches gets its own back."""
+def unwatch(key: int, hook: CallHook, methods: Mapping[str, type]) -> None:
+    """Remove a hook, by its object's id, as the object may be gone. A class without hooks is restored."""
     with _LOCK:
         entry = WATCHED.get(key)
         if entry is not None:
@@ -208,5 +208,5 @@ def _release(owner: type, name: str) -> None:
     method.users -= 1
     if method.users == 0:
         del _METHODS[owner, name]
-        if vars(owner).get(name) is method:  # somebody else's wrapper around ours stays, and ours is inert
+        if vars(owner).get(name) is method:  # somebody else's wrapper around ours stays, and ours does nothing
             setattr(owner, name, method.original)

@@ -1,4 +1,4 @@
-"""What sees a layer's calls for one tap: inputs before, outputs after, and the step around the root."""
+"""Hooks on a NumPy-style layer's calls: inputs before, outputs after, and the step around the root."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError
 
 
-class LayerHook:
-    """Sees one layer, under every name it has."""
+class NumpyLayerHook:
+    """Observes one layer, under every name it has."""
 
     def __init__(
         self, observer: ArrayObserver, steps: CallStepDetector, inputs: Sequence[Port], outputs: Sequence[Port]
@@ -26,10 +26,10 @@ class LayerHook:
         self.output_bits = bits_of(outputs)
 
     def begin(self) -> None:
-        """Nothing: the step is the root's affair."""
+        """Do nothing: only a call of the root is a step."""
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Before an in-place layer can change what it is given."""
+        """Record inputs, before an in-place layer can change them."""
         step = self.steps.current()
         if not step.armed & self.input_bits:
             return
@@ -40,11 +40,11 @@ class LayerHook:
             self._failed("observing an input", error)
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The layer's own function."""
+        """Return the layer's own function."""
         return function
 
     def after(self, output: Any) -> None:
-        """The call has returned."""
+        """Record outputs."""
         step = self.steps.current()
         if not step.armed & self.output_bits:
             return
@@ -54,7 +54,7 @@ class LayerHook:
             self._failed("observing an output", error)
 
     def ended(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def _failed(self, what: str, error: Exception) -> None:
         counters = self.observer.recorder.counters
@@ -63,11 +63,11 @@ class LayerHook:
         counters.failed("skipped_tensors", what, error)
 
 
-class RootHook(LayerHook):
-    """Sees the watched object itself: its calls are the steps."""
+class NumpyRootHook(NumpyLayerHook):
+    """Observes the watched object itself, whose calls are the steps."""
 
     def begin(self) -> None:
-        """A call begins, and with it a step."""
+        """Begin a step."""
         try:
             self.steps.begin()
         except NonFiniteError:  # the user asked for it
@@ -76,12 +76,12 @@ class RootHook(LayerHook):
             self.observer.recorder.counters.failed("step_errors", "beginning a step", error)
 
     def before(self, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A call begins."""
+        """Begin a step, and record inputs."""
         self.begin()
         super().before(function, args, kwargs)
 
     def ended(self) -> None:
-        """The call is over."""
+        """End the call."""
         try:
             self.steps.end()
         except NonFiniteError:

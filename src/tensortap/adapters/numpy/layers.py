@@ -1,4 +1,4 @@
-"""The layers of an object: callables in attributes, lists, dicts and tuples, each under every name it has."""
+"""The layers of a NumPy-style object: callables in attributes, lists, dicts and tuples, under every name they have."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensortap.adapters.numpy.holders import Attribute, Holder, Item, TupleItem
-from tensortap.adapters.numpy.slots import Slot
+from tensortap.adapters.numpy.function_wrapper import FunctionWrapper
+from tensortap.adapters.numpy.references import AttributeReference, ItemReference, Reference, TupleItemReference
 
-# What a layer's call is. Of calls within calls on one object (`__call__` → `forward`) the outermost is seen.
-REPORTED: Final = (
+# The methods that call a layer. Of calls within calls on one object (`__call__` → `forward`) the outermost counts.
+CALL_METHODS: Final = (
     "__call__", "forward", "predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples",
     "transform", "fit_transform", "inverse_transform",
 )  # fmt: skip
-# What may call layers and is a step when the root does it, but gives no array of its own.
-FRAMES: Final = ("fit", "partial_fit", "fit_predict", "score")
+# Methods that may call layers and are a step of the root, but return no array of their own.
+STEP_METHODS: Final = ("fit", "partial_fit", "fit_predict", "score")
 _DEPTH: Final = 12
 _IMMUTABLE, _HEAP = 1 << 8, 1 << 9  # flags of CPython's types
 _MANY: Final = 4096  # entries: a longer list or dict holds data, not layers
@@ -29,9 +29,9 @@ _PLAIN: Final = (
 # Whose objects are data, though some have methods that are called like a layer's (`DataFrame.transform`).
 _DATA: Final = frozenset(("pandas", "polars", "pyarrow", "scipy", "xarray", "h5py", "PIL", "matplotlib", "tensortap"))
 _LEARN: Final = frozenset(("sklearn",))
-# What a perceptron keeps of its fitting: averages of gradients, and copies of its weights.
+# What a perceptron keeps from fitting: averages of gradients, and copies of its weights.
 _OF_FITTING: Final = frozenset(("_optimizer", "_best_coefs", "_best_intercepts"))
-# What scikit-learn makes of copies of an estimator when it fits. The estimator itself never runs then, nor again.
+# Attributes that scikit-learn fills with copies of an estimator when it fits. The estimator itself never runs then.
 _MADE_FROM: Final = {
     "estimator": ("estimators_", "best_estimator_", "calibrated_classifiers_"), "estimator_": ("estimators_",),
     "scorer_": ("best_estimator_",),
@@ -42,38 +42,38 @@ FOREIGN: Final = frozenset(
 )
 
 
-class Found(NamedTuple):
-    """One thing under one name: a layer, a function in a slot, or an array."""
+class NumpyMember(NamedTuple):
+    """A layer, a function or an array under one of its names."""
 
     path: str
     value: Any
-    holder: Holder | None = None
+    holder: Reference | None = None
     leaf: bool = True
 
 
-class Layers(NamedTuple):
-    """What an object is made of, in order of definition."""
+class NumpyMembers(NamedTuple):
+    """What an object consists of, in order of definition."""
 
-    layers: list[Found]
-    functions: list[Found]
-    arrays: list[Found]
+    layers: list[NumpyMember]
+    functions: list[NumpyMember]
+    arrays: list[NumpyMember]
     foreign: list[str]
 
 
-def layers_of(root: Any) -> Layers:
-    """Look through an object.
+def layers_of(root: Any) -> NumpyMembers:
+    """Return what an object consists of.
 
     >>> net = SimpleNamespace(weight=np.ones(2), steps=[np.tanh, {"scale": lambda x: 2 * x}])
     >>> [found.path for found in layers_of(net).functions]
     ['steps.0', 'steps.1.scale']
     """
-    found = Layers([], [], [], [])
-    _look(found, "", root, None, ())
+    found = NumpyMembers([], [], [], [])
+    _visit(found, "", root, None, ())
     return found
 
 
 def has_layers(value: Any) -> bool:
-    """Whether an object can be watched at all. A function or a class alone cannot."""
+    """Return whether an object can be watched at all. A function or a class alone cannot."""
     if isinstance(value, (*_PLAIN, np.ndarray)) or is_function(value):
         return False
     found = layers_of(value)
@@ -81,96 +81,96 @@ def has_layers(value: Any) -> bool:
 
 
 def methods_of(value: Any) -> list[str]:
-    """The methods by which a layer is called."""
-    return [name for name in (*REPORTED, *FRAMES) if _definer(type(value), name) is not None]
+    """Return the methods by which a layer is called."""
+    return [name for name in (*CALL_METHODS, *STEP_METHODS) if _definer(type(value), name) is not None]
 
 
 def is_layer(value: Any) -> bool:
-    """Whether an object has a call of its own that can be seen by its class."""
+    """Return whether an object has a call method that can be observed through its class."""
     cls = type(value)
-    return takes_taps(cls) and any(_definer(cls, name) is not None for name in REPORTED)
+    return is_patchable(cls) and any(_definer(cls, name) is not None for name in CALL_METHODS)
 
 
 def is_function(value: Any) -> bool:
-    """Whether it is called without being a layer: a function, a ufunc, a partial, a bound method."""
-    return callable(value) and not isinstance(value, type) and not takes_taps(type(value))
+    """Return whether it is called without being a layer: a function, a ufunc, a partial, a bound method."""
+    return callable(value) and not isinstance(value, type) and not is_patchable(type(value))
 
 
-def takes_taps(cls: type) -> bool:
-    """Whether attributes of a class can be set: not those of classes made in C."""
+def is_patchable(cls: type) -> bool:
+    """Return whether attributes of a class can be set: not those of classes made in C."""
     return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
 
 
 def _definer(cls: type, name: str) -> type | None:
-    """The class that defines a method, if it can be replaced there."""
+    """Return the class that defines a method, if it can be replaced there."""
     for base in cls.__mro__:
         if name in vars(base):
-            return base if takes_taps(base) and vars(base)[name] is not None else None
+            return base if is_patchable(base) and vars(base)[name] is not None else None
     return None
 
 
 def definer_of(value: Any, name: str) -> type:
-    """The class that defines a layer's method."""
+    """Return the class that defines a layer's method."""
     found = _definer(type(value), name)
     assert found is not None
     return found
 
 
-def _look(found: Layers, path: str, value: Any, holder: Holder | None, above: tuple[int, ...]) -> bool:
-    """Note what a value is and what is in it; whether it is, or has in it, anything that can be called."""
-    if isinstance(value, Slot):
+def _visit(found: NumpyMembers, path: str, value: Any, holder: Reference | None, above: tuple[int, ...]) -> bool:
+    """Note what a value is and holds; return whether it is, or holds, anything that can be called."""
+    if isinstance(value, FunctionWrapper):
         value = value.original
     if id(value) in above or len(above) > _DEPTH or isinstance(value, _PLAIN) or _comes_from(type(value), _DATA):
         return False
     if isinstance(value, np.ndarray):
         if path and value.dtype.kind in "fcV":
-            found.arrays.append(Found(path, value, holder))
+            found.arrays.append(NumpyMember(path, value, holder))
         return False
     if _comes_from(type(value), FOREIGN):
         found.foreign.append(path)
         return False
     if path and is_function(value):
-        found.functions.append(Found(path, value, holder))
+        found.functions.append(NumpyMember(path, value, holder))
         return True
-    return _look_into(found, path, value, holder, above)
+    return _visit_inside(found, path, value, holder, above)
 
 
-def _look_into(found: Layers, path: str, value: Any, holder: Holder | None, above: tuple[int, ...]) -> bool:
+def _visit_inside(found: NumpyMembers, path: str, value: Any, holder: Reference | None, above: tuple[int, ...]) -> bool:
     layer = is_layer(value)
     at = len(found.layers)
     inside = [
-        _look(found, _joined(path, name), item, place, (*above, id(value)))
+        _visit(found, _joined(path, name), item, place, (*above, id(value)))
         for name, item, place in _parts(value, holder)
     ]
     if layer:  # a parent comes before its parts
-        found.layers.insert(at, Found(path, value, holder, leaf=not any(inside)))
+        found.layers.insert(at, NumpyMember(path, value, holder, leaf=not any(inside)))
     return layer or any(inside)
 
 
-def _parts(value: Any, holder: Holder | None) -> Iterator[tuple[str, Any, Holder]]:
-    """What lies directly in a value: name, value, and where it is held."""
+def _parts(value: Any, holder: Reference | None) -> Iterator[tuple[str, Any, Reference]]:
+    """Return what a value holds directly: name, value, and where it is held."""
     if isinstance(value, (dict, list, tuple)) and len(value) > _MANY:
         return
     if isinstance(value, dict):
         for key in list(value):
-            yield str(key), value[key], Item(value, key)
+            yield str(key), value[key], ItemReference(value, key)
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield str(i), item, Item(value, i)
+            yield str(i), item, ItemReference(value, i)
     elif isinstance(value, tuple) and holder is not None:
         for i, item in enumerate(value):
-            yield getattr(value, "_fields", range(len(value)))[i], item, TupleItem(holder, i)  # type: ignore[misc]
+            yield getattr(value, "_fields", range(len(value)))[i], item, TupleItemReference(holder, i)  # type: ignore[misc]
     if _has_own_attributes(type(value)):
         for name in _attributes(value):
-            place = Attribute(value, name)
+            place = AttributeReference(value, name)
             yield from _named(name, place.get(), place)
 
 
-def _named(name: str, value: Any, place: Attribute) -> Iterator[tuple[str, Any, Holder]]:
-    """An attribute; the (name, layer) pairs of scikit-learn's pipelines and unions go by their own names."""
+def _named(name: str, value: Any, place: AttributeReference) -> Iterator[tuple[str, Any, Reference]]:
+    """Return an attribute; the (name, layer) pairs of scikit-learn's pipelines and unions by their own names."""
     if isinstance(value, list) and value and all(_is_pair(item) for item in value):
         for i, item in enumerate(value):
-            yield item[0], item[1], TupleItem(Item(value, i), 1)
+            yield item[0], item[1], TupleItemReference(ItemReference(value, i), 1)
     else:
         yield name, value, place
 
@@ -181,7 +181,7 @@ def _is_pair(item: Any) -> bool:
 
 
 def _has_own_attributes(cls: type) -> bool:
-    """Objects of the standard library and of NumPy are looked at from outside only."""
+    """Return whether to look at an object's attributes: not at those of the standard library and of NumPy."""
     module = cls.__module__.partition(".")[0]
     ours = module == "__main__" or cls is SimpleNamespace
     return ours or (module not in sys.stdlib_module_names and module != "numpy")

@@ -1,7 +1,7 @@
-"""An array that tells which operations it goes through: what `@`, ufuncs and NumPy's functions make of it tells too.
+"""An array whose operations are observed: `@`, ufuncs and NumPy's functions, and those on their results.
 
-Values, types of elements and memory are those of the plain array: it is a view of it. What it misses: arrays that pass
-`np.asarray` or a list, and operations among arrays that were not given to the layer.
+Values, dtype and memory are those of the plain array: it is a view of it. It misses arrays that pass `np.asarray` or a
+list, and operations among arrays that were not given to the layer.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ import numpy as np
 _REDUCTIONS: Final = {"add": "sum", "multiply": "prod", "maximum": "max", "minimum": "min"}
 
 
-class Scope(Protocol):
+class LayerCall(Protocol):
     """One call of a layer, for one tap."""
 
     def observe(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
-        """Run an operation and look at it."""
+        """Run an operation and record it."""
 
 
-class _Scopes(threading.local):
-    """The calls that are running in a thread, for each tap outermost first. Operations belong to the innermost."""
+class _LayerCalls(threading.local):
+    """The layers' calls that run in a thread, for each tap outermost first. Operations belong to the innermost."""
 
     def __init__(self) -> None:
-        self.stacks: dict[int, list[Scope]] = {}
+        self.stacks: dict[int, list[LayerCall]] = {}
 
 
-SCOPES: Final = _Scopes()
+LAYER_CALLS: Final = _LayerCalls()
 
 
 class Traced(np.ndarray):
-    """A view that is seen by the operations it takes part in."""
+    """A view whose operations are observed."""
 
     plain: Any = None  # the very array it is a view of, for those that were given to a layer
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        """What `@`, `+` and NumPy's elementwise functions end in."""
+        """Run what `@`, `+` and NumPy's elementwise functions end in."""
         name = ufunc.__name__ if method == "__call__" else _REDUCTIONS.get(ufunc.__name__, f"{ufunc.__name__}_{method}")
         more = {**strip(kwargs), **({} if out is None else {"out": strip(out)})}
-        result = _seen(name, strip(inputs), more, getattr(ufunc, method))
+        result = _observed(name, strip(inputs), more, getattr(ufunc, method))
         if out is not None:
             return out[0] if len(out) == 1 else out
         return wrap(result)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """What NumPy's other functions end in."""
-        result = _seen(function.__name__, strip(args), strip(kwargs), function)
+        """Run what NumPy's other functions end in."""
+        result = _observed(function.__name__, strip(args), strip(kwargs), function)
         return kwargs["out"] if isinstance(kwargs.get("out"), np.ndarray) else wrap(result)
 
     def dot(self, other: Any, out: Any = None) -> Any:
-        """As `np.dot`, which the method of an array does not go through."""
+        """Run `np.dot`, which the method of an array does not call."""
         return np.dot(self, other) if out is None else np.dot(self, other, out=out)
 
     def __reduce__(self) -> Any:
@@ -64,7 +64,7 @@ class Traced(np.ndarray):
 
 
 def wrap(value: Any) -> Any:
-    """Arrays in a value, and in tuples, lists and dicts in it, as traced ones."""
+    """Return a value with the arrays in it, also in tuples, lists and dicts, as traced ones."""
     if type(value) is np.ndarray:
         traced = value.view(Traced)
         traced.plain = value
@@ -73,14 +73,14 @@ def wrap(value: Any) -> Any:
 
 
 def strip(value: Any) -> Any:
-    """The plain arrays again; the very same where they were only looked at."""
+    """Return a value with plain arrays again, the very same ones where they were only given."""
     if isinstance(value, Traced):
         return value.view(np.ndarray) if value.plain is None else value.plain
     return _mapped(value, strip)
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A container with its items changed; itself when none was."""
+    """Return a container with its items changed; itself when none was."""
     if isinstance(value, (tuple, list)) and (type(value) in (tuple, list) or hasattr(value, "_make")):
         items: Any = [change(item) for item in value]
         if all(a is b for a, b in zip(items, value, strict=True)):
@@ -92,8 +92,8 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     return value
 
 
-def _seen(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[..., Any]) -> Any:
+def _observed(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[..., Any]) -> Any:
     run: Callable[[], Any] = partial(function, *args, **kwargs)
-    for scopes in list(SCOPES.stacks.values()):
-        run = partial(scopes[-1].observe, name, args, kwargs, run)
+    for calls in list(LAYER_CALLS.stacks.values()):
+        run = partial(calls[-1].observe, name, args, kwargs, run)
     return run()

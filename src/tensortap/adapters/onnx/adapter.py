@@ -1,4 +1,4 @@
-"""Taps on an ONNX Runtime session: its `run` is seen, and a twin with more outputs shows the tensors inside."""
+"""The adapter for ONNX Runtime sessions: `run` is observed, and an instrumented copy shows the tensors inside."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import onnxruntime
 
 from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.onnx import dispatch
-from tensortap.adapters.onnx.graph import Graph
-from tensortap.adapters.onnx.twin import Site, Twin
+from tensortap.adapters.onnx.graph import OnnxGraph
+from tensortap.adapters.onnx.instrumented import InstrumentedSession, OnnxSite
 from tensortap.adapters.protocol import Clock, Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import nearest
@@ -23,33 +23,33 @@ GIVEN: Final = "is given to the session: ':input{}' shows it"
 
 
 def adapt(model: Any, **options: Any) -> OnnxAdapter | None:
-    """The adapter for a session, or nothing for other objects of ONNX Runtime."""
+    """Return the adapter for a session; None for other objects of ONNX Runtime."""
     return OnnxAdapter(model) if isinstance(model, onnxruntime.InferenceSession) else None
 
 
 class OnnxAdapter:
-    """Taps on one session. Its graph is dumped once, when it is first asked about."""
+    """Taps on one session. Its optimised graph is dumped when the adapter is made."""
 
     def __init__(self, session: Any) -> None:
         self._session = weakref.ref(session)
-        self.graph = Graph(session)
+        self.graph = OnnxGraph(session)
         self._ports: list[Port] = []
         self._constants: list[Port] = []
-        self._twin: Twin | None = None
+        self._instrumented: InstrumentedSession | None = None
 
     def candidates(self) -> list[Candidate]:
-        """The session, every tensor that a node gives, and every initializer."""
+        """Return the session, every tensor that a node makes, and every initializer."""
         root = Candidate("", (type(self._model()).__name__,), FORWARD_PORTS, leaf=not self.graph.nodes)
         tensors = [Candidate(name, node.types, FORWARD_PORTS) for node in self.graph.nodes for name in node.gives]
         return [root, *tensors, *(Candidate(name, ("Initializer",), ("param",)) for name in self.graph.constants)]
 
     def untappable(self) -> dict[str, str]:
-        """Tensors that were fused away, those inside branches and loops, and what the session is given."""
+        """Return tensors that were fused away, those inside branches and loops, and the session's inputs."""
         given = [value.name for value in self._model().get_inputs()]
         return self.graph.missing | {name: GIVEN.format(f".{name}" if given[1:] else "") for name in given}
 
     def describe(self) -> dict[str, Any]:
-        """The nodes, and what a twin costs."""
+        """Return the nodes, and what an instrumented copy costs, for `run.json`."""
         session = self._model()
         return {
             "framework": "onnx",
@@ -65,7 +65,7 @@ class OnnxAdapter:
         }
 
     def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
-        """See the session's runs."""
+        """Observe the session's runs."""
         session = self._model()
         self._recorder, self._plan = recorder, plan
         self._observer = observer or ArrayObserver(recorder)
@@ -77,44 +77,44 @@ class OnnxAdapter:
         root = self._site(given, "\n".join(value.name for value in session.get_outputs()), "")
         ports = (self._port(name, "param") for name in self.graph.constants)
         self._constants = [port for port in ports if port is not None]
-        self._twin = Twin(self.graph, self._observer, self._steps, sites, root)
-        self._hint()
-        dispatch.join(session, self._twin)
+        self._instrumented = InstrumentedSession(self.graph, self._observer, self._steps, sites, root)
+        self._warn_of_unknown_names()
+        dispatch.add_observer(session, self._instrumented)
 
     def arm(self) -> None:
-        """An unwanted step runs the session itself."""
+        """Do nothing: a step that no probe wants runs the session itself."""
 
     def detach(self) -> None:
-        """Give the session its `run` back."""
+        """Restore the session's `run`."""
         session = self._session()
-        if session is not None and self._twin is not None:
-            dispatch.leave(session, self._twin)
+        if session is not None and self._instrumented is not None:
+            dispatch.remove_observer(session, self._instrumented)
 
     def current(self) -> OpenStep:
-        """The calling thread's step."""
+        """Return the calling thread's step."""
         return self._steps.current()
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Give the calling thread a step of its own."""
+        """Give the calling thread a step of its own; return the one it had."""
         return self._steps.enter(step)
 
     def closing(self, step: OpenStep) -> None:
-        """Take the initializers."""
+        """Record the initializers."""
         for port in self._constants:
             if step is self._recorder.current and step.armed & port.bits:
                 self._observer.take_late(port, partial(self.graph.constant, port.path), step)
         self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
-        """Other threads' steps that nothing has closed."""
+        """Return steps that nothing has closed."""
         return self._steps.left_open()
 
     def named(self, name: str, value: Any) -> bool:
-        """A value the user named."""
+        """Record a value the user named."""
         return self._names.see(name, value, self.current())
 
     def unseen(self) -> dict[str, str]:
-        """Tensors and names that were wanted but never seen."""
+        """Return tensors and names that were wanted but never seen, with the reason."""
         return unseen(self._ports, self._names)
 
     def _model(self) -> Any:
@@ -123,20 +123,20 @@ class OnnxAdapter:
             raise ReferenceError("the watched session is gone")
         return session
 
-    def _hint(self) -> None:
-        """Tensors have slashes in their names, and so have values that the user is still to name."""
-        there = [candidate.path for candidate in self.candidates()]
-        for pattern in self._plan.waiting(there, (*FORWARD_PORTS, "param")):
-            if near := nearest(pattern.head, there):
+    def _warn_of_unknown_names(self) -> None:
+        """Warn of patterns with a slash that match no tensor: they may mean values that the user is still to name."""
+        known = [candidate.path for candidate in self.candidates()]
+        for pattern in self._plan.waiting(known, (*FORWARD_PORTS, "param")):
+            if near := nearest(pattern.head, known):
                 self._recorder.counters.warn(
                     f"waiting:{pattern.text}",
-                    f"{pattern.text!r} is no tensor of this session; it waits for a value named with tap(). "
+                    f"{pattern.text!r} is not a tensor of this session; it waits for a value named with tap(). "
                     f"Did you mean {' or '.join(map(repr, near))}?",
                 )
 
-    def _site(self, given: tuple[str, ...], gives: str, path: str) -> Site:
+    def _site(self, given: tuple[str, ...], gives: str, path: str) -> OnnxSite:
         inputs, outputs = ([port] if (port := self._port(path, kind)) else [] for kind in ("input", "output"))
-        return Site(given, gives, inputs, outputs)
+        return OnnxSite(given, gives, inputs, outputs)
 
     def _port(self, path: str, kind: str) -> Port | None:
         port = self._plan.of(self._recorder, path, kind)

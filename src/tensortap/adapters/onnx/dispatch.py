@@ -1,4 +1,4 @@
-"""A session's `run`, seen: on the session itself, shared by all taps on it, gone when the last of them goes."""
+"""Replace a session's `run`, once for all taps on it; the last tap to leave restores it."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ UNSEEN_RUNS: Final = ("run_async", "run_with_ort_values", "run_with_iobinding", 
 _LOCK: Final = threading.RLock()
 
 
-class Watcher(Protocol):
-    """One tap on a session."""
+class RunObserver(Protocol):
+    """Observes the runs of a session for one tap."""
 
     counters: Counters
 
     def begin(self) -> None:
-        """A run begins."""
+        """Act when a run begins."""
 
     def observe(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> Any:
-        """Run with more outputs, where that is wanted; None where it is not, or fails."""
+        """Run with more outputs, if a probe wants them; None if not."""
 
     def trusted(self, found: Any) -> Sequence[Any] | None:
-        """Of what `observe` gave: the user's outputs, if they are known to be the session's own."""
+        """Return the user's outputs from what `observe` gave, if they are known to equal the session's own."""
 
     def record(self, found: Any, outputs: Sequence[Any]) -> None:
-        """Take what was seen; `outputs` are what the user gets."""
+        """Record what was observed; `outputs` are what the user gets."""
 
     def end(self) -> None:
-        """The run is over, also when it failed."""
+        """Act when the run is over, also when it failed."""
 
 
 class _Run:
-    """Stands in for `session.run`."""
+    """Takes the place of `session.run`."""
 
     def __init__(self, session: Any) -> None:
         self.original = session.run
-        self.watchers: tuple[Watcher, ...] = ()
+        self.observers: tuple[RunObserver, ...] = ()
         self.outputs = [output.name for output in session.get_outputs()]
         functools.update_wrapper(self, self.original)
 
     def __call__(self, output_names: Any, input_feed: Mapping[str, Any], run_options: Any = None) -> Any:
-        watchers, names = self.watchers, list(output_names or self.outputs)
+        observers, names = self.observers, list(output_names or self.outputs)
         begun = []
         try:
-            for watcher in watchers:
-                begun.append(watcher)
-                watcher.begin()
-            seen = [(w, found) for w in watchers if (found := w.observe(names, input_feed, run_options)) is not None]
+            for observer in observers:
+                begun.append(observer)
+                observer.begin()
+            seen = [(w, found) for w in observers if (found := w.observe(names, input_feed, run_options)) is not None]
             outputs = next((known for w, found in seen if (known := w.trusted(found)) is not None), None)
             if outputs is None:
                 outputs = self.original(output_names, input_feed, run_options)
-            for watcher, found in seen:
-                watcher.record(found, outputs)
+            for observer, found in seen:
+                observer.record(found, outputs)
             return outputs
         finally:
-            for watcher in begun:
-                watcher.end()
+            for observer in begun:
+                observer.end()
 
 
 class _Unseen:
-    """Stands in for the other ways to run a session, which go on unseen."""
+    """Takes the place of the other ways to run a session, which are counted but not observed."""
 
     def __init__(self, run: _Run, original: Callable[..., Any], name: str) -> None:
         self.run = run
@@ -72,16 +72,16 @@ class _Unseen:
         functools.update_wrapper(self, original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for watcher in self.run.watchers:
-            watcher.counters.add("unseen_runs")
-            watcher.counters.warn(
+        for observer in self.run.observers:
+            observer.counters.add("unseen_runs")
+            observer.counters.warn(
                 self.name, f"session.{self.name}() is not seen (counted as unseen_runs); use session.run()"
             )
         return self.original(*args, **kwargs)
 
 
-def join(session: Any, watcher: Watcher) -> None:
-    """Let a watcher see the runs of a session."""
+def add_observer(session: Any, observer: RunObserver) -> None:
+    """Let an observer see the runs of a session."""
     with _LOCK:
         own = vars(session)
         if not isinstance(own.get("run"), _Run):
@@ -90,18 +90,18 @@ def join(session: Any, watcher: Watcher) -> None:
                 name: _Unseen(run, getattr(session, name), name) for name in UNSEEN_RUNS if hasattr(session, name)
             }
             own.update({"run": run, **others})
-        own["run"].watchers = (*own["run"].watchers, watcher)
+        own["run"].observers = (*own["run"].observers, observer)
 
 
-def leave(session: Any, watcher: Watcher) -> None:
-    """Take it away; with the last one the session has its own methods back."""
+def remove_observer(session: Any, observer: RunObserver) -> None:
+    """Remove an observer; the last one gives the session its own methods back."""
     with _LOCK:
         own = vars(session)
         run = own.get("run")
         if not isinstance(run, _Run):  # somebody has wrapped it meanwhile, and keeps their wrapper
             return
-        run.watchers = tuple(other for other in run.watchers if other is not watcher)
-        if not run.watchers:
+        run.observers = tuple(other for other in run.observers if other is not observer)
+        if not run.observers:
             for name in ("run", *UNSEEN_RUNS):
                 if isinstance(own.get(name), (_Run, _Unseen)):
                     del own[name]

@@ -1,4 +1,4 @@
-"""The graph that a session really runs: dumped after optimisation, and held against the one it was loaded from."""
+"""The graph that a session really runs: dumped after optimisation, and compared with the one it was loaded from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tensortap.reduce import kernel as kernels
 try:
     import onnx
 
-    from tensortap.adapters.onnx.layout import Layout, layout_of
+    from tensortap.adapters.onnx.channel_blocks import ChannelBlocks, channel_blocks_of
 except ImportError as error:
     raise MissingExtraError(
         "watching an ONNX Runtime session needs the package onnx, to name the tensors inside: "
@@ -49,15 +49,15 @@ _PROVIDERS: Final = (
 
 
 def row_of(name: str) -> str:
-    """What a twin calls the row of a tensor."""
+    """Return the name of a tensor's row in an instrumented session."""
     return f"{_DOMAIN}:{name}"
 
 
-class Node(NamedTuple):
-    """One node, as far as taps are concerned: what it is given (constants apart), what it gives, and its weights' size.
+class OnnxNode(NamedTuple):
+    """One node: its inputs without constants, its outputs, and its weights' size.
 
-    `types` are its kind and, where its output lies in memory in blocks of channels and nobody knows what it is in
-    plain, `Blocked`: the elements are there but in another order.
+    `types` are its kind and, where its output lies in memory in blocks of channels whose plain form is not known,
+    `Blocked`: the elements are there but in another order.
     """
 
     types: tuple[str, ...]
@@ -66,8 +66,8 @@ class Node(NamedTuple):
     parameters: int
 
 
-class Graph:
-    """A session's optimised graph, in a folder that goes when this does."""
+class OnnxGraph:
+    """A session's optimised graph, in a folder that is removed with this object."""
 
     def __init__(self, session: Any) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="tensortap-onnx-"))
@@ -82,27 +82,27 @@ class Graph:
         self.model = onnx.load(self.folder / "graph.onnx", load_external_data=False)
 
     @cached_property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[OnnxNode]:
         """Every node in order of execution."""
-        return [self._node(node) for node in self.model.graph.node if not self._layout.is_reorder(node)]
+        return [self._node(node) for node in self.model.graph.node if not self._blocks.is_reorder(node)]
 
     @cached_property
     def _loaded(self) -> Any:
-        """The model as it was loaded; an empty one where that is an .ort file, or gone."""
+        """The model as it was loaded; an empty one if it was an .ort file, or is gone."""
         try:
             return _load(self._source)
         except Exception:
             return onnx.ModelProto()
 
     @cached_property
-    def _layout(self) -> Layout:
-        return layout_of(self.model.graph, self._loaded)
+    def _blocks(self) -> ChannelBlocks:
+        return channel_blocks_of(self.model.graph, self._loaded)
 
-    def _node(self, node: Any) -> Node:
-        plain = self._layout.plain
+    def _node(self, node: Any) -> OnnxNode:
+        plain = self._blocks.plain
         held = [self.constants[name] for name in node.input if name in self.constants]
-        return Node(
-            (node.op_type, *(["Blocked"] * self._layout.is_blocked(node))),
+        return OnnxNode(
+            (node.op_type, *(["Blocked"] * self._blocks.is_blocked(node))),
             tuple(plain(name) for name in node.input if name and name not in self.constants),
             tuple(plain(name) for name in node.output if name),
             sum(math.prod(constant.dims) for constant in held),
@@ -114,7 +114,7 @@ class Graph:
         return {constant.name: constant for constant in self.model.graph.initializer}
 
     def constant(self, name: str) -> Any:
-        """The numbers of one initializer."""
+        """Return the elements of one initializer."""
         return onnx.numpy_helper.to_array(self.constants[name], str(self.folder))
 
     @cached_property
@@ -131,16 +131,16 @@ class Graph:
         """Whether any node draws numbers, so that one run more or less changes those that follow."""
         return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
 
-    def twin(self, names: Sequence[str], rows: Mapping[str, bool] = MappingProxyType({})) -> Any:
-        """A session that runs the same nodes and gives more of their tensors; of `rows` the rows, histograms if True.
+    def instrumented_session(self, names: Sequence[str], rows: Mapping[str, bool] = MappingProxyType({})) -> Any:
+        """Return a session that runs the same nodes and outputs more tensors.
 
-        Rows are called `row_of(name)`.
+        Of the tensors in `rows` it outputs the rows, with histograms where True, under `row_of(name)`.
         """
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        sources = {name: self._layout.unordered(name) for name in rows}
+        sources = {name: self._blocks.unordered(name) for name in rows}
         plain = [*names, *(name for name, source in sources.items() if name == source)]
-        model.graph.node.extend(self._layout.reorders(dict.fromkeys(plain)))
+        model.graph.node.extend(self._blocks.reorders(dict.fromkeys(plain)))
         for name, histogram in rows.items():
             kind = "RowAndHistogram" if histogram else "Row"
             model.graph.node.append(onnx.helper.make_node(kind, [sources[name]], [row_of(name)], domain=_DOMAIN))
@@ -150,7 +150,7 @@ class Graph:
         if rows:
             model.opset_import.append(onnx.helper.make_opsetid(_DOMAIN, 1))
             self._offer_rows()
-        path = self.folder / f"twin-{len(list(self.folder.iterdir()))}.onnx"
+        path = self.folder / f"instrumented-{len(list(self.folder.iterdir()))}.onnx"
         path.write_bytes(model.SerializeToString())
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         # Without a path for it, or the user's own optimised model would be written over.
@@ -168,16 +168,18 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """How much the weights of a twin take, roughly."""
-        return sum(file.stat().st_size for file in self.folder.iterdir() if not file.name.startswith("twin"))
+        """How much memory the weights of an instrumented session take, roughly."""
+        return sum(file.stat().st_size for file in self.folder.iterdir() if not file.name.startswith("instrumented"))
 
     def _dump(self) -> None:
         path = str(self.folder / "graph.onnx")
         self._session(self._source, optimized_model_filepath=path)
 
     def _session(self, source: str | bytes, **options: Any) -> Any:
-        """A session like the user's; with the options they gave where a copy lacks something (custom operators)."""
-        own = source is not self._source  # a twin's weights lie beside it, wherever the user's model has them
+        """Return a session like the user's, with their own options where a copy lacks something (custom operators)."""
+        own = (
+            source is not self._source
+        )  # our own files have their weights beside them, wherever the user's model has them
         entries = {_FOLDER: str(self.folder)} if own else {_DUMPED: _WEIGHTS}
         for given in (self._options, self._initial):
             try:
@@ -194,7 +196,7 @@ class Graph:
 
 @contextmanager
 def _changed(options: Any, entries: Mapping[str, str], users: bool, **values: Any) -> Iterator[None]:
-    """Session options with other values for a while; of the user's own, the entries too are put back."""
+    """Change session options for a while; in the user's own, the entries are put back too."""
     values |= {"log_severity_level": _SILENT, "enable_profiling": False}
     before = {name: getattr(options, name) for name in values}
     held = {name: _entry(options, name) for name in entries}
@@ -214,7 +216,7 @@ def _changed(options: Any, entries: Mapping[str, str], users: bool, **values: An
 
 
 def _entry(options: Any, name: str) -> str:
-    """An entry of the session's configuration; empty where there is none, which to ONNX Runtime is the same."""
+    """Return an entry of the session's configuration; empty where there is none, which means the same."""
     try:
         return str(options.get_session_config_entry(name))
     except Exception:
@@ -232,14 +234,14 @@ def _load(source: str | bytes) -> Any:
 
 
 def _inside(graph: Any) -> Iterator[tuple[str, str]]:
-    """The tensors in the branches and bodies of nodes that have any."""
+    """Return the tensors in the branches and loop bodies of nodes."""
     for node in graph.node:
         why = INSIDE.format(kind=node.op_type, name=node.name or node.output[0])
         yield from ((name, why) for body in _bodies(node) for inner in _nodes(body) for name in inner.output if name)
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """Every node, those in bodies of others too."""
+    """Return every node, also those in bodies of other nodes."""
     for node in graph.node:
         yield node
         for body in _bodies(node):

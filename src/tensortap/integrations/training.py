@@ -1,4 +1,4 @@
-"""One training in somebody else's loop: opened once, its steps closed at the loop's word, closed whatever happens."""
+"""One training in a trainer's loop: opened once, steps closed when the trainer says so, closed whatever happens."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from tensortap.errors import UnsupportedError
 from tensortap.watch import Tap, watch
 
 
-class Session:
-    """What callbacks share. `probes` and `options` are those of `tt.watch`.
+class TrainingSession:
+    """Base of the callbacks. `probes` and `options` are those of `tt.watch`.
 
-    Evaluation between two steps is not recorded, and then steps have the loop's own numbers; with `evaluation` every
+    Evaluation between two steps is not recorded, and then steps have the trainer's own numbers; with `evaluation` every
     batch of it is a step of its own.
     """
 
@@ -36,7 +36,7 @@ class Session:
         return self._tap is not None and not self._tap.closed
 
     def begin(self, model: Any, step: int, rank: int) -> None:
-        """The training begins at this step of the loop's. A run that it goes on with is gone on with."""
+        """Begin the training at this step of the trainer. A training that goes on continues its run."""
         if self.open:
             return
         again = {"resume": True} if (self._used or step) and "overwrite" not in self._options else {}
@@ -46,17 +46,17 @@ class Session:
         self.leave()
 
     def enter(self) -> None:
-        """What comes belongs to the step."""
+        """Record what comes as part of the step."""
         if self.open:
             self.tap.unmute()
 
     def leave(self) -> None:
-        """What comes belongs to no step, unless evaluation is to be recorded."""
+        """Record nothing of what comes, unless evaluation is to be recorded."""
         if self.open and not self._evaluation:
             self.tap.mute()
 
     def step(self, number: int, **metrics: Any) -> None:
-        """The step is over, of which the loop says that it was this one. It is noted where our number is another."""
+        """Close the step that has this number in the trainer; the number is noted where ours is another."""
         if not self.open:
             return
         self.tap.unmute()
@@ -67,13 +67,13 @@ class Session:
         self.leave()
 
     def evaluated(self) -> None:
-        """A batch of an evaluation is over."""
+        """Close a batch of an evaluation."""
         if self.open and self._evaluation:
             self.tap.recorder.current.phase = "eval"
             self.tap.step()
 
     def close(self) -> None:
-        """The training is over, or will not go on. A second call does nothing."""
+        """End the training. A second call does nothing."""
         if self._tap is not None:
             self._tap.close()
 
@@ -87,5 +87,5 @@ class Session:
 
 
 def numbers_in(metrics: Any) -> dict[str, float]:
-    """Those of a loop's metrics that are numbers."""
+    """Return those metrics of a trainer that are numbers."""
     return {str(name): value for name, value in (metrics or {}).items() if isinstance(value, (int, float))}

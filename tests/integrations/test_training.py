@@ -5,7 +5,7 @@ import torch
 
 import tensortap as tt
 from tensortap.errors import UnsupportedError
-from tensortap.integrations.session import Session, numbers_in
+from tensortap.integrations.training import TrainingSession, numbers_in
 
 X = torch.ones(2, 4)
 
@@ -45,7 +45,7 @@ def test_muted_and_paused(net):
 def test_triggers_are_not_undone(net):
     """A step that no probe wants is not recorded because something was muted in it."""
     memory, model = tt.Memory(), net()
-    session = Session(tt.probe("head", when=tt.every(2)), to=memory)
+    session = TrainingSession(tt.probe("head", when=tt.every(2)), to=memory)
     session.begin(model, 0, 0)
     for number in range(4):
         model(X)  # evaluation, say
@@ -58,7 +58,7 @@ def test_triggers_are_not_undone(net):
 
 def test_before_it_begins():
     """There is no tap before the training has begun, and asking for it says so; nothing else fails."""
-    session = Session("head")
+    session = TrainingSession("head")
     with pytest.raises(UnsupportedError, match="has not begun"):
         _ = session.tap
     session.step(0)

@@ -1,4 +1,4 @@
-"""What sees a session's runs for one tap: a twin session that gives the wanted tensors besides the user's outputs."""
+"""An instrumented copy of a session, which outputs the wanted tensors besides the user's outputs, for one tap."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, ArrayObserver, Catcher, arrays_in, same
-from tensortap.adapters.onnx.graph import Graph, row_of
+from tensortap.adapters.onnx.graph import OnnxGraph, row_of
 from tensortap.adapters.protocol import Port, bits_of
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError, UnsupportedError
-from tensortap.reduce import packed as words
+from tensortap.reduce import packed
 
 INEXACT: Final = (
-    "this session and its twin with more outputs need not give equal bits (an operation draws random numbers, or an "
+    "this session and its copy with more outputs need not give equal bits (an operation draws random numbers, or an "
     "optimisation was not repeated): an observed step runs both; you get the session's outputs, the records are of the "
-    "twin"
+    "copy"
 )
 _READABLE: Final = frozenset(
     f"tensor({kind})"
@@ -25,8 +25,8 @@ _READABLE: Final = frozenset(
 )
 
 
-class Site(NamedTuple):
-    """One tensor of the graph: the ports that want what its node is given and what it gives."""
+class OnnxSite(NamedTuple):
+    """One tensor of the graph: the ports that want its node's inputs and the tensor itself."""
 
     given: tuple[str, ...]
     gives: str
@@ -34,8 +34,8 @@ class Site(NamedTuple):
     outputs: list[Port]
 
 
-class Found(NamedTuple):
-    """What a run of the twin gave: the user's outputs, all tensors by name, and rows by name; or how it failed."""
+class InstrumentedRun(NamedTuple):
+    """What a run of the copy gave: the user's outputs, all tensors by name, and rows by name; or how it failed."""
 
     outputs: list[Any]
     tensors: dict[str, Any]
@@ -43,11 +43,16 @@ class Found(NamedTuple):
     error: Exception | None = None
 
 
-class Twin:
-    """Runs in place of the session at observed steps. It is built when the first one comes."""
+class InstrumentedSession:
+    """Runs in place of the session at observed steps. It is built at the first one."""
 
     def __init__(
-        self, graph: Graph, observer: ArrayObserver, steps: CallStepDetector, sites: Sequence[Site], root: Site
+        self,
+        graph: OnnxGraph,
+        observer: ArrayObserver,
+        steps: CallStepDetector,
+        sites: Sequence[OnnxSite],
+        root: OnnxSite,
     ) -> None:
         self.counters = observer.recorder.counters
         self._graph = graph
@@ -65,15 +70,15 @@ class Twin:
         self._exact: bool | None = None  # not known before the first run
 
     def begin(self) -> None:
-        """A run begins, and with it a step."""
+        """Begin a step."""
         self._safely("step_errors", "beginning a step", self._steps.begin)
 
     def end(self) -> None:
-        """The run is over."""
+        """End the run."""
         self._safely("step_errors", "ending a step", self._steps.end)
 
-    def observe(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> Found | None:
-        """Run the twin, if a probe may want the step."""
+    def observe(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> InstrumentedRun | None:
+        """Run the copy, if a probe may want the step."""
         if not self._steps.current().armed & self._bits:
             return None
         try:
@@ -81,59 +86,59 @@ class Twin:
             wanted = [*names, *(name for name in self._names if name not in names)]
             values = session.run([*wanted, *map(row_of, self._rows)], dict(feed), options)
         except Exception as error:
-            return Found([], {}, {}, error)  # the user's own, when the session fails too
+            return InstrumentedRun([], {}, {}, error)  # the user's own, when the session fails too
         tensors = {**feed, **dict(zip(wanted, values, strict=False))}
-        return Found(values[: len(names)], tensors, dict(zip(self._rows, values[len(wanted) :], strict=True)))
+        return InstrumentedRun(values[: len(names)], tensors, dict(zip(self._rows, values[len(wanted) :], strict=True)))
 
-    def trusted(self, found: Found) -> list[Any] | None:
-        """The twin's outputs, once they were seen to be the session's."""
+    def trusted(self, found: InstrumentedRun) -> list[Any] | None:
+        """Return the copy's outputs, once they were seen to equal the session's."""
         return found.outputs if self._exact and found.error is None else None
 
-    def record(self, found: Found, outputs: Sequence[Any]) -> None:
-        """Judge the twin the first time, and take the tensors."""
-        if found.error is not None:  # the twin failed and the session did not
+    def record(self, found: InstrumentedRun, outputs: Sequence[Any]) -> None:
+        """Compare the copy with the session the first time, and record the tensors."""
+        if found.error is not None:  # the copy failed and the session did not
             self.counters.failed("skipped_tensors", "running the session with more outputs", found.error)
             return
         if self._exact is None:
             self._exact = not self._graph.random and all(map(_same, found.outputs, outputs))
             if not self._exact:
-                self.counters.warn("twin", INEXACT)
+                self.counters.warn("inexact", INEXACT)
         self._safely("skipped_tensors", "recording a run", lambda: self._record(found, outputs))
 
-    def _record(self, found: Found, outputs: Sequence[Any]) -> None:
+    def _record(self, found: InstrumentedRun, outputs: Sequence[Any]) -> None:
         step, tensors = self._steps.current(), found.tensors
         seen = tensors | {name: self._read(name, row) for name, row in found.rows.items()}
         self._observer.take_all(self._root.inputs, _named(self._root.given, tensors), step, NO_ARRAY_IN)
         for site in self._sites:
             self._observer.take_all(site.inputs, _named(site.given, seen), step, NO_ARRAY_IN)
-            self._observer.take_all(site.outputs, _found(seen.get(site.gives)), step, NO_ARRAY_OUT)
+            self._observer.take_all(site.outputs, _arrays(seen.get(site.gives)), step, NO_ARRAY_OUT)
         names = [name for name in self._root.gives.split("\n") if name in tensors]
         self._observer.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
 
-    def _read(self, name: str, row: Any) -> words.Reduced | None:
-        """A row that the twin has given. One that cannot be read takes no other with it."""
+    def _read(self, name: str, row: Any) -> packed.Reduced | None:
+        """Read a row. The others are recorded nevertheless if one cannot be read."""
         try:
-            return words.read_all(row)
+            return packed.read_all(row)
         except Exception as error:
             self.counters.failed("skipped_tensors", f"reading the row of {name}", error)
             return None
 
     def _build(self) -> Any:
-        """The twin; one that reduces tensors as they are made, where nobody wants their elements."""
-        wanted = self._plan()
+        """Build the copy; one that reduces tensors as they are made, where no probe keeps their elements."""
+        wanted = self._probes_by_tensor()
         made = {name: wanted[name] for node in self._graph.nodes for name in node.gives if name in wanted}
         rows = {name: bool(bits & self._histograms) for name, bits in made.items() if not bits & self._elements}
         if rows and self._graph.can_reduce:
-            with contextlib.suppress(UnsupportedError):  # something there is no tensor
-                self._session = self._graph.twin([name for name in made if name not in rows], rows)
+            with contextlib.suppress(UnsupportedError):  # something there is not a tensor
+                self._session = self._graph.instrumented_session([name for name in made if name not in rows], rows)
                 self._rows = rows
         if self._session is None:
-            self._session = self._graph.twin([*made])
-        self._choose([name for name in made if name not in self._rows])
+            self._session = self._graph.instrumented_session([*made])
+        self._choose_readable([name for name in made if name not in self._rows])
         return self._session
 
-    def _plan(self) -> dict[str, int]:
-        """The probes that want each tensor, in any port."""
+    def _probes_by_tensor(self) -> dict[str, int]:
+        """Return the probes that want each tensor, in any port."""
         wanted: dict[str, int] = {}
         for site in self._sites:
             for names, ports in ((site.given, site.inputs), ((site.gives,), site.outputs)):
@@ -141,8 +146,8 @@ class Twin:
                     wanted[name] = wanted.get(name, 0) | port.bits
         return wanted
 
-    def _choose(self, names: Sequence[str]) -> None:
-        """Of the tensors that leave as they are, those that Python can read."""
+    def _choose_readable(self, names: Sequence[str]) -> None:
+        """Choose, of the tensors that leave as they are, those that Python can read."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         self._names = [name for name in names if kinds[name] in _READABLE or not kinds[name].startswith("tensor(")]
         for site in self._sites:
@@ -159,13 +164,13 @@ class Twin:
             self.counters.failed(name, what, error)
 
 
-def _found(value: Any) -> Sequence[tuple[str, Array | words.Reduced]]:
-    return [("", value)] if isinstance(value, words.Reduced) else arrays_in(value)
+def _arrays(value: Any) -> Sequence[tuple[str, Array | packed.Reduced]]:
+    return [("", value)] if isinstance(value, packed.Reduced) else arrays_in(value)
 
 
-def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> Sequence[tuple[str, Array | words.Reduced]]:
-    """Several tensors are told apart by name; one needs none."""
-    found = [(f".{name}{slot}", array) for name in names for slot, array in _found(tensors.get(name))]
+def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> Sequence[tuple[str, Array | packed.Reduced]]:
+    """Return tensors with their names as slots; a single one needs none."""
+    found = [(f".{name}{slot}", array) for name in names for slot, array in _arrays(tensors.get(name))]
     return [("", found[0][1])] if len(found) == 1 else found
 
 

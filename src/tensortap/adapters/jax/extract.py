@@ -1,7 +1,7 @@
-"""Takes the tagged values out of a traced step: the same operations, with what was marked as further results.
+"""Extract the tagged values from a traced step: the same operations, with the tagged values as further results.
 
-The step has been traced as a whole, its gradients included, so nobody differentiates what comes out here: looking into
-functions with derivatives of their own cannot make a gradient wrong. What has no rule runs as it is, unseen.
+The step has been traced as a whole, its gradients included, so the result here is never differentiated: looking into
+functions with custom derivatives cannot make a gradient wrong. An equation without a rule runs as it is, unseen.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend import core, source_info_util
 
-from tensortap.adapters.jax.jaxprs import bind_params, marks, parts, scoped, tagged
-from tensortap.adapters.jax.operations import Operations
-from tensortap.adapters.jax.scopes import Scopes, used_forwards
+from tensortap.adapters.jax.jaxprs import bind_params, has_scopes, has_tags, inner_jaxprs, marks_in
+from tensortap.adapters.jax.operations import JaxOperations
+from tensortap.adapters.jax.scopes import NameScopes, used_forwards
 from tensortap.adapters.jax.tag import Mark, tag_p, watchable
 from tensortap.select.ports import FORWARD_PORTS
 
 
-class Item(NamedTuple):
-    """One tagged place, as it leaves the step: its arrays have a leading axis for every loop around it."""
+class ExtractedValue(NamedTuple):
+    """One tagged value as it leaves the step: its arrays have a leading axis for every loop around it."""
 
     marks: tuple[Mark, ...]
     kind: str  # how its value was exported
@@ -30,28 +30,28 @@ class Item(NamedTuple):
     recomputed: bool = False
     loops: int = 0
     arrays: int = 1  # how many it has
-    flagged: bool = False  # the last array says which of its entries have come to be
+    flagged: bool = False  # the last array says which of its entries were computed
     operation: str = ""
 
 
-class Export(NamedTuple):
-    """A value as it shall leave: the kind of export, and its arrays."""
+class ExportedArrays(NamedTuple):
+    """A value as it leaves the step: the kind of export, and its arrays."""
 
     kind: str
     arrays: tuple[Any, ...]
 
 
-Rule = Callable[["Harvester", Any, list[Any]], tuple[Sequence[Any], "Yield"]]
+Rule = Callable[["TagExtractor", Any, list[Any]], tuple[Sequence[Any], "Extracted"]]
 
 
 @dataclass(frozen=True)
-class Harvester:
-    """Evaluates a traced step. `export` says how a value leaves; `operations` which operations are wanted."""
+class TagExtractor:
+    """Evaluates a traced step. `export` says how a value leaves it; `operations` which operations are wanted."""
 
-    export: Callable[[Any, tuple[Mark, ...], bool], Export]
+    export: Callable[[Any, tuple[Mark, ...], bool], ExportedArrays]
     rules: Mapping[str, Rule]
-    operations: Operations | None = None
-    scopes: Scopes | None = None
+    operations: JaxOperations | None = None
+    scopes: NameScopes | None = None
     opaque: dict[str, str] = field(default_factory=dict)  # paths that were tagged and cannot be seen, with the reason
     scope: str = ""
     used: frozenset[int] | None = None
@@ -59,10 +59,10 @@ class Harvester:
     recomputing: bool = False
     looping: bool = False
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Yield]:
-        """The results, and what was marked on the way."""
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Extracted]:
+        """Return the results, and the values that were tagged."""
         values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
-        seen = Yield()
+        seen = Extracted()
         leaving = self.scopes.of(jaxpr, self.scope, self.used) if self.scopes is not None else {}
 
         def read(atom: Any) -> Any:
@@ -77,24 +77,24 @@ class Harvester:
                     self._take(seen, values[variable], tuple(leaving[variable]))
         return [read(atom) for atom in jaxpr.outvars], seen
 
-    def _within(self, jaxpr: Any, equation: Any) -> Harvester:
-        """For scopes, which of an equation's results the forward uses."""
-        if self.scopes is None or not parts(equation):
+    def _within(self, jaxpr: Any, equation: Any) -> TagExtractor:
+        """Find, for scopes, which of an equation's results the forward uses."""
+        if self.scopes is None or not inner_jaxprs(equation):
             return self
         return replace(self, inside=used_forwards(jaxpr, equation, self.used))
 
-    def _equation(self, equation: Any, given: list[Any], seen: Yield) -> Sequence[Any]:
+    def _equation(self, equation: Any, given: list[Any], seen: Extracted) -> Sequence[Any]:
         if equation.primitive is tag_p:
             self._take(seen, given[0], equation.params["marks"])
             return given
         rule = self.rules.get(equation.primitive.name)
-        if self._holds(equation):
+        if self._has_wanted(equation):
             if rule is not None:
                 inner = replace(self, scope=f"{self.scope}/{equation.source_info.name_stack}", used=self.inside)
                 gives, found = rule(inner, equation, given)
                 seen.extend(found)
                 return gives
-            self.cannot(equation)
+            self.note_hidden(equation)
         with source_info_util.user_context(None, name_stack=equation.source_info.name_stack), equation.ctx.manager:
             functions, params = bind_params(equation)
             gives = equation.primitive.bind(*functions, *given, **params)
@@ -104,56 +104,56 @@ class Harvester:
                 self._take(seen, value, (mark,), operation)
         return gives
 
-    def _take(self, seen: Yield, value: Any, marks: tuple[Mark, ...], operation: str = "") -> None:
-        """One value; a tag of a recomputed forward is told from the first."""
+    def _take(self, seen: Extracted, value: Any, marks: tuple[Mark, ...], operation: str = "") -> None:
+        """Add one value. A tag in a recomputed forward is told from the first one."""
         if not marks:
             return
         kind, arrays = self.export(value, marks, self.looping)
         again = self.recomputing and marks[0].port in FORWARD_PORTS
         shape, dtype = tuple(value.shape), str(value.dtype)
-        seen.add(Item(marks, kind, shape, dtype, again, arrays=len(arrays), operation=operation), arrays)
+        seen.add(ExtractedValue(marks, kind, shape, dtype, again, arrays=len(arrays), operation=operation), arrays)
 
-    def _holds(self, equation: Any) -> bool:
-        """Whether anything inside an equation is wanted."""
-        return any(map(self._plan, parts(equation)))
+    def _has_wanted(self, equation: Any) -> bool:
+        """Return whether anything inside an equation is wanted."""
+        return any(map(self._is_wanted, inner_jaxprs(equation)))
 
-    def _plan(self, jaxpr: Any) -> bool:
+    def _is_wanted(self, jaxpr: Any) -> bool:
         if self.operations is not None and jaxpr.eqns:
             return True
-        return tagged(jaxpr) or (self.scopes is not None and scoped(jaxpr))
+        return has_tags(jaxpr) or (self.scopes is not None and has_scopes(jaxpr))
 
-    def cannot(self, equation: Any) -> None:
-        """Note what an equation hides."""
-        for jaxpr in parts(equation):
-            for mark in marks(jaxpr):
+    def note_hidden(self, equation: Any) -> None:
+        """Note the tagged values that an equation without a rule hides."""
+        for jaxpr in inner_jaxprs(equation):
+            for mark in marks_in(jaxpr):
                 self.opaque.setdefault(f"{mark.path}:{mark.port}", f"runs inside {equation.primitive.name}")
 
 
-class Yield:
-    """What was found so far: items, and their arrays one after the other."""
+class Extracted:
+    """The values extracted so far, and their arrays one after the other."""
 
-    def __init__(self, items: Sequence[Item] = (), arrays: Sequence[Any] = ()) -> None:
-        self.items = list(items)
+    def __init__(self, values: Sequence[ExtractedValue] = (), arrays: Sequence[Any] = ()) -> None:
+        self.values = list(values)
         self.arrays = list(arrays)
 
-    def add(self, item: Item, arrays: Sequence[Any]) -> None:
-        """One more."""
-        self.items.append(item)
+    def add(self, item: ExtractedValue, arrays: Sequence[Any]) -> None:
+        """Add one value."""
+        self.values.append(item)
         self.arrays.extend(arrays)
 
-    def extend(self, other: Yield) -> None:
-        """All of another."""
-        self.items.extend(other.items)
+    def extend(self, other: Extracted) -> None:
+        """Add all values of another."""
+        self.values.extend(other.values)
         self.arrays.extend(other.arrays)
 
-    def looped(self, arrays: Sequence[Any]) -> Yield:
-        """The same items, each of whose arrays has one leading axis more."""
-        return Yield([item._replace(loops=item.loops + 1) for item in self.items], arrays)
+    def looped(self, arrays: Sequence[Any]) -> Extracted:
+        """Return the same values, each of whose arrays has one leading axis more."""
+        return Extracted([item._replace(loops=item.loops + 1) for item in self.values], arrays)
 
-    def flags(self) -> Yield:
-        """The same with a flag for every item: it has come to be."""
-        done, at = Yield(), 0
-        for item in self.items:
+    def with_flags(self) -> Extracted:
+        """Return the same values with a flag each, which says that it was computed."""
+        done, at = Extracted(), 0
+        for item in self.values:
             arrays = self.arrays[at : at + item.arrays]
             at += item.arrays
             if item.flagged:

@@ -1,6 +1,6 @@
-"""A row computed inside a graph, by TensorFlow's operations: for XLA, and for devices that the host cannot read.
+"""Compute a tensor's row inside a graph, for XLA and for devices whose memory the host cannot read.
 
-Counts, minimum, maximum and histogram are those of the CPU kernel; moments are added up in float64 in another order.
+Counts, minimum, maximum and histogram equal the CPU kernel's; moments are summed in float64 in another order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import ArrayObserver
-from tensortap.adapters.keras.cells import LoopCell, cell, content
+from tensortap.adapters.keras.graphs.variables import LoopVariable, host_variable, read_variable
 from tensortap.adapters.protocol import MOST_LOOPS
 from tensortap.record.recorder import OpenStep, Point
 from tensortap.reduce import numpy_kernel as fallback
@@ -23,12 +23,12 @@ from tensortap.types import DTYPE_CODE
 
 _MOST_AXES: Final = 8
 _NUMBERS: Final = 10
-_BIN: Final = BUCKETS  # what has no bucket: zeros and what is not finite
+_NO_BUCKET: Final = BUCKETS  # zeros and what is not finite
 _INFINITY: Final = float("inf")
 
 
-class Row:
-    """One tensor's statistics, and its histogram where that is wanted."""
+class HeldRow:
+    """One tensor's statistics, and its histogram where wanted, in variables."""
 
     room: tuple[int, ...] = ()
 
@@ -38,52 +38,53 @@ class Row:
         self.axes = tensor.shape.rank
         if self.axes is None or self.axes > _MOST_AXES:
             raise ValueError(f"a tensor with {self.axes} axes has no row in a graph")
-        self._numbers = cell(np.zeros((*self.room, _NUMBERS + self.axes)), tf.float64)
-        self._counts = cell(np.zeros((*self.room, BUCKETS + 1)), tf.int32) if histogram else None
+        self._numbers = host_variable(np.zeros((*self.room, _NUMBERS + self.axes)), tf.float64)
+        self._counts = host_variable(np.zeros((*self.room, BUCKETS + 1)), tf.int32) if histogram else None
 
     def write(self, tensor: Any) -> None:
-        """In the graph: reduce it."""
+        """Reduce a tensor (in the graph)."""
         flat = _flat(tensor)
         self._numbers.assign(_numbers(tensor, flat))
         if self._counts is not None:
             self._counts.assign(_buckets(flat))
 
     def free(self) -> None:
-        """There is little to let go of."""
+        """Release nothing: a row is small."""
 
-    def read(self, observer: ArrayObserver, step: OpenStep) -> None:
-        """On the host: put the row into the step's table."""
+    def record(self, arrays: ArrayObserver, step: OpenStep) -> None:
+        """Put the row into the step's table (on the host)."""
         if step.armed & self.point.probes:
-            self._take(observer, step, content(self._numbers), None if self._counts is None else content(self._counts))
+            counts = None if self._counts is None else read_variable(self._counts)
+            self._record(arrays, step, read_variable(self._numbers), counts)
 
-    def _take(self, observer: ArrayObserver, step: OpenStep, numbers: Any, counts: Any) -> None:
+    def _record(self, arrays: ArrayObserver, step: OpenStep, numbers: Any, counts: Any) -> None:
         nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
         moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(n) for n in numbers[5:_NUMBERS]))
         row = (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, 0))
         shape = tuple(int(size) for size in numbers[_NUMBERS:])
         offset, kept = (0, None) if counts is None else fallback.trimmed(counts[:BUCKETS].astype(np.uint32))
-        observer.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
+        arrays.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
 
 
-class Rows(Row):
+class LoopRows(HeldRow):
     """The rows of a loop's passes."""
 
     room = (MOST_LOOPS,)
 
-    def put(self, tensor: Any, number: Any) -> None:
-        """In the loop: reduce what one pass has."""
+    def write_pass(self, tensor: Any, number: Any) -> None:
+        """Reduce the tensor of one pass (in the loop)."""
         flat = _flat(tensor)
-        LoopCell(self._numbers).put(number, _numbers(tensor, flat))
+        LoopVariable(self._numbers).assign_row(number, _numbers(tensor, flat))
         if self._counts is not None:
-            LoopCell(self._counts).put(number, _buckets(flat))
+            LoopVariable(self._counts).assign_row(number, _buckets(flat))
 
-    def passes(self, observer: ArrayObserver, step: OpenStep, number: int) -> list[Callable[[], None]]:
-        """On the host: what records each of the first passes."""
+    def passes(self, arrays: ArrayObserver, step: OpenStep, number: int) -> list[Callable[[], None]]:
+        """Return, on the host, what records each of the first passes."""
         if not step.armed & self.point.probes:
             return []
-        numbers = content(self._numbers)
-        counts = [None] * number if self._counts is None else content(self._counts)
-        return [partial(self._take, observer, step, numbers[i], counts[i]) for i in range(number)]
+        numbers = read_variable(self._numbers)
+        counts = [None] * number if self._counts is None else read_variable(self._counts)
+        return [partial(self._record, arrays, step, numbers[i], counts[i]) for i in range(number)]
 
 
 def _flat(tensor: Any) -> Any:
@@ -95,7 +96,7 @@ def _numbers(tensor: Any, flat: Any) -> Any:
 
 
 def _moments(flat: Any) -> Any:
-    """NaN, +inf, −inf, zeros and finite elements; minimum, maximum, mean, squared deviations and sum of magnitudes."""
+    """Return counts (NaN, +inf, −inf, zeros, finite), minimum, maximum, mean, squared deviations, sum of magnitudes."""
     v = tf.cast(flat, tf.float64)
     finite = tf.math.is_finite(v)
     number = tf.reduce_sum(tf.cast(finite, tf.float64))
@@ -111,16 +112,16 @@ def _moments(flat: Any) -> Any:
 
 
 def _buckets(flat: Any) -> Any:
-    """How many elements each bucket has: sign, exponent and three mantissa bits of the float."""
+    """Count the elements of each bucket: sign, exponent and three mantissa bits of the float."""
     v = tf.cast(flat, tf.float32 if flat.dtype.size < 4 or flat.dtype == tf.float32 else tf.float64)
     bits = tf.bitcast(_cut(v) if v.dtype == tf.float64 else v, tf.int32)
     sign = tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 31), 1)
     bucket = tf.bitwise.bitwise_or(tf.bitwise.bitwise_and(tf.bitwise.right_shift(bits, 19), 0xFFE), sign)
-    bucket = tf.where(tf.math.is_finite(v) & (v != 0.0), bucket, _BIN)
+    bucket = tf.where(tf.math.is_finite(v) & (v != 0.0), bucket, _NO_BUCKET)
     return tf.math.unsorted_segment_sum(tf.ones_like(bucket), bucket, BUCKETS + 1)
 
 
 def _cut(v: Any) -> Any:
-    """Doubles cut, never rounded, to floats."""
+    """Truncate doubles to floats, never rounding."""
     cut = tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(v, tf.int64), ~0x1FFF_FFFF), tf.float64)
     return tf.cast(tf.clip_by_value(cut, tf.float32.min, tf.float32.max), tf.float32)

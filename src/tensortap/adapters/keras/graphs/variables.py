@@ -1,4 +1,4 @@
-"""Variables that a graph writes and the host reads, made at any time: also while a function is traced again."""
+"""Variables that a graph writes and the host reads. They can be made at any time, also while a function is retraced."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGra
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 
-def cell(value: Any, dtype: Any = None, shape: Any = None) -> Any:
-    """A variable with a first value.
+def host_variable(value: Any, dtype: Any = None, shape: Any = None) -> Any:
+    """Return a variable with a first value.
 
-    Not by `tf.Variable`, which a function that is traced a second time forbids, lest the user's own become two.
+    Not a `tf.Variable`: a function that is traced a second time must not make those, lest the user's own become two.
     """
     with tf.init_scope():
         return ResourceVariable(tf.constant(value, dtype), shape=shape, trainable=False)
 
 
-def content(variable: Any) -> npt.NDArray[Any]:
-    """On the host: what a variable holds, as it lies there. By the operation, which costs a third of the method."""
+def read_variable(variable: Any) -> npt.NDArray[Any]:
+    """Return, on the host, what a variable holds, without a copy. The operation costs a third of the method."""
     return np.asarray(tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype))
 
 
-class LoopCell:
+class LoopVariable:
     """A variable that the body of a loop uses, forward or backward, by a handle of its own.
 
-    The backward of a loop takes a variable that it knows for something to differentiate, and makes zeros like it: this
-    handle has no notes of what is behind it. And it accepts only what the function around the loop has captured. XLA
-    refuses a variable that comes by two handles, so one that is used in loops is used by this one everywhere.
+    The backward of a loop differentiates every variable that it knows, and makes zeros like it: this handle does not
+    say what is behind it. It accepts only what the function around the loop has captured. XLA refuses a variable that
+    comes by two handles, so one that is used in loops is used by this one everywhere.
     """
 
     def __init__(self, variable: Any) -> None:
@@ -39,21 +39,21 @@ class LoopCell:
             self.handle = tf.raw_ops.Identity(input=variable.handle)
 
     def read(self) -> Any:
-        """What it holds."""
+        """Return what it holds."""
         value = tf.raw_ops.ReadVariableOp(resource=self._captured(), dtype=self.variable.dtype)
         value.set_shape(self.variable.shape)
         return value
 
     def assign(self, value: Any) -> None:
-        """Hold something else."""
+        """Replace what it holds."""
         tf.raw_ops.AssignVariableOp(resource=self._captured(), value=value)
 
     def add(self, value: Any) -> None:
-        """Add to it."""
+        """Add to what it holds."""
         tf.raw_ops.AssignAddVariableOp(resource=self._captured(), value=value)
 
-    def put(self, number: Any, row: Any) -> None:
-        """Change one row. XLA knows no assignment to a slice."""
+    def assign_row(self, number: Any, row: Any) -> None:
+        """Replace one row. XLA has no assignment to a slice."""
         self.assign(tf.tensor_scatter_nd_update(self.read(), [[number]], row[None]))
 
     def _captured(self) -> Any:

@@ -1,12 +1,12 @@
-"""Functions of the user's own (`tf.function`): traced with taps while a model is watched, and given back as they were.
+"""Trace the user's own `tf.function`s with taps while a model is watched; afterwards the old traces are used again.
 
-TensorFlow looks a trace up by its arguments and by a context. While anybody watches, a trace that uses a watched model
-is looked up in a context that only this watching has: it is made on the next call, and is never met again afterwards,
-when the old ones are. All this is private to TensorFlow; where it is not as we know it, nothing is touched.
+TensorFlow looks up a trace by its arguments and by a context. While a model is watched, a trace that uses it is looked
+up in a context of its own: it is made on the next call, and never found again afterwards, when the old traces are. All
+this is private to TensorFlow; where it is not as we know it, nothing is changed.
 
-Only functions that use the model are traced anew: those whose old trace captures one of its variables, and so those
-that call such a function, as captures are handed through. One number for all functions of the process would be less
-code, but everything else, such as metrics and other models, would be traced and compiled again at each attaching.
+Only functions that use the model are traced again: those whose old trace captures one of its variables, and so those
+that call such a function, as captures are handed through. One context for all functions of the process would be less
+code, but metrics and other models would be traced and compiled again whenever taps are attached.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _COMPILATION: Final = "tensorflow.python.eager.polymorphic_function.tracing_comp
 _NUMBERS: Final = itertools.count(1)
 
 
-class Tapped(NamedTuple):
-    """Stands for the kind of scope in the context of traces with taps."""
+class TappedScope(NamedTuple):
+    """Replaces the scope type in the context of traces with taps; `numbers` say whose taps."""
 
     scope_type: Any
     numbers: frozenset[int]
 
 
-class Watched:
-    """One model that a tap watches, and what only traces with its taps capture."""
+class WatchedModel:
+    """One watched model, and the mark that only traces with its taps capture."""
 
     def __init__(self, model: Any, mark: Any, counters: Counters) -> None:
         self._model = weakref.ref(model)
@@ -47,7 +47,7 @@ class Watched:
         self._counters = counters
 
     def used_by(self, trace: Any) -> bool:
-        """Whether a trace uses it. A model without any variables could be used by all."""
+        """Return whether a trace uses it. A model without variables could be used by any trace."""
         try:
             model = self._model()
             own = frozenset() if model is None else _handles(model)
@@ -58,16 +58,16 @@ class Watched:
             return False
 
 
-class Epoch:
-    """Who watches, until somebody comes or goes; everybody with a number."""
+class WatchedModels:
+    """The models that are watched at a time, each with the number of its taps."""
 
-    def __init__(self, active: Mapping[Watched, int]) -> None:
+    def __init__(self, active: Mapping[WatchedModel, int]) -> None:
         self.active = active
         self.numbers = frozenset(active.values())
         self._known: weakref.WeakKeyDictionary[Any, frozenset[int]] = weakref.WeakKeyDictionary()
 
     def of(self, trace: Any) -> frozenset[int]:
-        """The numbers of those whose models a trace uses."""
+        """Return the numbers of the models that a trace uses."""
         known = self._known.get(trace)
         if known is None:
             known = frozenset(number for watched, number in self.active.items() if watched.used_by(trace))
@@ -75,12 +75,12 @@ class Epoch:
         return known
 
 
-class Cache:
-    """The cache of one function, for one look into it; what is added was traced while the same ones watched."""
+class TappedCache:
+    """Takes the place of a function's cache for one lookup: traces that use watched models are kept apart."""
 
-    def __init__(self, options: Any, epoch: Epoch, added: Callable[[], None]) -> None:
+    def __init__(self, options: Any, models: WatchedModels, added: Callable[[], None]) -> None:
         self._cache = options.function_cache
-        self._epoch = epoch
+        self._models = models
         self._added = added
         self._old: Any = None
         self._context: Any = None
@@ -91,26 +91,26 @@ class Cache:
         return len(self._cache)
 
     def lookup(self, wanted: Any, context: Any) -> Any:
-        """The trace for these arguments; None where one with taps is to be made."""
+        """Return the trace for these arguments; None where one with taps is to be made."""
         old = self._cache.lookup(wanted, context)
-        numbers = self._epoch.numbers if old is None else self._epoch.of(old)
+        numbers = self._models.numbers if old is None else self._models.of(old)
         if old is not None and not numbers:
             return old
-        self._old, self._context = old, context._replace(scope_type=Tapped(context.scope_type, numbers))
+        self._old, self._context = old, context._replace(scope_type=TappedScope(context.scope_type, numbers))
         found = self._cache.lookup(wanted, self._context)
-        # What an old trace served with a wider signature is served again by one with the same.
+        # Arguments that an old trace took with a wider signature are taken by one with the same signature.
         self.options.reduce_retracing |= found is None and old is not None and old.function_type != wanted
         return found
 
     def generalize(self, context: Any, wanted: Any) -> Any:
-        """The signature for the new trace."""
+        """Return the signature for the new trace."""
         if self._old is not None:
             return wanted.most_specific_common_subtype([self._old.function_type]) or wanted
         return self._cache.generalize(self._context, self._cache.generalize(context, wanted))
 
     def add(self, trace: Any, context: Any) -> None:
-        """Keep the new trace: as any other if it uses no watched model."""
-        if self._old is None and not self._epoch.of(trace):
+        """Keep the new trace: like any other if it uses no watched model."""
+        if self._old is None and not self._models.of(trace):
             self._cache.add(trace, context)
         else:
             self._cache.add(trace, self._context)
@@ -118,67 +118,67 @@ class Cache:
 
 
 class Retracing:
-    """Stands in for TensorFlow's function that finds or makes traces, while anybody watches."""
+    """Replaces TensorFlow's function that finds or makes traces while any model is watched."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a tap may be closed by the collector of garbage, at any time
-        self._epoch = Epoch({})
-        self._stand_in: Any = None
+        self._models = WatchedModels({})
+        self._replacement: Any = None
         self._kept: dict[int, weakref.ref[Any]] = {}  # owners of caches that hold traces with taps
 
-    def join(self, watched: Watched) -> Callable[[], None] | None:
-        """Keep traces apart from now on; what ends it, or None where it cannot be done."""
+    def join(self, watched: WatchedModel) -> Callable[[], None] | None:
+        """Keep traces apart from now on; return what ends it, or None where it cannot be done."""
         with self._lock:
-            if not self._epoch.active:
+            if not self._models.active:
                 if not _as_known():
                     return None
-                self._put()
-            self._begin({**self._epoch.active, watched: next(_NUMBERS)})
+                self._replace()
+            self._begin({**self._models.active, watched: next(_NUMBERS)})
         return partial(self._leave, watched)
 
-    def renew(self, watched: Watched) -> None:
-        """Taps were put on or taken off: what was traced before will not do."""
+    def renew(self, watched: WatchedModel) -> None:
+        """Trace anew: taps were put on or taken off."""
         with self._lock:
-            self._begin({**self._epoch.active, watched: next(_NUMBERS)})
+            self._begin({**self._models.active, watched: next(_NUMBERS)})
 
-    def _leave(self, watched: Watched) -> None:
+    def _leave(self, watched: WatchedModel) -> None:
         with self._lock:
-            self._begin({other: number for other, number in self._epoch.active.items() if other is not watched})
-            if not self._epoch.active:
-                stand_in, self._stand_in, module = self._stand_in, None, _compilation()
-                if module._maybe_define_function is stand_in:
-                    module._maybe_define_function = stand_in.__wrapped__
+            self._begin({other: number for other, number in self._models.active.items() if other is not watched})
+            if not self._models.active:
+                replacement, self._replacement, module = self._replacement, None, _compilation()
+                if module._maybe_define_function is replacement:
+                    module._maybe_define_function = replacement.__wrapped__
 
-    def _put(self) -> None:
+    def _replace(self) -> None:
         module = _compilation()
         original = module._maybe_define_function
 
         @functools.wraps(original)
         def define(args: Any, kwargs: Any, tracing_options: Any) -> Any:
             options = tracing_options
-            # Somebody who came after us may keep this one when we are gone, or have put another.
-            if self._stand_in is define and options.function_cache is not None:
-                options = Cache(options, self._epoch, partial(self._keep, options)).options
+            # Somebody who replaced it after us may keep calling ours when we are gone.
+            if self._replacement is define and options.function_cache is not None:
+                options = TappedCache(options, self._models, partial(self._keep, options)).options
             return original(args, kwargs, options)
 
-        module._maybe_define_function = self._stand_in = define
+        module._maybe_define_function = self._replacement = define
 
-    def _begin(self, active: Mapping[Watched, int]) -> None:
-        self._epoch = Epoch(active)
+    def _begin(self, active: Mapping[WatchedModel, int]) -> None:
+        self._models = WatchedModels(active)
         self._sweep()
 
     def _keep(self, options: Any) -> None:
         self._kept[id(options)] = weakref.ref(options)
 
     def _sweep(self) -> None:
-        """Drop traces that will not be met again. Of a function that is being traced, they stay until the next time."""
+        """Drop traces that will not be used again. Those of a function in tracing stay until the next time."""
         for key, ref in list(self._kept.items()):
             options = ref()
             lock = options and options.lock
             if lock and not lock.acquire(blocking=False):
                 continue
             try:
-                if options is None or not _clean(options.function_cache, self._epoch.numbers):
+                if options is None or not _clean(options.function_cache, self._models.numbers):
                     self._kept.pop(key, None)
             finally:
                 if lock:
@@ -187,7 +187,7 @@ class Retracing:
 
 def _clean(cache: Any, numbers: frozenset[int]) -> bool:
     """Drop traces whose numbers are not among these; whether there are others with taps."""
-    tapped = [context for context in cache._dispatch_dict if isinstance(context.scope_type, Tapped)]
+    tapped = [context for context in cache._dispatch_dict if isinstance(context.scope_type, TappedScope)]
     gone = {context for context in tapped if not context.scope_type.numbers <= numbers}
     for context, kind in [key for key in cache._primary if key[0] in gone]:
         cache.delete(kind, context)
@@ -207,7 +207,7 @@ def _compilation() -> Any:
 
 
 def _as_known() -> bool:
-    """Whether TensorFlow keeps traces as we know it."""
+    """Return whether TensorFlow keeps traces as we know it."""
     try:
         cache = importlib.import_module("tensorflow.core.function.polymorphism.function_cache")
         options = _compilation().TracingOptions

@@ -1,4 +1,4 @@
-"""How the harvest goes through what holds functions: calls, loops, branches, and what runs on several devices."""
+"""Rules by which extraction goes through equations that hold functions: calls, loops, branches, shard_map."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from jax.extend import core, linear_util
 from jax.interpreters import partial_eval
 from jax.sharding import PartitionSpec
 
-from tensortap.adapters.jax.harvest import Harvester, Item, Rule, Yield
-from tensortap.adapters.jax.jaxprs import debug_info, parts_closed, unspecified, without_consts
+from tensortap.adapters.jax.extract import Extracted, ExtractedValue, Rule, TagExtractor
+from tensortap.adapters.jax.jaxprs import debug_info, inner_closed_jaxprs, unspecified, without_consts
 from tensortap.adapters.protocol import MOST_LOOPS
 
 
-def _call(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
-    """A function with a derivative of its own, or a call: evaluated in place."""
-    inner = next(iter(parts_closed(equation)))
-    return harvester.run(inner.jaxpr, inner.consts, given)
+def _call(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
+    """Evaluate a call, or a function with a custom derivative, in place."""
+    inner = next(iter(inner_closed_jaxprs(equation)))
+    return extractor.run(inner.jaxpr, inner.consts, given)
 
 
-def _jit(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
-    closed, found = _retraced(harvester, equation.params["jaxpr"], given)
+def _jit(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
+    closed, found = _retraced(extractor, equation.params["jaxpr"], given)
     params = dict(equation.params)
     more = len(closed.jaxpr.outvars) - len(equation.outvars)
     params |= {
@@ -34,24 +34,24 @@ def _jit(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequenc
     }
     with equation.ctx.manager:
         gives = equation.primitive.bind(*given, **params)
-    return _parted(gives, equation, found)
+    return _split_results(gives, equation, found)
 
 
-def _remat(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
-    inner = replace(harvester, recomputing=harvester.recomputing or equation.params["differentiated"])
+def _remat(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
+    inner = replace(extractor, recomputing=extractor.recomputing or equation.params["differentiated"])
     closed, found = _retraced(inner, core.ClosedJaxpr(equation.params["jaxpr"], ()), given)
     with equation.ctx.manager:
         gives = equation.primitive.bind(*closed.consts, *given, **dict(equation.params, jaxpr=without_consts(closed)))
-    return _parted(gives, equation, found)
+    return _split_results(gives, equation, found)
 
 
-def _retraced(harvester: Harvester, closed: Any, given: Sequence[Any]) -> tuple[Any, Yield]:
-    """A function that also gives what is marked in it, as JAX's own equations hold functions."""
-    found = Yield()
+def _retraced(extractor: TagExtractor, closed: Any, given: Sequence[Any]) -> tuple[Any, Extracted]:
+    """Return a function that also returns the tagged values in it, in the form that JAX's equations hold."""
+    found = Extracted()
 
     def function(*args: Any) -> list[Any]:
-        gives, seen = harvester.run(closed.jaxpr, closed.consts, args)
-        found.items = seen.items
+        gives, seen = extractor.run(closed.jaxpr, closed.consts, args)
+        found.values = seen.values
         return [*gives, *seen.arrays]
 
     wrapped = linear_util.wrap_init(function, debug_info=debug_info(closed.jaxpr))
@@ -59,33 +59,33 @@ def _retraced(harvester: Harvester, closed: Any, given: Sequence[Any]) -> tuple[
     return core.ClosedJaxpr(jaxpr, consts), found
 
 
-def _parted(gives: Sequence[Any], equation: Any, found: Yield) -> tuple[Sequence[Any], Yield]:
+def _split_results(gives: Sequence[Any], equation: Any, found: Extracted) -> tuple[Sequence[Any], Extracted]:
     own = len(equation.outvars)
-    return gives[:own], Yield(found.items, gives[own:])
+    return gives[:own], Extracted(found.values, gives[own:])
 
 
-def _scan(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
+def _scan(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
     params = equation.params
-    consts, carried = given[: params["num_consts"]], params["num_consts"] + params["num_carry"]
-    found, closed = Yield(), params["jaxpr"]
+    consts, carry_end = given[: params["num_consts"]], params["num_consts"] + params["num_carry"]
+    found, closed = Extracted(), params["jaxpr"]
 
     def body(carry: Any, x: Any) -> Any:
-        gives, seen = harvester.run(closed.jaxpr, closed.consts, [*consts, *carry, *x])
-        found.items = seen.items
+        gives, seen = extractor.run(closed.jaxpr, closed.consts, [*consts, *carry, *x])
+        found.values = seen.values
         return gives[: params["num_carry"]], (gives[params["num_carry"] :], seen.arrays)
 
     carry, (ys, arrays) = jax.lax.scan(
-        body, given[params["num_consts"] : carried], given[carried:], length=params["length"],
+        body, given[params["num_consts"] : carry_end], given[carry_end:], length=params["length"],
         reverse=params["reverse"], unroll=params["unroll"],
     )  # fmt: skip
     return [*carry, *ys], found.looped(arrays)
 
 
-def _cond(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
-    """Each branch gives what is marked in all of them, and says which came to be."""
+def _cond(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
+    """Let each branch return the tagged values of all branches, with flags for those that were computed."""
     branches, index, operands = equation.params["branches"], given[0], given[1:]
-    plans = [_retraced_flags(harvester, branch, operands) for branch in branches]
-    found = Yield([item for closed, seen in plans for item in seen.items])
+    plans = [_retraced_flags(extractor, branch, operands) for branch in branches]
+    found = Extracted([value for closed, seen in plans for value in seen.values])
 
     def branch(number: int) -> Callable[..., Any]:
         def function(*args: Any) -> Any:
@@ -101,27 +101,27 @@ def _cond(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequen
     return gives, found
 
 
-def _retraced_flags(harvester: Harvester, closed: Any, given: Sequence[Any]) -> tuple[Any, Yield]:
-    return _retraced(_Flagging(**vars(harvester)), closed, given)
+def _retraced_flags(extractor: TagExtractor, closed: Any, given: Sequence[Any]) -> tuple[Any, Extracted]:
+    return _retraced(_Flagging(**vars(extractor)), closed, given)
 
 
-class _Flagging(Harvester):
-    """Gives a flag with everything."""
+class _Flagging(TagExtractor):
+    """Returns a flag with every value."""
 
-    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Yield]:
-        gives, seen = Harvester(**vars(self)).run(jaxpr, consts, args)
-        return gives, seen.flags()
+    def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Extracted]:
+        gives, seen = TagExtractor(**vars(self)).run(jaxpr, consts, args)
+        return gives, seen.with_flags()
 
 
-def _while(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
-    """The first iterations, in arrays that are carried along; how many there were comes as an item of its own."""
+def _while(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
+    """Return the first iterations in arrays that the loop hands on; how many there were is a value of its own."""
     p, closed = equation.params, equation.params["body_jaxpr"]
     ends, begins = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     ask, consts, state = p["cond_jaxpr"], given[ends:begins], given[begins:]
     if ask.out_avals[0].shape:  # mapped over a batch: JAX gives it its meaning only when it is compiled
-        harvester.cannot(equation)
-        return equation.primitive.bind(*given, **p), Yield()
-    inner = replace(harvester, looping=True)
+        extractor.note_hidden(equation)
+        return equation.primitive.bind(*given, **p), Extracted()
+    inner = replace(extractor, looping=True)
     planned, found = _retraced_flags(inner, closed, [*consts, *state])
     more = [v.aval for v in planned.jaxpr.outvars[len(equation.outvars) :]]
     room = [jnp.zeros((MOST_LOOPS, *aval.shape), aval.dtype) for aval in more]
@@ -136,20 +136,20 @@ def _while(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Seque
 
     gives, arrays, count = jax.lax.while_loop(goes_on, body, (list(state), room, jnp.int32(0)))
     result = found.looped(arrays)
-    marks = tuple({mark.listener: mark for item in found.items for mark in item.marks}.values())
-    result.add(Item(marks, "iterations", (), "int32"), [count])
+    marks = tuple({mark.tap: mark for item in found.values for mark in item.marks}.values())
+    result.add(ExtractedValue(marks, "iterations", (), "int32"), [count])
     return gives, result
 
 
-def _shard_map(harvester: Harvester, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Yield]:
-    """What each device holds is an entry of its own."""
-    p, found = equation.params, Yield()
+def _shard_map(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
+    """Return what each device holds as an entry of its own."""
+    p, found = equation.params, Extracted()
     manual = p["newly_manual_axes"] if "newly_manual_axes" in p else p["manual_axes"]  # by the version of JAX
     axes = PartitionSpec(tuple(name for name in p["mesh"].axis_names if name in manual))
 
     def function(*args: Any) -> Any:
-        gives, seen = harvester.run(p["jaxpr"], (), args)
-        found.items = seen.items
+        gives, seen = extractor.run(p["jaxpr"], (), args)
+        found.values = seen.values
         return gives, [array[None] for array in seen.arrays]
 
     mapped = jax.shard_map(

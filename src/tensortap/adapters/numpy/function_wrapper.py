@@ -1,4 +1,4 @@
-"""Plain functions, ufuncs and partials in slots: what is held is replaced by a stand-in, and put back at the end."""
+"""Replace a plain function, ufunc or partial that an object holds, to observe its calls; it is put back at the end."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-from tensortap.adapters.numpy.calls import Hook, run_hooked
+from tensortap.adapters.numpy.calls import CallHook, run_hooked
 
 
-class Slot:
-    """Stands in for a function. It is called, copied and pickled as the function it stands for."""
+class FunctionWrapper:
+    """Takes the place of a function. It is called, copied and pickled as that function."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original
-        self.hooks: tuple[Hook, ...] = ()
+        self.hooks: tuple[CallHook, ...] = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function, seen by the hooks."""
+        """Call the function through its hooks."""
         return run_hooked(self.original, self.hooks, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "original":  # asked for before it is set: by a copy in the making
+        if name == "original":  # asked for before it is set, while a copy is being made
             raise AttributeError(name)
         return getattr(self.original, name)
 
     def __eq__(self, other: object) -> bool:
-        return self.original == (other.original if isinstance(other, Slot) else other)
+        return self.original == (other.original if isinstance(other, FunctionWrapper) else other)
 
     def __hash__(self) -> int:
         return hash(self.original)

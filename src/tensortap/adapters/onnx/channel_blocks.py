@@ -1,7 +1,7 @@
-"""Convolutions that run in blocks of channels: which of the tensors between them are which of the model's own.
+"""Convolutions that run in blocks of channels: which of the tensors between them are which of the model's.
 
 On a CPU ONNX Runtime may let convolutions hand each other tensors whose channels lie in blocks, under new names. A node
-that such a graph has anyway, ReorderOutput, undoes that; the twin gets one for each such tensor that is wanted.
+that such a graph has anyway, ReorderOutput, undoes that; an instrumented session gets one for each tensor wanted.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ _WIDEST: Final = 16  # channels in a block, or a divisor of it
 _SUFFIX: Final = "_nchwc"  # a node in blocks is called after the tensor it made before
 
 
-class Layout(NamedTuple):
+class ChannelBlocks(NamedTuple):
     """`names` gives tensors in blocks their plain name; `made` has those that no node of the graph gives plainly."""
 
     names: dict[str, str]
     made: dict[str, tuple[str, int]]
 
     def is_reorder(self, node: Any) -> bool:
-        """Whether a node only changes how a tensor lies in memory."""
+        """Return whether a node only changes how a tensor lies in memory."""
         return _is(node, "ReorderInput") or (_is(node, "ReorderOutput") and node.output[0] in self.names.values())
 
     def is_blocked(self, node: Any) -> bool:
-        """Whether what a node gives lies in blocks, and nobody knows what it is in plain."""
+        """Return whether a node's output lies in blocks, and its plain form is not known."""
         return node.domain == DOMAIN and node.op_type != "ReorderOutput" and node.output[0] not in self.names
 
     def plain(self, name: str) -> str:
-        """A tensor's plain name."""
+        """Return a tensor's plain name."""
         return self.names.get(name, name)
 
     def unordered(self, name: str) -> str:
-        """A tensor with the same elements in any order: in blocks, unless channels were filled up to make blocks."""
+        """Return a tensor with the same elements in any order: in blocks, unless channels were padded for that."""
         token, channels = self.made.get(name, (name, 0))
         return name if channels % _WIDEST else token
 
     def reorders(self, names: Iterable[str]) -> Iterator[Any]:
-        """The nodes that make these tensors plain, where that is needed."""
+        """Return the nodes that make these tensors plain, where needed."""
         for name in names:
             if name in self.made:
                 token, channels = self.made[name]
                 yield onnx.helper.make_node("ReorderOutput", [token], [name], domain=DOMAIN, channels=channels)
 
 
-def layout_of(graph: Any, loaded: Any) -> Layout:
-    """Read it from the optimised graph and the model as it was loaded."""
+def channel_blocks_of(graph: Any, loaded: Any) -> ChannelBlocks:
+    """Find them from the optimised graph and the model as it was loaded."""
     if not any(node.domain == DOMAIN for node in graph.node):
-        return Layout({}, {})
+        return ChannelBlocks({}, {})
     names = {node.input[0]: node.output[0] for node in graph.node if _is(node, "ReorderOutput")}
     made = {}
     kinds = {name: node.op_type for node in loaded.graph.node for name in node.output}
@@ -64,17 +64,17 @@ def layout_of(graph: Any, loaded: Any) -> Layout:
             if name in channels and name != node.name and _still_makes(node, kinds.get(name, "")):
                 names[node.output[0]] = name
                 made[name] = (node.output[0], channels[name])
-    return Layout(names, made)
+    return ChannelBlocks(names, made)
 
 
 def _still_makes(node: Any, kind: str) -> bool:
-    """Whether a node makes the tensor it is called after: not when a sum or an activation was fused into it later."""
+    """Return whether a node makes the tensor in its name: not if a sum or an activation was fused into it later."""
     activation = next((a.s.decode() for a in node.attribute if a.name == "activation"), None)
     return activation in (None, kind) and not (node.op_type == "Conv" and len(node.input) > 3)
 
 
 def _channels(loaded: Any) -> dict[str, int]:
-    """How many channels each tensor has, as far as shapes can be inferred."""
+    """Return how many channels each tensor has, as far as shapes can be inferred."""
     with contextlib.suppress(Exception):
         loaded = onnx.shape_inference.infer_shapes(loaded)
     dims = {value.name: value.type.tensor_type.shape.dim for value in (*loaded.graph.value_info, *loaded.graph.output)}

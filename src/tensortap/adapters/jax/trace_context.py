@@ -1,4 +1,4 @@
-"""What JAX keeps traced functions by: inside a context of ours they are traced with tags, outside as they were."""
+"""The context by which JAX caches traces: inside ours functions are traced with tags, outside old traces are used."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from typing import Any, Final
 
 import jax
 
-from tensortap.adapters.jax.watcher import Watcher
+from tensortap.adapters.jax.tap import JaxTap
 
 CONTEXT: Final = jax.make_user_context(None)
 
 
-class _Live:
-    """While somebody listens to live tags, functions are traced with them; before and after, as they were."""
+class _LiveTaps:
+    """Keeps the context entered while there are live taps, so that functions are traced with their tags."""
 
     def __init__(self) -> None:
         self._numbers: tuple[int, ...] = ()
         self._context: Any = None
         self._lock = threading.RLock()
 
-    def join(self, watcher: Watcher) -> None:
-        """One more."""
-        self._change((*self._numbers, watcher.number))
+    def add(self, tap: JaxTap) -> None:
+        """Trace with the tags of one tap more."""
+        self._change((*self._numbers, tap.number))
 
-    def leave(self, watcher: Watcher) -> None:
-        """One less."""
-        self._change(tuple(n for n in self._numbers if n != watcher.number))
+    def remove(self, tap: JaxTap) -> None:
+        """Trace without the tags of a tap."""
+        self._change(tuple(n for n in self._numbers if n != tap.number))
 
     def _change(self, numbers: tuple[int, ...]) -> None:
         with self._lock:
@@ -39,4 +39,4 @@ class _Live:
             self._numbers = numbers
 
 
-LIVE: Final = _Live()
+LIVE_TAPS: Final = _LiveTaps()

@@ -1,24 +1,24 @@
-"""Where a value is held: an attribute, an entry of a list or dict, or of a tuple inside one of these."""
+"""References to where a value is held: an attribute, an entry of a list or dict, or of a tuple inside one of these."""
 
 from __future__ import annotations
 
 from typing import Any, Protocol
 
-# Tuples that were made anew because one of their entries was replaced, by id: what is there now, and the original.
+# Tuples that were made anew because an entry was replaced, by id: the new tuple, and the original.
 _REPLACED: dict[int, tuple[Any, Any]] = {}
 
 
-class Holder(Protocol):
+class Reference(Protocol):
     """A place that can be read and written."""
 
     def get(self) -> Any:
-        """What it holds now."""
+        """Return what it holds now."""
 
     def put(self, value: Any) -> None:
-        """Hold something else."""
+        """Replace what it holds."""
 
 
-class Attribute:
+class AttributeReference:
     """An attribute of an object, past whatever its class does about setting attributes."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -26,12 +26,12 @@ class Attribute:
         self.name = name
 
     def get(self) -> Any:
-        """What it holds now."""
+        """Return what it holds now."""
         own = getattr(self.owner, "__dict__", {})
         return own[self.name] if self.name in own else object.__getattribute__(self.owner, self.name)
 
     def put(self, value: Any) -> None:
-        """Hold something else."""
+        """Replace what it holds."""
         own = getattr(self.owner, "__dict__", {})
         if self.name in own:
             own[self.name] = value
@@ -39,7 +39,7 @@ class Attribute:
             object.__setattr__(self.owner, self.name, value)
 
 
-class Item:
+class ItemReference:
     """An entry of a list or a dict."""
 
     def __init__(self, owner: Any, key: Any) -> None:
@@ -47,27 +47,27 @@ class Item:
         self.key = key
 
     def get(self) -> Any:
-        """What it holds now."""
+        """Return what it holds now."""
         return self.owner[self.key]
 
     def put(self, value: Any) -> None:
-        """Hold something else."""
+        """Replace what it holds."""
         self.owner[self.key] = value
 
 
-class TupleItem:
+class TupleItemReference:
     """An entry of a tuple: to replace it, the tuple is replaced, and in the end the original comes back."""
 
-    def __init__(self, owner: Holder, index: int) -> None:
+    def __init__(self, owner: Reference, index: int) -> None:
         self.owner = owner
         self.index = index
 
     def get(self) -> Any:
-        """What it holds now."""
+        """Return what it holds now."""
         return self.owner.get()[self.index]
 
     def put(self, value: Any) -> None:
-        """Hold something else."""
+        """Replace what it holds."""
         old = self.owner.get()
         items = [*old[: self.index], value, *old[self.index + 1 :]]
         _, original = _REPLACED.pop(id(old), (old, old))

@@ -1,7 +1,7 @@
-"""Names that layers carry with them: a transformation inside a call builds layers anew, and they must be known again.
+"""Attach names to layers, so that layers which a transformation builds anew inside a call are still known.
 
-A module of NNX has its names in one more attribute, which splitting and merging keep; a module of Equinox has a class
-of its own, a subclass that flattening keeps. Both are there only while a call or a step is traced.
+A module of NNX has its names in an extra attribute, which splitting and merging keep; a module of Equinox gets a
+subclass of its class, which flattening keeps. Both are there only while a call or a step is traced.
 """
 
 from __future__ import annotations
@@ -15,40 +15,40 @@ from tensortap.adapters.jax.layers import is_layer, kind_of, paths_of
 
 _NAMES: Final = "_tensortap_names"
 _NODES: Final = "_pytree__nodes"  # where NNX notes which attributes hold arrays
-Names = tuple[tuple[type, tuple[str, ...]], ...]  # the class of a model, and the layer's paths in it
+Names = tuple[tuple[type, tuple[str, ...]], ...]  # (the class of a model, the layer's paths in it), …
 
 _CLASSES: Final[dict[tuple[type, Names], type]] = {}
-_TOGETHER: Final[set[type]] = set()  # models that need their layers to be of one class, to stack them
+_KEPT_CLASSES: Final[set[type]] = set()  # models whose layers must be of one class, to be stacked
 
 
-def names(module: Any, root: type | None) -> tuple[str, ...]:
-    """The paths that a module carries in a model of this class."""
-    carried: Names = vars(module).get(_NAMES) or getattr(type(module), _NAMES, ())
-    return next((paths for model, paths in carried if model is root), ())
+def names_of(module: Any, root: type | None) -> tuple[str, ...]:
+    """Return the paths of a module in a model of this class."""
+    attached: Names = vars(module).get(_NAMES) or getattr(type(module), _NAMES, ())
+    return next((paths for model, paths in attached if model is root), ())
 
 
 @contextmanager
-def carrying(model: Any) -> Iterator[Any]:
-    """For the length of a call: a model whose layers carry their names."""
+def with_names(model: Any) -> Iterator[Any]:
+    """Give, for the length of a call, a model whose layers have their names attached."""
     if kind_of(model) != "nnx":
         yield _renamed(model)
         return
-    mine = give(model)
+    mine = add_names(model)
     try:
         yield model
     finally:
         for module in mine:
-            _take(module)
+            _remove_names(module)
 
 
-def failed(model: Any) -> None:
-    """A call with renamed layers has failed: from now on they keep their class, in case it was for that."""
+def keep_classes(model: Any) -> None:
+    """Give the layers of this model no subclasses any more: a call with them has failed, perhaps because of them."""
     if kind_of(model) == "equinox":
-        _TOGETHER.add(_own_class(type(model)))
+        _KEPT_CLASSES.add(_own_class(type(model)))
 
 
-def give(model: Any) -> list[Any]:
-    """Let the modules of a model of NNX carry their names; those that had none before."""
+def add_names(model: Any) -> list[Any]:
+    """Attach names to the modules of an NNX model; return those that had none before."""
     root, mine = type(model), []
     for module, paths in paths_of(model).values():
         held: Names = vars(module).get(_NAMES, ())
@@ -58,15 +58,15 @@ def give(model: Any) -> list[Any]:
     return mine
 
 
-def take(objects: Any) -> None:
-    """Modules of NNX without the names again."""
+def remove_names(objects: Any) -> None:
+    """Remove the names from modules of NNX."""
     for each in objects:
         for _, module in sys.modules["flax.nnx"].iter_graph(each):
             if _NAMES in getattr(module, "__dict__", ()):
-                _take(module)
+                _remove_names(module)
 
 
-def _take(module: Any) -> None:
+def _remove_names(module: Any) -> None:
     own = vars(module)
     own.pop(_NAMES, None)
     nodes = own.get(_NODES, {})
@@ -75,21 +75,21 @@ def _take(module: Any) -> None:
 
 
 def _renamed(model: Any) -> Any:
-    """A model of Equinox with layers of classes of their own."""
+    """Return a model of Equinox whose layers have subclasses of their own."""
     root = type(model)
-    if root in _TOGETHER:
+    if root in _KEPT_CLASSES:
         return model
     paths = {identity: ((root, found),) for identity, (_, found) in paths_of(model).items() if found != ("",)}
     return _rebuilt(model, {}, paths)
 
 
 def restored(value: Any) -> Any:
-    """What a call has given, with layers of their first class."""
+    """Return the output of a call with layers of their original classes."""
     return _rebuilt(value, {}, None)
 
 
 def _rebuilt(value: Any, done: dict[int, Any], paths: Mapping[int, Names] | None) -> Any:
-    """The same nested value with layers of other classes; what has none in it is the same object."""
+    """Return the same nested value with layers of other classes; a value without layers is returned itself."""
     if id(value) not in done:
         done[id(value)] = value  # one that contains itself
         done[id(value)] = _rebuilt_here(value, done, paths)
@@ -119,13 +119,13 @@ def _module(value: Any, done: dict[int, Any], paths: Mapping[int, Names] | None)
 
 
 def _class(value: Any, paths: Mapping[int, Names]) -> type:
-    """The class for a layer at these places: made once, for JAX never forgets a class that it has been told of."""
+    """Return the class for a layer at these paths. Made once: JAX never forgets a class that was registered."""
     found = paths.get(id(value))
     if found is None or not is_layer(value):
         return type(value)
     cls = _own_class(type(value))
-    carried: Names = getattr(type(value), _NAMES, ())
-    key = cls, tuple({**dict(carried), **dict(found)}.items())
+    attached: Names = getattr(type(value), _NAMES, ())
+    key = cls, tuple({**dict(attached), **dict(found)}.items())
     if key not in _CLASSES:
         body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__, _NAMES: key[1]}
         _CLASSES[key] = type(cls)(cls.__name__, (cls,), body)

@@ -1,0 +1,69 @@
+"""What one tap needs of the framework that Keras computes with; complete for frameworks whose tensors have values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from tensortap.adapters.keras.hooks import KerasLayerHook, KerasRootHook, LayerPorts
+from tensortap.adapters.keras.layers import KerasVariable
+from tensortap.adapters.keras.observer import KerasObserver
+from tensortap.adapters.keras.optimizers import OPTIMIZER_HOOKS
+from tensortap.adapters.keras.training import TrainingTaps
+from tensortap.adapters.keras.wrappers import CallHook
+from tensortap.adapters.protocol import Plan, Port
+
+Undo = Callable[[], None]
+
+
+class KerasBackend:
+    """One tap's side of one backend."""
+
+    def __init__(self, observer: KerasObserver) -> None:
+        self.observer = observer
+        self.steps = observer.steps
+
+    def arm(self, always: bool, limited: bool) -> None:
+        """Tell compiled functions what the next run is wanted for: in any case, or if its loss passes a limit."""
+
+    def prepare(self, model: Any) -> list[Undo]:
+        """Act before the first hook is put on; return what to undo after the last one is off."""
+        return []
+
+    def observe_operations(self, plan: Plan, paths: Sequence[str]) -> bool:
+        """Observe single operations if the probes ask for any; True if every layer needs a hook for that."""
+        return False
+
+    def layer_hook(self, ports: Mapping[str, Sequence[Port]], method: Any, path: str, root: bool) -> CallHook:
+        """Return the hook that goes around a layer's method."""
+        kinds = LayerPorts(**{kind: tuple(each) for kind, each in ports.items()})
+        return (KerasRootHook if root else KerasLayerHook)(self.observer, kinds, method)
+
+    def attach_training(self, model: Any, gradients: Sequence[tuple[KerasVariable, Port]]) -> list[Undo]:
+        """Observe training steps, and the gradients that optimizers are given; return what ends it."""
+        undo = TrainingTaps(self.observer).attach(model)
+        if gradients:
+            ports: dict[int, list[Port]] = {}
+            for variable, port in gradients:
+                ports.setdefault(id(variable.value), []).append(port)
+            hook = partial(self._observe_gradient, ports)
+            OPTIMIZER_HOOKS.add(hook)
+            undo.append(partial(OPTIMIZER_HOOKS.remove, hook))
+        return undo
+
+    def collect(self, step: Any) -> None:
+        """Record what compiled functions have left."""
+        self.observer.collect(step)
+
+    def close(self) -> None:
+        """Release what is held, after the taps are off."""
+
+    def unseen(self) -> dict[str, str]:
+        """Return patterns for operations, each with why none was met; empty for those that met one."""
+        return {}
+
+    def _observe_gradient(self, ports: Mapping[int, Sequence[Port]], gradient: Any, variable: Any) -> None:
+        found = ports.get(id(variable))
+        if found and gradient is not None:
+            self.observer.observe(found, [("", self.observer.dense(gradient))])
