@@ -110,17 +110,17 @@ def train(to: str | None = None, steps: int = 400) -> str:
             tt.probe("**", keep=[tt.stats(), tt.histogram(), tt.sample(64)], when=trouble),
             lookback=5,
             to=to,
-        ) as tap,
+        ) as watching,
     ):
         for step in range(steps):
             loss, accuracy = train_step(net, *next(batches), learning_rate(step))
-            tap.step(loss=loss, accuracy=accuracy)
+            watching.step(loss=loss, accuracy=accuracy)
             if step % 30 == 0 or not np.isfinite(loss):
                 print(f"  step {step:3d}   loss {loss:7.3f}   accuracy {accuracy:4.0%}")
             if not np.isfinite(loss):
                 break
-    assert tap.path is not None
-    return tap.path
+    assert watching.path is not None
+    return watching.path
 
 
 def explain(run: tt.Run) -> None:
@@ -149,7 +149,7 @@ def main() -> None:
     path = train()
     print("\nWhat happened inside, the worst first:")
     tensortap("show", path)
-    explain(tt.open(path))
+    explain(tt.open_run(path))
     print(
         f"\nThe run is {path}: Parquet that DuckDB, pandas and Polars read without tensortap.\n"
         f"The faults are in {os.path.relpath(__file__)}: look there for “fault”."

@@ -19,6 +19,12 @@ from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROSE = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
+    if ".egg-info" not in str(path)
+)
+WIDEST = 100
 LINK = re.compile(r"\[[^\]]*\]\(([^)]+)\)")
 
 
@@ -116,3 +122,15 @@ def test_names() -> None:
     modules = ("tensortap.select.triggers", "tensortap.reduce.reducers", "tensortap.select.probes")
     makers = [name for name in tt.__all__ if name[0].islower() and getattr(tt, name).__module__.startswith(modules)]
     assert [name for name in makers if f"{name}(" not in text] == []
+
+
+@pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_wrapped(document: Path) -> None:
+    """Prose, that is all but code, tables and lines without a space to break at, is wrapped at 100 columns."""
+    text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), document.read_text(encoding="utf-8"))
+    long = [
+        f"{document.name}:{number}"
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > WIDEST and not line.lstrip().startswith(("|", "![")) and " " in line.strip()[:WIDEST]
+    ]
+    assert long == []
