@@ -1,7 +1,9 @@
-"""What observing a training step costs: ratios to the bare step, from interleaved runs in one process.
+"""What observing costs, for every port, model and mode: ratios to the bare step, from interleaved pairs.
 
-    python benchmarks/overhead.py [--model transformer|resnet|mlp] [--pairs N] [--threads N]
+    python benchmarks/overhead.py [--model NAME]… [--mode train|infer]… [--what NAME]… [--pairs N]
 
+A pair is one step of the observed model and one of a copy that nothing hangs on. Printed are the median ratio and the
+quartiles of the pairs. Floors (an empty hook, one `sum` in a hook, a loop over `.grad`) stand in the same table.
 Exits with 1 when a figure that must be reached is missed.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import gc
 import statistics
 import sys
@@ -18,316 +21,231 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
+from models import Workload, workload
 from torch import nn
 
 import tensortap as tt
-from tensortap.watch import leaves
 
-# ratio to the bare step that must be reached: transformer, resnet, mlp
-LIMITS: dict[str, tuple[float | None, ...]] = {
-    "stats": (1.05, 1.06, 1.20),
-    "stats+histogram": (1.10, 1.12, 1.30),
-    "outputs+gradients, both": (1.20, 1.20, 1.60),
-    "every(100)": (1.01, 1.01, 1.01),
-    "paused": (1.01, 1.01, 1.01),
-    "budget=0.02": (1.03, 1.03, 1.03),
-    "op:@matmul stats": (1.08, None, None),
-    "op:@matmul, step not observed": (1.02, None, None),
+MODELS: Final = ("transformer", "resnet", "tiny", "blocks")
+MODES: Final = ("train", "infer")
+BOTH: Final = [tt.stats(), tt.histogram()]
+Observing = contextlib.AbstractContextManager[Callable[[nn.Module], None]]
+Way = Callable[[nn.Module], Observing]
+# (model, mode, what): the ratio that must be reached.
+LIMITS: Final = {
+    ("tiny", "train", "outputs"): 1.10,
+    ("tiny", "infer", "outputs"): 1.70,
+    ("tiny", "train", "outputs + histogram"): 1.18,
+    ("tiny", "train", "grad + histogram"): 1.25,
+    ("tiny", "train", "update"): 1.35,
+    ("tiny", "train", "grad_output"): 1.35,
+    ("tiny", "train", "op:@matmul"): 1.20,
+    ("tiny", "infer", "four whole tensors"): 1.25,
+    ("blocks", "train", "grad"): 1.30,
 }
+ATTACH_LIMIT: Final = 0.4  # seconds for 2 000 blocks
 
 
-class Block(nn.Module):
-    """A transformer block out of plain modules, so that every leaf can be seen."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Attention and MLP, both residual."""
-        b, t, w = x.shape
-        q, k, v = self.qkv(self.norm1(x)).view(b, t, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.proj(mixed.transpose(1, 2).reshape(b, t, w))
-        return x + self.down(self.act(self.up(self.norm2(x))))
+def _leaf_names(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if name and not any(True for _ in module.children())]
 
 
-class Transformer(nn.Module):
-    """Six layers, width 256, vocabulary 5000."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(5000, 256)
-        self.blocks = nn.ModuleList(Block(256, 8) for _ in range(6))
-        self.norm, self.head = nn.LayerNorm(256), nn.Linear(256, 5000)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits for every token."""
-        x = self.embed(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
-
-
-class Residual(nn.Module):
-    """ResNet's basic block."""
-
-    def __init__(self, given: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(given, width, 3, stride, 1, bias=False)
-        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
-        self.bn1, self.bn2 = nn.BatchNorm2d(width), nn.BatchNorm2d(width)
-        self.relu = nn.ReLU(inplace=True)
-        self.skip: nn.Module = nn.Identity()
-        if stride != 1 or given != width:
-            self.skip = nn.Sequential(nn.Conv2d(given, width, 1, stride, bias=False), nn.BatchNorm2d(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Two convolutions and a shortcut."""
-        y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-        return self.relu(y + self.skip(x))
-
-
-def resnet18() -> nn.Module:
-    """ResNet-18 without its download."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
-    layers.append(nn.MaxPool2d(3, 2, 1))
-    given = 64
-    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
-        layers += [Residual(given, width, stride), Residual(width, width, 1)]
-        given = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 1000))
-
-
-def mlp() -> nn.Module:
-    """A hundred small layers: the worst case for a cost per tensor."""
-    return nn.Sequential(*(m for _ in range(100) for m in (nn.Linear(64, 64), nn.ReLU())))
-
-
-def subject(name: str) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A model and a function that gives the loss of one batch."""
-    torch.manual_seed(0)
-    if name == "transformer":
-        model: nn.Module = Transformer()
-        tokens, targets = torch.randint(5000, (8, 128)), torch.randint(5000, (8 * 128,))
-        return model, lambda: nn.functional.cross_entropy(model(tokens).view(-1, 5000), targets)
-    if name == "resnet":
-        model = resnet18()
-        images, labels = torch.randn(8, 3, 96, 96), torch.randint(1000, (8,))
-        return model, lambda: nn.functional.cross_entropy(model(images), labels)
-    model = mlp()
-    x = torch.randn(32, 64)
-    return model, lambda: model(x).pow(2).mean()
-
-
-Way = Callable[[nn.Module], contextlib.AbstractContextManager[Callable[[], None]]]
-
-
-def _watching(*probes: Any, pause: bool = False, gradients: Any = None, **options: Any) -> Way:
+def _watch(choose: Callable[[nn.Module], list[Any]]) -> Way:
     @contextlib.contextmanager
-    def way(model: nn.Module) -> Iterator[Callable[[], None]]:
-        chosen = [f"{name}:grad_output" for name, m in model.named_modules() if not any(True for _ in m.children())]
-        probes_of = (*probes, tt.probe(*chosen, keep=gradients)) if gradients else probes
-        with tempfile.TemporaryDirectory() as folder, tt.watch(model, *probes_of, to=f"{folder}/run", **options) as tap:
-            if pause:
-                tap.pause()
-            yield tap.step
+    def observing(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
+        with tempfile.TemporaryDirectory() as folder, tt.watch(model, *choose(model), to=f"{folder}/run") as watching:
+            yield lambda _: watching.step()
 
-    return way
+    return observing
 
 
-def _hooked(see: Callable[[torch.Tensor], Any]) -> Way:
+def _leaves(port: str, keep: Any = None) -> Way:
+    return _watch(lambda model: [tt.probe(*(f"{name}:{port}" for name in _leaf_names(model)), keep=keep or tt.stats())])
+
+
+def _parameters(port: str, keep: Any = None) -> Way:
+    return _watch(lambda model: [tt.probe(f"**:{port}", keep=keep or tt.stats())])
+
+
+def _some(keep: Any) -> Way:
+    def choose(model: nn.Module) -> list[Any]:
+        names = _leaf_names(model)
+        return [tt.probe(*names[:: max(1, len(names) // 4)][:4], keep=keep)]
+
+    return _watch(choose)
+
+
+def _hooks(see: Callable[[torch.Tensor], Any]) -> Way:
     @contextlib.contextmanager
-    def way(model: nn.Module) -> Iterator[Callable[[], None]]:
+    def observing(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
         def hook(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-            with torch.no_grad():
-                see(output)
+            see(output)
 
         handles = [m.register_forward_hook(hook) for m in model.modules() if not any(True for _ in m.children())]
-        yield lambda: None
+        yield lambda _: None
         for handle in handles:
             handle.remove()
 
-    return way
+    return observing
 
 
-def _tensorboard() -> Way:
-    from torch.utils.tensorboard import SummaryWriter
+class _Empty(torch.overrides.TorchFunctionMode):
+    """A function mode that does nothing: the floor for seeing operations."""
 
-    @contextlib.contextmanager
-    def way(model: nn.Module) -> Iterator[Callable[[], None]]:
-        with tempfile.TemporaryDirectory() as folder, SummaryWriter(folder) as writer:
-            histogram = _hooked(lambda y: writer.add_histogram("layer", y.detach()))
-            with histogram(model) as step:
-                yield step
-
-    return way
-
-
-def _eight(y: torch.Tensor) -> None:
-    for reduce in (torch.mean, torch.std, torch.amin, torch.amax, torch.linalg.vector_norm, torch.count_nonzero):
-        reduce(y)
-    torch.isnan(y).sum()
-    torch.isinf(y).sum()
-    torch.histc(y, 64)
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        return function(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def _bare(model: nn.Module) -> Iterator[Callable[[], None]]:
-    yield lambda: None
+def _empty_mode(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
+    modes: list[_Empty] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        modes.append(_Empty())
+        modes[-1].__enter__()
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        modes.pop().__exit__(None, None, None)
+
+    handles = [model.register_forward_pre_hook(before), model.register_forward_hook(after, always_call=True)]
+    yield lambda _: None
+    for handle in handles:
+        handle.remove()
 
 
-WAYS: dict[str, Way] = {
-    "bare": _bare,
-    "floor: each output read once": _hooked(lambda y: y.sum()),
-    "stats": _watching(tt.probe(leaves, keep=tt.stats())),
-    "stats+histogram": _watching(tt.probe(leaves, keep=[tt.stats(), tt.histogram()])),
-    "outputs+gradients, both": _watching(
-        tt.probe(leaves, keep=[tt.stats(), tt.histogram()]),
-        gradients=[tt.stats(), tt.histogram()],
-    ),
-    "op:@matmul stats": _watching(tt.probe("op:@matmul", keep=tt.stats())),
-    "hook with four .item()": _hooked(lambda y: [f(y).item() for f in (torch.mean, torch.std, torch.amin, torch.amax)]),
-    "eight reductions + histc": _hooked(_eight),
-    "TensorBoard add_histogram": _tensorboard(),
+@contextlib.contextmanager
+def _gradient_loop(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
+    def see(watched: nn.Module) -> None:
+        with torch.no_grad():
+            for parameter in watched.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.norm()
+                    torch.histc(parameter.grad, 64)
+
+    yield see
+
+
+WAYS: Final[dict[str, Way]] = {
+    "floor: empty hook": _hooks(lambda _: None),
+    "floor: one sum in a hook": _hooks(lambda output: output.detach().sum()),
+    "floor: empty function mode": _empty_mode,
+    "floor: loop over .grad, norm and histc": _gradient_loop,
+    "default": _watch(lambda _: []),
+    "outputs": _leaves("output"),
+    "outputs + histogram": _leaves("output", BOTH),
+    "inputs": _leaves("input"),
+    "grad_output": _leaves("grad_output"),
+    "param": _parameters("param"),
+    "grad": _parameters("grad"),
+    "grad + histogram": _parameters("grad", BOTH),
+    "update": _parameters("update"),
+    "op:@matmul": _watch(lambda _: [tt.probe("op:@matmul", keep=tt.stats())]),
+    "four whole tensors": _some(tt.full()),
+    "four samples": _some(tt.sample(256)),
 }
-
-_PAUSED: Final = _watching(tt.probe(leaves), pause=True)
-_MATMULS_LATER: Final = _watching(tt.probe("op:@matmul", keep=tt.stats(), when=tt.at([10**9])))
+TRAINING_ONLY: Final = ("grad_output", "grad", "grad + histogram", "update", "floor: loop over .grad, norm and histc")
 
 
-def measure(name: str, pairs: int) -> dict[str, float]:
-    """Each way's step over a bare one, step about: what the machine does meanwhile falls on both alike."""
-    model, loss_of = subject(name)
-    train = Training(model, loss_of, torch.optim.SGD(model.parameters(), lr=1e-4))
-    for _ in range(3):
-        train.step()
-    bare: list[float] = []
-    result: dict[str, float] = {}
-    for way, attach in WAYS.items():
-        gc.collect()
-        with attach(model) as close:
-            train.timed(close)
-            result[way], alone = train.ratio(close, pairs)
-        bare += alone
-    result["paused"] = _quietly(train, _PAUSED, 6 * pairs)
-    result["every(100)"] = _every_hundred(train, 6 * pairs)
-    result["op:@matmul, step not observed"] = _quietly(train, _MATMULS_LATER, 6 * pairs)
-    result["budget=0.02"] = _budgeted(train, 3 * pairs)
-    print(f"\n{name}: bare step {1e3 * statistics.median(bare):.1f} ms, {len([*model.modules()])} modules")
-    return result
+class Spread(NamedTuple):
+    """The median of the pairs' ratios, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"×{self.median:6.3f}  [{self.low:.3f} to {self.high:.3f}]"
 
 
-class Training(NamedTuple):
-    """A model that is being trained, and how long its steps take."""
+class Pair(NamedTuple):
+    """An observed model and a copy of it that is left alone."""
 
-    model: nn.Module
-    loss_of: Callable[[], torch.Tensor]
-    optimizer: torch.optim.Optimizer
+    load: Workload
+    observed: nn.Module
+    alone: nn.Module
+    optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 
-    def step(self) -> None:
-        """Forward, backward, update."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.loss_of().backward()
-        self.optimizer.step()
+    def ratio(self, way: Way, mode: str, pairs: int) -> Spread:
+        """Run both in turn."""
+        ratios = []
+        with way(self.observed) as close:
+            for number in range(pairs + 2):
+                watched = self._timed(0, mode, close)
+                bare = self._timed(1, mode, lambda _: None)
+                if number >= 2:
+                    ratios.append(watched / bare)
+        low, median, high = statistics.quantiles(ratios, n=4)
+        return Spread(median, low, high)
 
-    def timed(self, close: Callable[[], None]) -> float:
-        """Seconds of one step and of closing it."""
-        start = time.perf_counter()
-        self.step()
-        close()
-        return time.perf_counter() - start
-
-    def bare(self) -> float:
-        """Seconds of one step while nothing hangs on the model."""
-        with _detached(self.model):
-            return self.timed(lambda: None)
-
-    def ratio(self, close: Callable[[], None], pairs: int) -> tuple[float, list[float]]:
-        """The median watched step over the median bare one, which come in turn; and the bare ones."""
-        watched, bare = [], []
-        for _ in range(pairs):
-            watched.append(self.timed(close))
-            bare.append(self.bare())
-        return statistics.median(watched) / statistics.median(bare), bare
-
-
-def _every_hundred(train: Training, pairs: int) -> float:
-    """One observed step in a hundred: the cost of the others, and a hundredth of the one."""
-    with _watching(tt.probe(leaves, when=tt.every(100)))(train.model) as close:
-        observed = train.timed(close)
-        quiet, bare = train.ratio(close, min(pairs, 90))
-    return 0.99 * quiet + 0.01 * observed / statistics.median(bare)
+    def _timed(self, which: int, mode: str, close: Callable[[nn.Module], None]) -> float:
+        model = (self.observed, self.alone)[which]
+        begin = time.perf_counter()
+        if mode == "infer":
+            with torch.no_grad():
+                self.load.loss(model)
+        else:
+            self.optimizers[which].zero_grad(set_to_none=True)
+            self.load.loss(model).backward()
+            self.optimizers[which].step()
+        close(model)
+        return time.perf_counter() - begin
 
 
-def _quietly(train: Training, way: Way, pairs: int) -> float:
-    """Steps in which nothing is recorded."""
-    with way(train.model) as close:
-        close()
-        return train.ratio(close, pairs)[0]
+def pair_of(name: str) -> Pair:
+    """Build a model twice."""
+    load = workload(name)
+    observed, alone = load.model, copy.deepcopy(load.model)
+    optimizers = tuple(torch.optim.SGD(model.parameters(), lr=1e-4) for model in (observed, alone))
+    return Pair(load, observed, alone, (optimizers[0], optimizers[1]))
 
 
-def _budgeted(train: Training, steps: int, rounds: int = 4) -> float:
-    """Steps under a budget, observed and others, over as many bare ones, in turn by stretches.
-
-    Not step about: the tap would take the bare step between two of its own for a part of them, and spend twice as much.
-    """
-    watched, bare = [], []
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tt.watch(train.model, tt.probe(leaves), budget=0.02, to=f"{folder}/run") as tap,
-    ):
-        for _ in range(10):
-            train.timed(tap.step)
-        for _ in range(rounds):
-            tap.resume()
-            train.timed(tap.step)
-            watched += [train.timed(tap.step) for _ in range(steps)]
-            tap.pause()
-            bare += [train.bare() for _ in range(steps)]
-    return _trimmed(watched) / _trimmed(bare)
-
-
-def _trimmed(times: list[float]) -> float:
-    """The mean without the slowest twentieth, which the machine's other work made slow."""
-    return statistics.fmean(sorted(times)[: -max(1, len(times) // 20)])
-
-
-@contextlib.contextmanager
-def _detached(model: nn.Module) -> Iterator[None]:
-    """Without any hook for a while: what the bare step costs between two watched stretches."""
-    kept = [(m, dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in model.modules()]
-    for module, _, _ in kept:
-        module._forward_hooks.clear()
-        module._forward_pre_hooks.clear()
-    yield
-    for module, after, before in kept:
-        module._forward_hooks.update(after)
-        module._forward_pre_hooks.update(before)
+def attach_seconds(model: nn.Module, rounds: int = 5) -> float:
+    """Return how long putting the default taps on takes; the median."""
+    times = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        watching = tt.watch(model, to=tt.Memory())
+        times.append(time.perf_counter() - begin)
+        watching.close()
+    return statistics.median(times)
 
 
 def main() -> int:
-    """Print the table; 1 when a limit is missed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", choices=["transformer", "resnet", "mlp"], action="append")
-    parser.add_argument("--pairs", type=int, default=15, help="how many steps of each way, with as many bare ones")
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    """Print the tables; 1 when a limit is missed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, action="append")
+    parser.add_argument("--mode", choices=MODES, action="append")
+    parser.add_argument("--what", choices=list(WAYS), action="append")
+    parser.add_argument("--pairs", type=int, default=21)
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
     missed = 0
-    for name in options.model or ["transformer", "resnet", "mlp"]:
-        which = ["transformer", "resnet", "mlp"].index(name)
-        for way, ratio in measure(name, options.pairs).items():
-            limit = LIMITS[way][which] if way in LIMITS else None
-            late = limit is not None and ratio > limit
+    for name in asked.model or MODELS:
+        pair = pair_of(name)
+        for mode in asked.mode or MODES:
+            print(f"\n{name}, {mode}", flush=True)
+            for what in asked.what or WAYS:
+                if mode == "infer" and what in TRAINING_ONLY:
+                    continue
+                gc.collect()
+                found = pair.ratio(WAYS[what], mode, asked.pairs)
+                missed += _print(name, mode, what, found)
+        if not asked.what:
+            seconds = attach_seconds(pair.observed)
+            late = name == "blocks" and seconds > ATTACH_LIMIT
             missed += late
-            said = f"   must be ≤ {limit:.2f}{'   MISSED' * late}" if limit else ""
-            print(f"  {way:32} ×{ratio:6.3f}{said}", flush=True)
+            print(f"  attaching the default taps: {seconds:.3f} s{'   MISSED' * late}", flush=True)
     return 1 if missed else 0
+
+
+def _print(name: str, mode: str, what: str, found: Spread) -> bool:
+    limit = LIMITS.get((name, mode, what))
+    late = limit is not None and found.median > limit
+    said = "" if limit is None else f"   must be ≤ {limit:.2f}{'   MISSED' * late}"
+    print(f"  {what:40} {found}{said}", flush=True)
+    return late
 
 
 if __name__ == "__main__":
