@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import tensortap as tt
+from tensortap.diagnose.history import SiteHistogram
 from tensortap.diagnose.measures import attention_entropy, effective_rank, ks, psi, shares, spread
-from tensortap.diagnose.snapshot import Histogram
 from tensortap.finding import Steps
 
 ARRAYS = hnp.arrays(
@@ -20,9 +20,9 @@ ARRAYS = hnp.arrays(
 )
 
 
-def histogram_of(array: np.ndarray) -> Histogram:
+def histogram_of(array: np.ndarray) -> SiteHistogram:
     seen = tt.summarize(array)
-    return Histogram(
+    return SiteHistogram(
         seen.hist_offset, seen.hist_counts.astype(np.int64), seen.zeros, seen.min, seen.max, Steps(0, 0, 1)
     )
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
-from tensortap.diagnose import REGISTRY, NoData, Snapshot, dead_units, loss_spike, nonfinite, unchanged
+from tensortap.diagnose import REGISTRY, NoData, RunHistory, dead_units, loss_spike, nonfinite, unchanged
 from tensortap.diagnose.rule import ORDER
 from tensortap.errors import ProbeError
 
@@ -41,9 +41,9 @@ def test_own_rule(make_run: Make) -> None:
     """A decorated function is asked from then on; its findings carry its name and severity."""
 
     @tt.rule("test_wide", severity="info", needs="output")
-    def wide(snapshot: Snapshot, *, most: float = 0.5) -> Iterator[tt.Finding]:
+    def wide(history: RunHistory, *, most: float = 0.5) -> Iterator[tt.Finding]:
         """Outputs that are wide."""
-        for site in snapshot.sites("output"):
+        for site in history.sites("output"):
             if (bad := site["std"] > most).any():
                 yield site.finding(bad, "It is wide.", std=float(site["std"].max()))
 
@@ -59,8 +59,8 @@ def test_own_rule(make_run: Make) -> None:
 def test_plain_function(make_run: Make) -> None:
     """A function that nobody decorated can be passed; it is a warning, and is not remembered."""
 
-    def something(snapshot: Snapshot) -> list[tt.Finding]:
-        return [snapshot.sites("output")[0].finding(None, "Something.")]
+    def something(history: RunHistory) -> list[tt.Finding]:
+        return [history.sites("output")[0].finding(None, "Something.")]
 
     (found,) = tt.open(make_run([({"fc": X}, {})])).findings(rules=something)
     assert (found.rule, found.severity) == ("something", "warning")
@@ -73,11 +73,11 @@ def test_registering() -> None:
     for _ in range(2):
 
         @tt.rule
-        def again(snapshot: Snapshot) -> None: ...
+        def again(history: RunHistory) -> None: ...
 
     assert "again" in REGISTRY
     with pytest.raises(ProbeError, match="my_nonfinite"):
-        tt.rule("nonfinite")(lambda snapshot: [])
+        tt.rule("nonfinite")(lambda history: [])
     with pytest.raises(ProbeError, match="Did you mean 'error'"):
         tt.rule("x", severity="eror")  # type: ignore[call-overload]
 
@@ -92,7 +92,7 @@ def test_errors_offer_what_there_is(make_run: Make) -> None:
     with pytest.raises(ProbeError, match="is no rule"):
         run.findings(rules=[3])
     with pytest.raises(ZeroDivisionError) as error:
-        run.findings(rules=[lambda snapshot: 1 / 0])
+        run.findings(rules=[lambda history: 1 / 0])
     assert "in the rule '<lambda>'" in error.value.__notes__
 
 
@@ -271,17 +271,17 @@ def test_reused_module_is_one_site(tmp_path: Path) -> None:
         for _ in range(3):
             model(torch.randn(4, 8))
             tap.step()
-    assert [s.place.site for s in Snapshot(tap.run).sites("output") if s.type == "ReLU"] == ["0"]
+    assert [s.place.site for s in RunHistory(tap.run).sites("output") if s.type == "ReLU"] == ["0"]
 
 
 def test_containers_are_not_counted_twice(zoo: Any) -> None:
     """What a container returns is what its last module returned: one site, the inner one."""
-    snapshot = Snapshot(zoo.run("unused_head"))
-    shown = [str(site) for site in snapshot.sites("output")]
+    history = RunHistory(zoo.run("unused_head"))
+    shown = [str(site) for site in history.sites("output")]
     assert "body.2:output" in shown
     assert "body:output" not in shown
     assert ":output" not in shown
-    assert "body:output" in [str(site) for site in snapshot.sites("output", echoes=True)]
+    assert "body:output" in [str(site) for site in history.sites("output", duplicates=True)]
 
 
 def test_no_data_is_no_error() -> None:

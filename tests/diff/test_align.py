@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tensortap.diff.align import Look, align, renames
+from tensortap.diff.align import SiteSignature, align, renames
 from tensortap.errors import PatternError
 from tensortap.types import Place
 
@@ -13,14 +13,14 @@ def places(text: str) -> list[Place]:
     return [Place(name) for name in text.split()]
 
 
-def looks(shapes: str, levels: list[float] | None = None) -> dict[Place, Look]:
+def looks(shapes: str, levels: list[float] | None = None) -> dict[Place, SiteSignature]:
     """Sites such as `a:4` with a shape each, and a mean."""
     pairs = [item.split(":") for item in shapes.split()]
     levels = levels or [0.0] * len(pairs)
-    return {Place(n): Look("output", (int(s),), (m,)) for (n, s), m in zip(pairs, levels, strict=True)}
+    return {Place(n): SiteSignature("output", (int(s),), (m,)) for (n, s), m in zip(pairs, levels, strict=True)}
 
 
-def by_order(a: dict[Place, Look], b: dict[Place, Look]) -> dict[str, str]:
+def by_order(a: dict[Place, SiteSignature], b: dict[Place, SiteSignature]) -> dict[str, str]:
     found = align(list(a), list(b), [], lambda: (a, b))
     assert found.by == "order"
     return {x.site: y.site for x, y in found.pairs.items()}
@@ -103,8 +103,10 @@ def test_order_by_likeness():
 
 def test_order_of_channels():
     """Channels first agree with channels last, and the same shape agrees better."""
-    first, last = ({Place(n): Look("output", shape, (1.0,))} for n, shape in (("a", (2, 3, 5, 5)), ("p", (2, 5, 5, 3))))
-    same = {Place("q"): Look("output", (2, 3, 5, 5), (1.0,))}
+    first, last = (
+        {Place(n): SiteSignature("output", shape, (1.0,))} for n, shape in (("a", (2, 3, 5, 5)), ("p", (2, 5, 5, 3)))
+    )
+    same = {Place("q"): SiteSignature("output", (2, 3, 5, 5), (1.0,))}
     assert by_order(first, last) == {"a": "p"} and by_order(last, first) == {"p": "a"}
     assert by_order(first, last | same) == {"a": "q"} and by_order(first, same | last) == {"a": "q"}
 

@@ -18,9 +18,10 @@ from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.types import Place
-from tensortap.view.api.cache import Cache
-from tensortap.view.api.findings import Checked
-from tensortap.view.api.query import AskedError
+from tensortap.view.api import service
+from tensortap.view.api.cache import SizedCache
+from tensortap.view.api.findings import BackgroundFindings
+from tensortap.view.api.query import RequestError
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import encoded
 
@@ -153,7 +154,7 @@ import sys
 from tensortap.view import server
 from tensortap.view.api.service import Api
 api = Api({mixed!r})
-api.sent("/api/heat", {{"stat": "std"}})
+api.encoded("/api/heat", {{"stat": "std"}})
 print(*sorted({{"pandas", "torch", "tensorflow", "jax"}} & set(sys.modules)))
 api.close()
 """
@@ -214,14 +215,14 @@ def test_folding_the_files_changes_no_number(bench, tmp_path):
 
 def test_files_that_are_folded_away_meanwhile_are_looked_for_anew(bench, tmp_path, monkeypatch):
     """A run compacted between listing and reading its files is answered all the same."""
-    monkeypatch.setattr("tensortap.view.api.seen.PATIENCE", 1e9)
+    monkeypatch.setattr("tensortap.view.api.service.MAX_AGE", 1e9)
     bench.build(tmp_path / "run", 20, 6000, folded=False)
     api = Api(str(tmp_path / "run"))
-    listed = api.opened("").watched.look()
+    listed = api.opened("").snapshot()
     compact(tmp_path / "run")
     assert api.answer("/api/heat", {"stat": "std"}).columns["value"].shape[0] == 20
     assert api.answer("/api/site", {"site": "layers.1.norm:output"}).header["record"]["step"] == 5999
-    assert api.opened("").watched.look() is not listed
+    assert api.opened("").snapshot() is not listed
     api.close()
 
 
@@ -360,11 +361,11 @@ def test_kept_tensors(make_run, ask, monkeypatch):
     part = ask("/api/tensor", site="big:output", step=0, y="640:660", x="0:10")
     np.testing.assert_array_equal(part.columns["value"], big[640:660, :10])
     assert ask("/api/tensor", site="line:output", step=0).columns["value"].tolist() == [[0, 1, 2, 3, 4]]
-    with pytest.raises(AskedError, match="not in this tensor") as raised:
+    with pytest.raises(RequestError, match="not in this tensor") as raised:
         ask("/api/tensor", site="deep:output", step=0, index="9")
     assert raised.value.hint == "its leading axes are 2, 3"
     monkeypatch.setattr("tensortap.view.api.tensor.LARGEST", 100)
-    with pytest.raises(AskedError, match="too many to read"):
+    with pytest.raises(RequestError, match="too many to read"):
         ask("/api/tensor", site="big:output", step=0)
 
 
@@ -400,8 +401,8 @@ def test_rules_look_at_long_runs_within_bounds(make_run, ask, tmp_path):
     broken[0, 0] = np.nan
     make_run([({"a": broken if n == 77 else X}, {}) for n in range(300)])
     api = Api(str(tmp_path / "run"))
-    checked = Checked(api.opened("").history, api._rules, limit=20)
-    found = checked.complete()
+    checked = BackgroundFindings(api.opened("").run, api.opened("").grids, api._rules, limit=20)
+    found = checked.complete(api.opened("").snapshot())
     assert found["steps"]["looked"] < 120 and found["steps"]["of"] == 300
     assert found["findings"][0]["steps"]["first"] == 77
     api.close()
@@ -420,7 +421,7 @@ def test_findings_come_when_they_are_ready(make_run):
 
 def test_the_cache_is_bounded_and_computes_once():
     """However many ask at a time one computes; what is used longest ago goes first; an error is not remembered."""
-    cache, made, release = Cache(100), [], threading.Event()
+    cache, made, release = SizedCache(100), [], threading.Event()
 
     def slow():
         made.append(1)
@@ -450,7 +451,31 @@ def test_memory_stays_within_its_bound(bench, tmp_path):
     api = Api(str(tmp_path / "run"), memory=3_000_000)
     for stat in ("std", "mean", "zeros", "l2"):
         for width in ("3000", "100", "10"):
-            api.sent("/api/heat", {"stat": stat, "width": width})
+            api.encoded("/api/heat", {"stat": stat, "width": width})
             assert api.grids.held <= 2_500_000 and api.answers.held <= 500_000
     assert api.answer("/api/heat", {"stat": "std", "width": "4000"}).columns["value"].shape == (100, 3000)
     api.close()
+
+
+@pytest.mark.parametrize("path", ["/api/run", "/api/heat", "/api/metrics", "/api/depth", "/api/diff"])
+def test_key_and_answer_are_of_one_snapshot(path, tmp_path, monkeypatch):
+    """A run that grows between a cache's key and its answer is answered as of the key, and anew the next time."""
+    monkeypatch.setattr("tensortap.view.api.service.MAX_AGE", 1e-9)
+    with tt.watch(to=tmp_path / "run") as tap:
+
+        def grow():
+            tt.tap(X, "a")
+            tap.step(loss=1.0)
+
+        grow()
+        api = Api(str(tmp_path / "run"))
+        request, difference = service.REQUESTS.get(path), service.difference
+        if request:
+            monkeypatch.setitem(service.REQUESTS, path, lambda *given: (grow(), request(*given))[1])
+        else:
+            monkeypatch.setattr(service, "difference", lambda *given: (grow(), difference(*given))[1])
+        given = {"a": "run", "b": "run"} if path == "/api/diff" else {}
+        before = api.opened("").snapshot().version
+        first, second = (api.encoded(path, given) for _ in range(2))
+        assert before in first.data.decode(errors="replace") and first.data != second.data
+        api.close()

@@ -1,6 +1,11 @@
-"""Rules that read a run and say what is wrong with it, where, and what people do about it."""
+"""Rules that read a run and say what is wrong with it, where, and what people do about it.
+
+Holds: `RunHistory` (a run as arrays, for rules), the rules, and `findings`, which asks them. May import `store`,
+`reduce`, `select` and what lies below; never `watch` or an adapter.
+"""
 
 from tensortap.diagnose.check import findings
+from tensortap.diagnose.history import RunHistory, SiteHistogram, SiteHistory
 from tensortap.diagnose.rule import REGISTRY, NoData, Rule, rule
 from tensortap.diagnose.rules.activations import dead_units, saturated
 from tensortap.diagnose.rules.drift import drift
@@ -12,15 +17,14 @@ from tensortap.diagnose.rules.parameters import poor_initialisation, unchanged, 
 from tensortap.diagnose.rules.precision import low_precision
 from tensortap.diagnose.rules.representation import attention_collapse, representation_collapse
 from tensortap.diagnose.rules.values import all_zero, constant, outliers
-from tensortap.diagnose.snapshot import Histogram, Site, Snapshot
 
 __all__ = [
     "REGISTRY",
-    "Histogram",
     "NoData",
     "Rule",
-    "Site",
-    "Snapshot",
+    "RunHistory",
+    "SiteHistogram",
+    "SiteHistory",
     "all_zero",
     "attention_collapse",
     "constant",

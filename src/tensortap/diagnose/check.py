@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import Looks, NoData, Rule, as_rules
-from tensortap.diagnose.snapshot import Snapshot
 from tensortap.finding import Finding, Findings
+from tensortap.store.catalog import settled
 from tensortap.store.run import Run, open_run
 
 Rules = Iterable[Rule | Looks | str] | Rule | Looks | str | None
@@ -15,21 +16,32 @@ Given = Run | str | os.PathLike[str]
 
 
 def findings(run: Given, rules: Rules = None, reference: Given | None = None) -> Findings:
-    """What the rules conclude from a run, the worst first; those without data are in `skipped`.
+    """Return what the rules conclude from a run, the worst first; those without data are in `skipped`.
 
-    `rules` are names, rules or functions; none means all that are registered. `reference` is a run to hold this one
-    against, for rules such as `drift`.
+    `rules` are names, rules or functions; none means all that are registered. `reference` is a run to compare this one
+    with, for rules such as `drift`.
     """
-    snapshot = Snapshot(_opened(run), None if reference is None else _opened(reference))
+    first, other, asked = _opened(run), None if reference is None else _opened(reference), as_rules(rules)
+
+    def ask() -> Findings:
+        return findings_in(RunHistory(first, None if other is None else RunHistory(other)), asked)
+
+    return settled(ask)  # once more when a run was compacted meanwhile
+
+
+def findings_in(history: RunHistory, rules: Iterable[Rule]) -> Findings:
+    """Return what the rules conclude from one snapshot of a run."""
     found: list[Finding] = []
     looked: list[str] = []
     skipped: dict[str, str] = {}
-    for rule in as_rules(rules):
+    for rule in rules:
         try:
-            found.extend(rule(snapshot))
+            found.extend(rule(history))
             looked.append(rule.name)
         except NoData as reason:
             skipped[rule.name] = str(reason)
+        except FileNotFoundError:
+            raise
         except Exception as error:
             error.add_note(f"in the rule {rule.name!r}")
             raise

@@ -7,14 +7,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.diagnose.snapshot import Histogram
+from tensortap.diagnose.history import SiteHistogram
 from tensortap.reduce import histogram as buckets
 
 Floats = npt.NDArray[np.float64]
 _FLOOR: Final = 1e-4  # the share that an empty bin counts as, so that one stray element is no infinite distance
 
 
-def shares(histogram: Histogram) -> Floats:
+def shares(histogram: SiteHistogram) -> Floats:
     """The share of the finite elements in every bucket, from the smallest value to the largest, zeros in the middle."""
     dense = buckets.dense(histogram.offset, histogram.counts)
     ordered = np.concatenate([dense[1::2][::-1], [histogram.zeros], dense[0::2]]).astype(np.float64)

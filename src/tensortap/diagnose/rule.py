@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, overload
 
-from tensortap.diagnose.snapshot import Snapshot
+from tensortap.diagnose.history import RunHistory
 from tensortap.errors import ProbeError, suggest
 from tensortap.finding import SEVERITIES, Finding, Severity
 
@@ -27,7 +27,7 @@ class NoData(Exception):  # noqa: N818  # no error: the rule looks elsewhere tha
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A function of a snapshot, with the name and severity its findings carry and the ports it needs one of.
+    """A function of a history, with the name and severity its findings carry and the ports it needs one of.
 
     >>> from tensortap.diagnose import dead_units
     >>> dead_units.thresholds["dead"]
@@ -62,11 +62,11 @@ class Rule:
                 raise ProbeError(f"{self.name} has no threshold {name!r}.{hint} It has {known}")
         return replace(self, function=partial(self.function, **thresholds))
 
-    def __call__(self, snapshot: Snapshot) -> Iterator[Finding]:
+    def __call__(self, history: RunHistory) -> Iterator[Finding]:
         """Look. What the function left open, the rule's name and severity, is filled in."""
-        if self.needs and not any(snapshot.sites(port) for port in self.needs):
+        if self.needs and not any(history.sites(port) for port in self.needs):
             raise NoData(f"no {' or '.join(self.needs)} was recorded")
-        for finding in self.function(snapshot) or ():
+        for finding in self.function(history) or ():
             yield replace(finding, rule=finding.rule or self.name, severity=finding.severity or self.severity)
 
 
@@ -82,8 +82,8 @@ def rule(
     """Make a function a rule, and have `run.findings()` ask it from now on.
 
     >>> @rule("broad", severity="info", needs="output")
-    ... def broad(snapshot, *, most=1e6):
-    ...     for site in snapshot.sites("output"):
+    ... def broad(history, *, most=1e6):
+    ...     for site in history.sites("output"):
     ...         if (bad := site["std"] > most).any():
     ...             yield site.finding(bad, f"The std is above {most:g}.")
     >>> del REGISTRY["broad"]

@@ -1,4 +1,8 @@
-"""Two runs held against each other: aligned, compared, and where they first part."""
+"""Compare two runs and report the first divergence.
+
+Holds: the pairing of sites (`align`), tolerances, the distances between records (`metrics`) and kept elements, the
+result. May import `store`, `sinks` (for printing), `reduce` and what lies below; never `watch` or an adapter.
+"""
 
 from tensortap.diff.pair import Pair
 from tensortap.diff.result import Diff, SiteDiff

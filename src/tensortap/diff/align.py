@@ -1,4 +1,4 @@
-"""Which site of one run is which of the other: by a map of renames, by name, or by order of execution and shape."""
+"""Pair the sites of two runs: by a map of renames, by name, or by order of execution and shape."""
 
 from __future__ import annotations
 
@@ -15,15 +15,19 @@ from tensortap.types import Place
 ENOUGH: Final = 0.5  # of the smaller run's sites must match by name, or the names are taken to mean nothing
 _WRAPPERS: Final = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
 _STARS: Final = re.compile(r"(\*+)")
+Shape = tuple[int, ...]
 Renames = Mapping[str, str] | Iterable[str] | None
 
 
-class Look(NamedTuple):
-    """What a site looks like without its name: its port, its shape, and the statistics of one record."""
+class SiteSignature(NamedTuple):
+    """What tells a site apart without its name: its port, its shape, and the statistics of one record."""
 
     port: str
     shape: tuple[int, ...]
     statistics: tuple[float, ...]
+
+
+Signatures = Mapping[Place, SiteSignature]
 
 
 class Alignment(NamedTuple):
@@ -84,17 +88,17 @@ def renames(given: Renames) -> list[Rename]:
 
 def align(
     a: Sequence[Place], b: Sequence[Place], mapped: Sequence[Rename],
-    looks: Callable[[], tuple[Mapping[Place, Look], Mapping[Place, Look]]],
+    signatures: Callable[[], tuple[Signatures, Signatures]],
 ) -> Alignment:  # fmt: skip
-    """Find each site's partner. Renames come first; `looks` is asked only when too few names match."""
+    """Find each site's partner. Renames come first; `signatures` is called only when too few names match."""
     pairs = _by_map(a, b, mapped)
     rest_a, rest_b = _without(a, pairs), _without(b, pairs.values())
     named = _by_name(rest_a, rest_b)
     by: Literal["name", "order"] = "name"
     if len(pairs) + len(named) < ENOUGH * min(len(a), len(b)):
-        look_a, look_b = looks()
+        known_a, known_b = signatures()
         named, by = (
-            _by_order([p for p in rest_a if p in look_a], [p for p in rest_b if p in look_b], look_a, look_b),
+            _by_order([p for p in rest_a if p in known_a], [p for p in rest_b if p in known_b], known_a, known_b),
             "order",
         )
     pairs |= named
@@ -145,16 +149,14 @@ def _useless(rename: Rename, meant: Mapping[Place, str], a: Sequence[Place], b: 
     return f"{said} makes {name!r}, of which the second run has no such port.{suggest(name, (p.site for p in b))}"
 
 
-def _by_order(
-    a: Sequence[Place], b: Sequence[Place], look_a: Mapping[Place, Look], look_b: Mapping[Place, Look]
-) -> dict[Place, Place]:
+def _by_order(a: Sequence[Place], b: Sequence[Place], known_a: Signatures, known_b: Signatures) -> dict[Place, Place]:
     """The longest common sequence of ports and shapes; where there is a choice, the sites with like statistics.
 
     Sequence alignment without a penalty for gaps: a row of the table of best scores is a running maximum.
     """
     if not a or not b:
         return {}
-    score = _scores([look_a[p] for p in a], [look_b[p] for p in b])
+    score = _scores([known_a[p] for p in a], [known_b[p] for p in b])
     best = np.zeros((len(a) + 1, len(b) + 1))
     for i in range(len(a)):
         matched = np.where(score[i] > 0, best[i, :-1] + score[i], 0)
@@ -171,14 +173,16 @@ def _by_order(
     return dict(reversed(pairs))
 
 
-def _scores(a: Sequence[Look], b: Sequence[Look]) -> npt.NDArray[np.float64]:
+def _scores(a: Sequence[SiteSignature], b: Sequence[SiteSignature]) -> npt.NDArray[np.float64]:
     """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well.
 
     Channels first in one and last in the other is a lesser agreement: half a point less.
     """
     kinds: dict[tuple[str, tuple[int, ...]], int] = {}
 
-    def codes(side: Sequence[Look], layout: Callable[[tuple[int, ...]], tuple[int, ...]]) -> npt.NDArray[np.int64]:
+    def codes(
+        side: Sequence[SiteSignature], layout: Callable[[tuple[int, ...]], tuple[int, ...]]
+    ) -> npt.NDArray[np.int64]:
         return np.array([kinds.setdefault((x.port, layout(x.shape)), len(kinds)) for x in side])
 
     def agree(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

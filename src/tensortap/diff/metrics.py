@@ -1,4 +1,4 @@
-"""How far apart two arrays, two sets of statistics and two histograms are."""
+"""Measure how far apart two arrays, two sets of statistics and two histograms are."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_ONCE: Final = 1 << 20
 _EXTREME: Final = 2.0**400
 
 
-class Elements(NamedTuple):
+class ElementDifference(NamedTuple):
     """Two arrays compared element by element. All but the last three are over elements that are finite in both."""
 
     max_abs: float
@@ -31,7 +31,7 @@ class Elements(NamedTuple):
     excess: float
 
 
-class Gap(NamedTuple):
+class LargestDifference(NamedTuple):
     """The largest difference: relative to its scale, in multiples of the tolerance, and what it is a difference of."""
 
     error: float
@@ -39,7 +39,7 @@ class Gap(NamedTuple):
     of: str
 
 
-def elements(a: Array, b: Array, tolerance: Tolerance, rms: float | None = None) -> Elements:
+def elements(a: Array, b: Array, tolerance: Tolerance, rms: float | None = None) -> ElementDifference:
     """Compare arrays of one size; `a` is the reference, `rms` that of the whole tensor when `a` is a part of it.
 
     >>> found = elements(np.array([3.0, 4.0]), np.array([3.0, 4.5]), Tolerance(0.1, 0.0))
@@ -72,7 +72,7 @@ def elements(a: Array, b: Array, tolerance: Tolerance, rms: float | None = None)
     if misplaced or (_exact(a, b) and equal < a.size):
         error, excess = (math.inf if misplaced else error), math.inf
     nl2 = _ratio(math.sqrt(squares[3]), math.sqrt(squares[0]))
-    return Elements(
+    return ElementDifference(
         max_abs=max_abs,
         max_rel=max_rel,
         nl2=nl2,
@@ -85,16 +85,16 @@ def elements(a: Array, b: Array, tolerance: Tolerance, rms: float | None = None)
     )
 
 
-def statistics(a: Summary, b: Summary, tolerance: Tolerance) -> Gap:
+def statistics(a: Summary, b: Summary, tolerance: Tolerance) -> LargestDifference:
     """Compare statistics so that tensors whose elements are all within the tolerance are within it here too."""
     for name in ("nan", "posinf", "neginf"):
         if a[name] != b[name]:
-            return Gap(math.inf, math.inf, "nan" if name == "nan" else "inf")
-    worst = Gap(0.0, 0.0, "")
+            return LargestDifference(math.inf, math.inf, "nan" if name == "nan" else "inf")
+    worst = LargestDifference(0.0, 0.0, "")
     for of, apart, scale in _differences(a, b):
         excess = _ratio(apart, tolerance.allowed(scale))
         if excess > worst.excess or not worst.of:
-            worst = Gap(_ratio(apart, scale), excess, of)
+            worst = LargestDifference(_ratio(apart, scale), excess, of)
     return worst
 
 

@@ -1,88 +1,116 @@
-"""Two runs, step by step: records are paired, compared, and gathered by site."""
+"""Compare two runs step by step: pair their records, compare each pair, collect the result by site."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from tensortap.diff.align import Alignment, Look, Renames, align, renames
-from tensortap.diff.kept import Shelf, common
+from tensortap.diff.align import Alignment, Renames, SiteSignature, align, renames
+from tensortap.diff.elements import KeptElements, common_elements
 from tensortap.diff.metrics import elements, histograms, relative, rms_of, statistics
 from tensortap.diff.pair import Pair, batch_of
 from tensortap.diff.result import Diff, SiteDiff
 from tensortap.diff.tolerance import Precision, Tolerance, changed
 from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
-from tensortap.store.filters import Sites, Steps, places_matching, step_test
+from tensortap.store.catalog import settled
+from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
+from tensortap.store.queries import records_in, table
 from tensortap.store.run import Run, open_run
+from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
 
 RunLike = Run | str | os.PathLike[str]
-_LOOKED_AT: Final = 8  # steps in which to look for a site's shape when names say nothing
+_SIGNATURE_STEPS: Final = 8  # steps from which a site's shape is taken when names say nothing
 _ROWS_AT_ONCE: Final = 8192
 Key = tuple[int, Place, int]  # rank, place, call
 
 
 def diff(
     a: RunLike, b: RunLike, *, map: Renames = None, rtol: float | None = None, atol: float | None = None,
-    sites: Sites = None, steps: Steps = None, progress: Callable[[int, int], None] = lambda done, total: None,
+    sites: SiteSelection = None, steps: StepSelection = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
-    """Hold one run against another: where do they first part, and by how much?
+    """Compare two runs and report the first divergence.
 
-    Records are paired by site, call, rank and step. Sites are found by `map`, a mapping of module names in `a` to
-    those in `b` (with all below them; `*` is welcome); by name; and where fewer than half of the names match by order
+    Records are paired by site, call, rank and step. Sites are paired by `map`, a mapping of module names in `a` to
+    those in `b` (with all below them; `*` is allowed); by name; and where fewer than half of the names match by order
     of execution and shape. Elements are compared where both runs kept them. `rtol` and `atol` replace the tolerance
     that goes with the types; `sites` and `steps` limit what is compared, as in `run.table`.
     """
     first, second = (run if isinstance(run, Run) else open_run(run) for run in (a, b))
+
+    def compare() -> Diff:
+        sides = (Side(run, run.snapshots.take()) for run in (first, second))
+        return diff_snapshots(*sides, map=map, rtol=rtol, atol=atol, sites=sites, steps=steps, progress=progress)
+
+    return settled(compare)  # once more when one of them was compacted meanwhile
+
+
+class Side(NamedTuple):
+    """One of the two runs: its records as of one snapshot; kept tensors are looked up in the run by their keys."""
+
+    run: Run
+    snapshot: Snapshot
+
+    def records(self, steps: Sequence[int]) -> Iterator[Record]:
+        """Return the records of some steps."""
+        return records_in(table(self.snapshot, steps=list(steps)))
+
+
+def diff_snapshots(
+    a: Side, b: Side, *, map: Renames = None, rtol: float | None = None, atol: float | None = None,
+    sites: SiteSelection = None, steps: StepSelection = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Diff:  # fmt: skip
+    """Compare two runs as they were when the snapshots were taken."""
     wanted = step_test(steps)
-    steps_a, steps_b = ([s for s in run.steps if wanted(s)] for run in (first, second))
+    steps_a, steps_b = ([s for s in side.snapshot.steps.tolist() if wanted(s)] for side in (a, b))
     both = sorted(set(steps_a) & set(steps_b))
     if not both:
-        raise RunError(_no_step(first, second, steps))
-    places = (_places(first), _places(second))
-    aligned = align(*places, renames(map), lambda: (_looks(first, both), _looks(second, both)))
+        raise RunError(_no_step(a, b, steps))
+    aligned = align(_places(a), _places(b), renames(map), lambda: (_signatures(a, both), _signatures(b, both)))
     aligned = _chosen(aligned, sites)
-    found = _Found()
-    precision = Precision(rtol, atol, changed=changed(_dtypes(first, second, aligned, both[0])))
-    sides = (_by_step(first, both, aligned.pairs), _by_step(second, both, aligned.pairs.values()))
-    for n, (records_a, records_b) in enumerate(zip(*sides, strict=True)):
+    found = _DiffBuilder()
+    precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
+    read = (_by_step(a, both, aligned.pairs), _by_step(b, both, aligned.pairs.values()))
+    kept = KeptElements(*a), KeptElements(*b)
+    for n, (records_a, records_b) in enumerate(zip(*read, strict=True)):
         progress(n, len(both))
         precision.next_step()
-        shelves = Shelf(first, both[n]), Shelf(second, both[n])
-        found.add(*_pairs(records_a, records_b, *shelves, aligned.pairs, precision))
-    return found.diff(first, second, aligned, both, steps_a, steps_b)
+        found.add(*_pairs(records_a, records_b, *kept, aligned.pairs, precision))
+    return found.diff(a.run, b.run, aligned, both, steps_a, steps_b)
 
 
-def _places(run: Run) -> list[Place]:
-    return list(dict.fromkeys(place._replace(op="") for place in run.places))
+def _places(side: Side) -> list[Place]:
+    return list(dict.fromkeys(place._replace(op="") for place in side.snapshot.places))
 
 
-def _looks(run: Run, steps: Sequence[int]) -> dict[Place, Look]:
-    """The shapes and statistics by which sites are known when their names differ."""
-    found: dict[Place, Look] = {}
-    for record in run.records(steps=list(steps[:_LOOKED_AT])):
+def _signatures(side: Side, steps: Sequence[int]) -> dict[Place, SiteSignature]:
+    """The shapes and statistics by which sites are paired when their names differ."""
+    found: dict[Place, SiteSignature] = {}
+    for record in side.records(steps[:_SIGNATURE_STEPS]):
         place, summary = record.place._replace(op=""), record.summary
         values = (summary.mean, summary.std, summary.min, summary.max)
         numbers = tuple(x if math.isfinite(x) else 0.0 for x in values)
-        found.setdefault(place, Look(place.port, summary.shape, numbers))
+        found.setdefault(place, SiteSignature(place.port, summary.shape, numbers))
     return found
 
 
-def _dtypes(a: Run, b: Run, aligned: Alignment, step: int) -> list[tuple[str, str]]:
+def _dtypes(a: Side, b: Side, aligned: Alignment, step: int) -> list[tuple[str, str]]:
     """The types of activations and gradients in both runs; parameters often keep theirs when the rest is cast."""
     names = ("site", "port", "slot", "dtype")
     known = [
-        {Place(*where): dtype for *where, dtype in zip(*(table[n].to_pylist() for n in names), strict=True)}
-        for table in (run.table(steps=step, columns=names) for run in (a, b))
+        {Place(*where): dtype for *where, dtype in zip(*(rows[n].to_pylist() for n in names), strict=True)}
+        for rows in (table(side.snapshot, steps=step, columns=names) for side in (a, b))
     ]
     pairs = ((known[0].get(x), known[1].get(y)) for x, y in aligned.pairs.items() if x.port != "param")
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
-def _chosen(aligned: Alignment, sites: Sites) -> Alignment:
+def _chosen(aligned: Alignment, sites: SiteSelection) -> Alignment:
     """What of it the patterns mean, in the names of either run."""
     if sites is None:
         return aligned
@@ -95,17 +123,18 @@ def _chosen(aligned: Alignment, sites: Sites) -> Alignment:
     return Alignment(pairs, aligned.by, *rest)
 
 
-def _no_step(a: Run, b: Run, steps: Steps) -> str:
-    for run in (a, b):
-        if not run.steps:
-            return f"{run.path} ({run.state}) holds no records yet"
-    spans = " and ".join(f"{run.path} has {run.steps[0]} to {run.steps[-1]} ({len(run.steps)})" for run in (a, b))
+def _no_step(a: Side, b: Side, steps: StepSelection) -> str:
+    for run, snapshot in (a, b):
+        if not len(snapshot.steps):
+            return f"{run.path} ({snapshot.state}) holds no records yet"
+    known = [(run.path, snapshot.steps) for run, snapshot in (a, b)]
+    spans = " and ".join(f"{path} has {steps[0]} to {steps[-1]} ({len(steps)})" for path, steps in known)
     return f"the runs have no step in common{'' if steps is None else f' among {steps}'}: {spans}"
 
 
 def _pairs(
-    a: Mapping[Key, Record], b: Mapping[Key, Record], shelf_a: Shelf, shelf_b: Shelf, partners: Mapping[Place, Place],
-    precision: Precision,
+    a: Mapping[Key, Record], b: Mapping[Key, Record], kept_a: KeptElements, kept_b: KeptElements,
+    partners: Mapping[Place, Place], precision: Precision,
 ) -> tuple[list[Pair], int, int]:  # fmt: skip
     """One step's pairs in order of execution, and how many records of aligned sites have no partner in it."""
     pairs = []
@@ -113,25 +142,25 @@ def _pairs(
         other = b.get((rank, partners[place], call))
         if other is not None:
             tolerance = precision.tolerance(record.summary.dtype, other.summary.dtype, place.port)
-            pairs.append(_compare(record, other, tolerance, shelf_a, shelf_b))
+            pairs.append(_compare(record, other, tolerance, kept_a, kept_b))
     return pairs, len(a) - len(pairs), len(b) - len(pairs)
 
 
-def _by_step(run: Run, steps: Sequence[int], places: Iterable[Place]) -> Iterator[dict[Key, Record]]:
+def _by_step(side: Side, steps: Sequence[int], places: Iterable[Place]) -> Iterator[dict[Key, Record]]:
     """The records of each step in order of execution, several steps read at once: a reading costs more than a row."""
     wanted = set(places)
     at_once = max(1, _ROWS_AT_ONCE // max(len(wanted), 1))
     for start in range(0, len(steps), at_once):
         part = steps[start : start + at_once]
         found: dict[int, dict[Key, Record]] = {step: {} for step in part}
-        for record in sorted(run.records(steps=part), key=lambda r: (r.seq, r.rank)):
+        for record in sorted(side.records(part), key=lambda r: (r.seq, r.rank)):
             place = record.place._replace(op="")
             if place in wanted and not record.recomputed:
                 found[record.step].setdefault((record.rank, place, record.call), record)
         yield from found.values()
 
 
-def _compare(a: Record, b: Record, tolerance: Tolerance, shelf_a: Shelf, shelf_b: Shelf) -> Pair:
+def _compare(a: Record, b: Record, tolerance: Tolerance, kept_a: KeptElements, kept_b: KeptElements) -> Pair:
     x, y = a.summary, b.summary
     known: dict[str, Any] = {
         "step": a.step, "rank": a.rank, "site": str(a.place), "site_b": str(b.place), "call": a.call, "seq": a.seq,
@@ -145,12 +174,12 @@ def _compare(a: Record, b: Record, tolerance: Tolerance, shelf_a: Shelf, shelf_b
     known |= relative(x, y)
     if distance := histograms(x, y):
         known |= distance._asdict()
-    where_a, where_b = ((r.rank, r.place._replace(op=""), r.call) for r in (a, b))
-    part = common(shelf_a, shelf_b, where_a, where_b, x.shape, y.shape)
-    if part is not None:
-        found = elements(part.a, part.b, tolerance, rms_of(x))
+    call_a, call_b = ((r.step, r.rank, r.place._replace(op=""), r.call) for r in (a, b))
+    kept = common_elements(kept_a, kept_b, call_a, call_b, x.shape, y.shape)
+    if kept is not None:
+        found = elements(kept.a, kept.b, tolerance, rms_of(x))
         known |= {name: getattr(found, name) for name in ("max_abs", "max_rel", "nl2", "cosine", "sqnr", "bit_equal")}
-        known |= {"kept": part.kind, "elements": part.a.size}
+        known |= {"kept": kept.kind, "elements": kept.a.size}
         if found.excess >= gap.excess:
             return Pair(
                 **known, error=found.error, excess=found.excess, of="elements", note=_nonfinite(a, b, found.misplaced)
@@ -177,8 +206,8 @@ def _shape(shape: Iterable[int]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
 
 
-class _Found:
-    """Gathers pairs by site as steps go by."""
+class _DiffBuilder:
+    """Collects pairs by site, step by step."""
 
     def __init__(self) -> None:
         self._sites: dict[tuple[str, str], SiteDiff] = {}

@@ -1,4 +1,4 @@
-"""Which files make up a run right now: sealed segments, and the tails that are not sealed yet."""
+"""List the files of a run: sealed segments, tails that are not sealed yet, and files of tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tensortap.store import names as layout
 from tensortap.store.files import Files
 from tensortap.store.schema import METRICS, RECORDS
 from tensortap.store.segments import PLACE, PLACES, REPLACES, STEPS, outline
-from tensortap.store.tail import read_tail
 
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
@@ -24,7 +23,7 @@ T = TypeVar("T")
 
 
 def _plain(schema: Any) -> Any:
-    """The same columns with words as plain strings, and the rank that the folder's name gives."""
+    """Return the schema with plain strings instead of dictionaries, and with the rank (from the folder's name)."""
     fields = [
         pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type, metadata=f.metadata)
         for f in schema
@@ -37,7 +36,10 @@ PLAIN_METRICS: Final = _plain(METRICS)
 
 
 class Outline(NamedTuple):
-    """What a segment says of itself: its places with their first sequence number and row count, and its steps."""
+    """What a segment's footer says of it.
+
+    A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges.
+    """
 
     places: list[tuple[str, str, str, str, int, int]]
     steps: list[tuple[int, int, int]]
@@ -45,8 +47,8 @@ class Outline(NamedTuple):
     replaces: frozenset[str]
 
 
-class Sources(NamedTuple):
-    """The files of one kind of one rank: what holds its rows, and what others hold already and can go."""
+class RankFiles(NamedTuple):
+    """The files of one rank that hold rows of one kind, and those whose rows another file holds already."""
 
     rank: int
     segments: dict[str, Outline]
@@ -55,38 +57,61 @@ class Sources(NamedTuple):
     old_tails: list[Path]
 
 
+class TensorFiles(NamedTuple):
+    """The files of one rank that hold tensors: sealed ones by name, and tails that are not sealed yet."""
+
+    rank: int
+    names: list[str]
+    tails: list[Path]
+
+
 class Catalog:
     """Lists a run's files, remembers the footers it has read, and counts what cannot be read."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
         self.damaged: set[str] = set()
-        self._spoilt: set[str] = set()
+        self.damaged_tensors: set[str] = set()
+        self._unreadable: set[str] = set()
         self._outlines: dict[str, Outline] = {}
         self._lock = threading.Lock()
 
     def ranks(self) -> list[int]:
-        """The ranks that have written something."""
+        """Return the ranks that have written something."""
         names = {*self.files.list(), *(p.name for p in self.files.staging().glob("rank=*"))}
         return sorted(rank for name in names if (rank := layout.rank_of(name)) is not None)
 
-    def records(self) -> list[Sources]:
-        """The files that hold records."""
-        return [self.sources(rank, layout.rank_folder(rank)) for rank in self.ranks()]
+    def records(self, rank: int) -> RankFiles:
+        """Return the files that hold a rank's records."""
+        return self._rows(rank, layout.rank_folder(rank))
 
-    def metrics(self) -> list[Sources]:
-        """The files that hold metrics."""
-        return [self.sources(rank, layout.metrics_folder(rank)) for rank in self.ranks()]
+    def metrics(self, rank: int) -> RankFiles:
+        """Return the files that hold a rank's metrics."""
+        return self._rows(rank, layout.metrics_folder(rank))
 
-    def sources(self, rank: int, folder: str) -> Sources:
-        """The files in one folder. Raises FileNotFoundError when one goes away meanwhile: look again (`settled`)."""
+    def tensors(self, rank: int) -> TensorFiles:
+        """Return the files that hold a rank's tensors."""
+        folder = layout.tensors_folder(rank)
+        tails = self._tails(folder)  # before the sealed ones, as in `_rows`
+        names = [name for name in self.files.list(folder) if layout.tensor_file(name)]
+        sealed = {layout.tensors_id(name) for name in names}
+        rest = sorted(path for path, ident in tails.items() if ident not in sealed)
+        return TensorFiles(rank, [f"{folder}/{name}" for name in names], rest)
+
+    def mark_damaged(self, name: str) -> None:
+        """Leave out a segment whose footer is whole but whose rows cannot be read."""
+        self._unreadable.add(name)
+        self.damaged.add(name)
+
+    def _rows(self, rank: int, folder: str) -> RankFiles:
+        """List one folder. Raises FileNotFoundError when a file goes away meanwhile: read again (`settled`)."""
         # Tails are listed first: one that is sealed meanwhile is then seen as a segment, never missed.
-        tails = {path: layout.tail_id(path.name) for path in (self.files.staging() / folder).glob("_tail-*.arrows")}
+        tails = self._tails(folder)
         names = [f"{folder}/{name}" for name in self.files.list(folder) if layout.segment_id(name)]
         whole = {name: found for name in names if (found := self._outline(name)) is not None}
         gone = frozenset[str]().union(*(found.replaces for found in whole.values()))
         sealed = {_ident(name) for name in whole} | gone
-        return Sources(
+        return RankFiles(
             rank,
             {name: found for name, found in whole.items() if _ident(name) not in gone},
             sorted(path for path, ident in tails.items() if ident not in sealed),
@@ -94,15 +119,13 @@ class Catalog:
             sorted(path for path, ident in tails.items() if ident in sealed),
         )
 
-    def spoil(self, name: str) -> None:
-        """Leave out a segment whose footer is whole but whose content cannot be read."""
-        self._spoilt.add(name)
-        self.damaged.add(name)
+    def _tails(self, folder: str) -> dict[Path, str | None]:
+        return {path: layout.tail_id(path.name) for path in (self.files.staging() / folder).glob("_tail-*.arrows")}
 
     def _outline(self, name: str) -> Outline | None:
         with self._lock:
             if name in self._outlines:
-                return None if name in self._spoilt else self._outlines[name]
+                return None if name in self._unreadable else self._outlines[name]
         try:
             with self.files.open(name) as file:
                 found = _parse(pq.read_metadata(file))
@@ -132,12 +155,12 @@ def _parse(metadata: Any) -> Outline:
 
 @functools.lru_cache(maxsize=64)
 def _places(said: bytes) -> list[tuple[str, str, str, str, int, int]]:
-    """A footer's places. The segments of one run mostly say the same, and parsing it is most of opening a run."""
+    """Parse a footer's places. The segments of one run mostly have the same, and parsing is most of opening a run."""
     return [tuple(place) for place in json.loads(said)]
 
 
 def dataset(files: Files, names: list[str], schema: Any) -> Any:
-    """Segments as one `pyarrow.dataset`, with the rank from their folders' names."""
+    """Return segments as one `pyarrow.dataset`, with the rank from their folders' names."""
     import pyarrow.dataset as ds  # it imports pandas, which a process that only writes should not have to
 
     return ds.dataset(
@@ -149,19 +172,18 @@ def dataset(files: Files, names: list[str], schema: Any) -> Any:
     )
 
 
-def tail_table(sources: Sources, schema: Any) -> Any:
-    """The rows of a rank's tails, in the plain schema."""
-    tables = []
-    for path in sources.tails:
-        table = read_tail(path)
-        if table is not None:
-            rank = pa.array([sources.rank], pa.int32()).take(pa.array([0] * table.num_rows, pa.int32()))
-            tables.append(table.append_column(_RANK, rank).select(schema.names).cast(schema))
-    return pa.concat_tables(tables) if tables else schema.empty_table()
+def plain_rows(table: Any, rank: int, schema: Any) -> Any:
+    """Return a tail's rows in the plain schema; columns that an older version did not write are null."""
+    known = {
+        field.name: table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type)
+        for field in schema
+    }
+    known["rank"] = pa.repeat(pa.scalar(rank, pa.int32()), len(table))
+    return pa.table(known).cast(schema)
 
 
 def tail_outline(table: Any) -> Outline:
-    """What a sealed segment would say of these rows."""
+    """Return what a sealed segment would say of these rows."""
     if not table.num_rows or PLACE[0] not in table.column_names:
         return Outline([], [], table.num_rows, frozenset())
     said = outline(table)
@@ -169,7 +191,7 @@ def tail_outline(table: Any) -> Outline:
 
 
 def settled(read: Callable[[], T]) -> T:
-    """Read again when a file was sealed or folded away between listing and opening it."""
+    """Read again when a file was sealed or compacted away between listing and opening it."""
     for attempt in range(_TRIES):
         try:
             return read()

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from tensortap.errors import RunError
 from tensortap.store import names as layout
 from tensortap.store import segments as seal
-from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, Sources, dataset
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
 from tensortap.store.claim import Lock, read_info
 from tensortap.store.files import Files
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
@@ -48,13 +48,13 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
     try:
         for rank in catalog.ranks():
             _tidy(files, catalog, rank)
-        total = sum(outline.rows for sources in catalog.records() for outline in sources.segments.values())
+        records = [catalog.records(rank) for rank in catalog.ranks()]
+        total = sum(outline.rows for found in records for outline in found.segments.values())
         done = 0
-        for sources in catalog.records():
-            done = _fold_records(files, sources, lambda n: progress(n, total), done)
-            _fold_tensors(files, sources.rank)
-        for sources in catalog.metrics():
-            _fold_metrics(files, sources)
+        for found in records:
+            done = _fold_records(files, found, lambda n: progress(n, total), done)
+            _fold_tensors(files, found.rank)
+            _fold_metrics(files, catalog.metrics(found.rank))
     finally:
         lock.close()
         (files.staging() / "_compact").unlink(missing_ok=True)
@@ -79,17 +79,17 @@ def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:
 
 def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
     """Seal the tails that nobody writes to any more, and remove what a crash left behind that others hold already."""
-    folders = (layout.rank_folder(rank), layout.metrics_folder(rank))
-    for folder in folders:
-        for name in catalog.sources(rank, folder).old_segments:
+    listings = {layout.rank_folder(rank): catalog.records, layout.metrics_folder(rank): catalog.metrics}
+    for list_files in listings.values():
+        for name in list_files(rank).old_segments:
             files.remove(name)
     try:
         lock = Lock(files.staging() / layout.rank_folder(rank) / layout.LOCK)
     except RunError:  # it is being written: its tails are its own
         return
     try:
-        for folder in folders:
-            found = catalog.sources(rank, folder)
+        for folder, list_files in listings.items():
+            found = list_files(rank)
             for tail in found.old_tails:
                 tail.unlink(missing_ok=True)
             for tail in found.tails:
@@ -101,13 +101,13 @@ def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
         lock.close()
 
 
-def _fold_records(files: Files, sources: Sources, progress: Callable[[int], None], done: int) -> int:
+def _fold_records(files: Files, found: RankFiles, progress: Callable[[int], None], done: int) -> int:
     schema = PLAIN_RECORDS.remove(PLAIN_RECORDS.get_field_index("rank"))
-    rows = sum(outline.rows for outline in sources.segments.values())
+    rows = sum(outline.rows for outline in found.segments.values())
     ready = done
-    for group in _groups(sources.segments):
+    for group in _groups(found.segments):
         table = dataset(files, list(group), PLAIN_RECORDS).to_table(columns=schema.names).sort_by(_ORDER)
-        _replace(files, layout.rank_folder(sources.rank), group, table, _summed(group.values()))
+        _replace(files, layout.rank_folder(found.rank), group, table, _summed(group.values()))
         ready += table.num_rows
         progress(ready)
     progress(done + rows)
@@ -147,12 +147,12 @@ def _summed(outlines: Any) -> dict[bytes, bytes]:
     }
 
 
-def _fold_metrics(files: Files, sources: Sources) -> None:
-    if len(sources.segments) < 2:
+def _fold_metrics(files: Files, found: RankFiles) -> None:
+    if len(found.segments) < 2:
         return
     schema = PLAIN_METRICS.remove(PLAIN_METRICS.get_field_index("rank"))
-    table = dataset(files, list(sources.segments), PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
-    _replace(files, layout.metrics_folder(sources.rank), sources.segments, table, {})
+    table = dataset(files, list(found.segments), PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
+    _replace(files, layout.metrics_folder(found.rank), found.segments, table, {})
 
 
 def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: Any, said: dict[bytes, bytes]) -> None:

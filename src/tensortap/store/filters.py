@@ -14,8 +14,8 @@ from tensortap.select.operations import GROUPS
 from tensortap.select.sites import Candidate, Pattern, split
 from tensortap.types import Place
 
-Sites = str | Pattern | Sequence[str | Pattern] | None
-Steps = int | tuple[int, int] | Sequence[int] | slice | None
+SiteSelection = str | Pattern | Sequence[str | Pattern] | None
+StepSelection = int | tuple[int, int] | Sequence[int] | slice | None
 
 
 def places_matching(sites: str | Pattern | Sequence[str | Pattern], known: Iterable[Place]) -> list[Place]:
@@ -69,7 +69,7 @@ def all_of(tests: Iterable[Any]) -> Any:
     return reduce(lambda a, b: a & b, given) if given else None
 
 
-def step_filter(steps: Steps) -> Any:
+def step_filter(steps: StepSelection) -> Any:
     """The filter that leaves chosen steps: a number, a (start, stop) pair, a slice or a list."""
     if steps is None:
         return None
@@ -87,7 +87,7 @@ def step_filter(steps: Steps) -> Any:
     return all_of(tests)
 
 
-def step_test(steps: Steps) -> Callable[[int], bool]:
+def step_test(steps: StepSelection) -> Callable[[int], bool]:
     """The same choice as a function of a step's number."""
     if steps is None:
         return lambda step: True

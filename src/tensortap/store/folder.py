@@ -246,8 +246,8 @@ class RunFolder:
     def _orphans(self) -> Iterator[_Closed]:
         """Tails that an earlier process of this rank left behind, without those it had sealed already."""
         catalog = Catalog(self.files)
-        for what in ("records", "metrics"):
-            found = settled(lambda what=what: catalog.sources(self.rank, self._folders[what]))  # type: ignore[misc]
+        for what, list_files in (("records", catalog.records), ("metrics", catalog.metrics)):
+            found = settled(lambda list_files=list_files: list_files(self.rank))  # type: ignore[misc]
             for path in found.old_tails:
                 path.unlink(missing_ok=True)
             yield from (_Closed(what, path, 0) for path in found.tails)

@@ -83,16 +83,21 @@ class _File:
             os.close(self._fd)
 
 
-def read_tail(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
-    """The whole batches of a stream as one table, or None when there is none yet.
+def read_tail(path: str | os.PathLike[str], length: int = -1, *, mapped: bool = False) -> Any:
+    """Return the whole batches of a stream, or of its first `length` bytes, as one table; None when there is none yet.
 
     `mapped` saves a copy. A reader does without: a mapped file must not vanish from a network folder meanwhile.
     """
     batches: list[Any] = []
     try:
-        data = pa.memory_map(os.fspath(path)) if mapped else pa.py_buffer(Path(path).read_bytes())
+        data = pa.memory_map(os.fspath(path)) if mapped else pa.py_buffer(_first_bytes(path, length))
     except pa.ArrowInvalid:  # an empty file cannot be mapped
         return None
     with contextlib.suppress(OSError, pa.ArrowInvalid, EOFError):  # a torn end; what came before it stays
         batches.extend(pa.ipc.open_stream(data))
     return pa.Table.from_batches(batches).unify_dictionaries() if batches else None
+
+
+def _first_bytes(path: str | os.PathLike[str], length: int) -> bytes:
+    with Path(path).open("rb") as file:
+        return file.read(length)

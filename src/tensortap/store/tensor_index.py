@@ -1,105 +1,118 @@
-"""Finding and reading raw tensors of a run, sealed or not."""
+"""Find and read the tensors that a run kept, sealed or not."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from tensortap.errors import RunError
-from tensortap.store import names as layout
+from tensortap.store.catalog import TensorFiles
 from tensortap.store.files import Files
+from tensortap.store.names import tensor_file
 from tensortap.store.segments import tensor_rows
-from tensortap.store.tail import read_tail
+from tensortap.store.snapshot import Snapshot
 from tensortap.store.tensors import Array, TensorKey, TensorReader
 from tensortap.types import Place
 
 
-class Held(NamedTuple):
+class KeptTensor(NamedTuple):
     """A kept tensor and how to read it."""
 
     key: TensorKey
     read: Callable[[], Array]
 
 
-class Vault:
-    """A run's raw tensors."""
+class TensorRequest(NamedTuple):
+    """Which tensor a reader means; None stands for whichever there is."""
 
-    def __init__(self, files: Files) -> None:
-        self._files = files
-        self.damaged: set[str] = set()
+    place: Place
+    step: int
+    call: int = 0
+    kind: str | None = None
+    rank: int | None = None
+    probe: int | None = None
 
-    def all(self, ranks: list[int], step: int | None = None) -> Iterator[Held]:
-        """Every kept tensor, or those of one step; none twice."""
-        seen: set[tuple[int, str]] = set()
-        for rank in ranks:
-            for name, held in sorted(self._of_rank(rank, step), key=lambda found: found[1].key.step):
-                if (rank, name) not in seen:
-                    seen.add((rank, name))
-                    yield held
+    def __str__(self) -> str:
+        kind = f", kind {self.kind!r}" if self.kind else ""
+        return f"{self.place} at step {self.step}, call {self.call}{kind}"
 
-    def get(self, key: TensorKey) -> Array:
-        """The tensor of a key that was listed a moment ago, wherever it lies now."""
-        for held in self.all([key.rank], key.step):
-            if held.key == key:
-                return held.read()
-        raise FileNotFoundError(f"{key.name()} is not there any more")
-
-    def one(
-        self, place: Place, step: int, call: int, kind: str | None, probe: int | None, ranks: list[int]
-    ) -> Array:  # fmt: skip
-        """The one tensor that is meant, or an error that says what there is instead."""
-        found = [
-            held
-            for held in self.all(ranks, step)
-            if held.key.place == place and held.key.step == step and held.key.call == call
-            if kind in (None, held.key.kind) and probe in (None, held.key.probe) and not held.key.recomputed
-        ]
-        if len(found) == 1 or (found and {held.key.kind for held in found} == {"full"} and len(ranks) == 1):
-            return found[0].read()  # two probes that both keep all of it keep the same
-        what = f"{place} at step {step}, call {call}" + (f", kind {kind!r}" if kind else "")
-        if found:
-            options = sorted({f"kind={k.kind!r}, rank={k.rank}, probe={k.probe}" for k, _ in found})
-            raise RunError(f"several tensors were kept of {what}; say which: {' or '.join(options)}")
-        raise RunError(f"no tensor was kept of {what}; {self._instead(place, step, ranks)}")
-
-    def _instead(self, place: Place, step: int, ranks: list[int]) -> str:
-        kept = [held.key for held in self.all(ranks) if held.key.place == place]
-        if not kept:
-            return 'none was kept there at any step: probe it with keep=full(), e.g. probe("**", keep=full())'
-        steps = sorted({key.step for key in kept}, key=lambda s: (abs(s - step), s))
+    def fits(self, key: TensorKey) -> bool:
+        """Whether this is (one of) the tensors that are meant."""
         return (
-            f"kept there: {', '.join(sorted({k.kind for k in kept}))}; nearest steps {', '.join(map(str, steps[:5]))}"
+            (key.place, key.step, key.call) == (self.place, self.step, self.call)
+            and self.kind in (None, key.kind)
+            and self.probe in (None, key.probe)
+            and not key.recomputed
         )
 
-    def _of_rank(self, rank: int, step: int | None) -> Iterator[tuple[str, Held]]:
-        folder = layout.tensors_folder(rank)
-        tails = sorted((self._files.staging() / folder).glob("_tail-*.arrows"))
-        names = self._files.list(folder)
-        sealed = {layout.tensors_id(name) for name in names}
-        for name in names:
-            found = layout.tensor_file(name)
-            if found and (step is None or found.first <= step <= found.last):
-                yield from self._of_file(f"{folder}/{name}")
-        for path in tails:
-            if layout.tail_id(path.name) not in sealed:
-                table = read_tail(path)
-                for row in tensor_rows(table) if table is not None else ():
-                    yield row.name, Held(TensorKey(**json.loads(row.entry)), lambda row=row: row.array)  # type: ignore[misc]
 
-    def _of_file(self, name: str) -> Iterator[tuple[str, Held]]:
-        try:
-            with self._files.open(name) as file:
-                reader = TensorReader(file)
-                keys = reader.keys()
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, TypeError, KeyError):
-            self.damaged.add(name)
-            return
-        for tensor, key in keys.items():
-            yield tensor, Held(key, lambda tensor=tensor: self._read(name, reader, tensor))  # type: ignore[misc]
+def kept_tensors(
+    snapshot: Snapshot, step: int | None = None, ranks: Sequence[int] | None = None
+) -> Iterator[KeptTensor]:  # fmt: skip
+    """Return every kept tensor, or those in files that cover one step; none twice."""
+    seen: set[tuple[int, str]] = set()
+    for files in snapshot.tensors:
+        if ranks is None or files.rank in ranks:
+            for name, kept in sorted(_of_rank(snapshot, files, step), key=lambda found: found[1].key.step):
+                if (files.rank, name) not in seen:
+                    seen.add((files.rank, name))
+                    yield kept
 
-    def _read(self, name: str, reader: TensorReader, tensor: str) -> Array:
-        with self._files.open(name) as file:
-            return reader.read(tensor, file)
+
+def read_again(snapshot: Snapshot, key: TensorKey) -> Array:
+    """Return the tensor of a key that was listed in an earlier snapshot, wherever it lies now."""
+    for kept in kept_tensors(snapshot, key.step, [key.rank]):
+        if kept.key == key:
+            return kept.read()
+    raise FileNotFoundError(f"{key.name()} is not there any more")
+
+
+def read_one(snapshot: Snapshot, request: TensorRequest) -> Array:
+    """Return the one tensor that is meant, or raise an error that says what there is instead."""
+    ranks = snapshot.ranks if request.rank is None else [request.rank]
+    found = [kept for kept in kept_tensors(snapshot, request.step, ranks) if request.fits(kept.key)]
+    if len(found) == 1 or (found and {kept.key.kind for kept in found} == {"full"} and len(ranks) == 1):
+        return found[0].read()  # two probes that both keep all of it keep the same
+    if found:
+        options = sorted({f"kind={k.kind!r}, rank={k.rank}, probe={k.probe}" for k, _ in found})
+        raise RunError(f"several tensors were kept of {request}; say which: {' or '.join(options)}")
+    raise RunError(f"no tensor was kept of {request}; {_instead(snapshot, request, ranks)}")
+
+
+def _instead(snapshot: Snapshot, request: TensorRequest, ranks: Sequence[int]) -> str:
+    kept = [tensor.key for tensor in kept_tensors(snapshot, None, ranks) if tensor.key.place == request.place]
+    if not kept:
+        return 'none was kept there at any step: probe it with keep=full(), e.g. probe("**", keep=full())'
+    steps = sorted({key.step for key in kept}, key=lambda s: (abs(s - request.step), s))
+    return f"kept there: {', '.join(sorted({k.kind for k in kept}))}; nearest steps {', '.join(map(str, steps[:5]))}"
+
+
+def _of_rank(snapshot: Snapshot, files: TensorFiles, step: int | None) -> Iterator[tuple[str, KeptTensor]]:
+    for name in files.names:
+        found = tensor_file(name.rpartition("/")[2])
+        if found and (step is None or found.first <= step <= found.last):
+            yield from _of_file(snapshot, name)
+    for path in files.tails:
+        table = snapshot.tensor_rows(path)
+        for row in tensor_rows(table) if table is not None else ():
+            yield row.name, KeptTensor(TensorKey(**json.loads(row.entry)), lambda row=row: row.array)  # type: ignore[misc]
+
+
+def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, KeptTensor]]:
+    try:
+        with snapshot.files.open(name) as file:
+            reader = TensorReader(file)
+            keys = reader.keys()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError):
+        snapshot.catalog.damaged_tensors.add(name)
+        return
+    for tensor, key in keys.items():
+        yield tensor, KeptTensor(key, lambda tensor=tensor: _read(snapshot.files, name, reader, tensor))  # type: ignore[misc]
+
+
+def _read(files: Files, name: str, reader: TensorReader, tensor: str) -> Array:
+    with files.open(name) as file:
+        return reader.read(tensor, file)

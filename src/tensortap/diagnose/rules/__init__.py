@@ -1,1 +1,1 @@
-"""The rules, by what they look at. Each is a function of a snapshot whose keywords are its thresholds."""
+"""The rules, by what they look at. Each is a function of a history whose keywords are its thresholds."""

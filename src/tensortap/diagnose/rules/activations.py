@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import text
+from tensortap.diagnose.history import LAST, RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, lately, relu_like
-from tensortap.diagnose.snapshot import LAST, Site, Snapshot
 from tensortap.finding import Finding, Steps
 from tensortap.reduce.histogram import edges
 from tensortap.select.ports import FORWARD_PORTS
@@ -24,7 +24,7 @@ _BOUNDED: Final = {"Tanh": "tanh", "tanh": "tanh", "Sigmoid": "sigmoid", "sigmoi
 
 @rule("dead_units", needs=(*FORWARD_PORTS, "grad"))
 def dead_units(
-    snapshot: Snapshot, *, active: float = 0.01, dead: float = 0.5, some: float = 0.1, zeros: float = 0.98,
+    history: RunHistory, *, active: float = 0.01, dead: float = 0.5, some: float = 0.1, zeros: float = 0.98,
     zero_gradients: float = 0.7,
 ) -> Iterator[Finding]:  # fmt: skip
     """Units of a ReLU that hardly ever fire: less than `active` of the time, more than `dead` of the layer.
@@ -33,20 +33,20 @@ def dead_units(
     Without it a layer is judged by its share of zeros, `zeros` at least; and where the ReLU was not recorded, the layer
     before it by that of its weight's gradient, `zero_gradients` at least (AutoTrainer).
     """
-    shown = [site for site in snapshot.sites(*FORWARD_PORTS) if relu_like(site)]
-    kept = snapshot.tensors("units", last=LAST)
+    shown = [site for site in history.sites(*FORWARD_PORTS) if relu_like(site)]
+    kept = history.tensors("units", last=LAST)
     reported = set()
     for site in shown:
         found = _by_unit(site, kept[site.place], active, dead, some) if site.place in kept else _by_zeros(site, zeros)
         reported.add(site.module)
         if found:
             yield found
-    for site in _before_relu(snapshot, reported):
+    for site in _before_relu(history, reported):
         yield from _by_gradient(site, zero_gradients)
 
 
 def _by_unit(
-    site: Site, kept: list[tuple[int, npt.NDArray[Any]]], active: float, dead: float, some: float
+    site: SiteHistory, kept: list[tuple[int, npt.NDArray[Any]]], active: float, dead: float, some: float
 ) -> Finding | None:
     width = kept[-1][1].shape[1]
     fitting = [(step, array[0]) for step, array in kept if array.shape[1] == width]
@@ -63,7 +63,7 @@ def _by_unit(
     )  # fmt: skip
 
 
-def _by_zeros(site: Site, zeros: float) -> Finding | None:
+def _by_zeros(site: SiteHistory, zeros: float) -> Finding | None:
     held = lately(site.zeros >= zeros, LAST)
     if not held.any():
         return None
@@ -73,19 +73,19 @@ def _by_zeros(site: Site, zeros: float) -> Finding | None:
     return site.finding(held, message, advice, zeros=share)
 
 
-def _before_relu(snapshot: Snapshot, reported: set[str]) -> list[Site]:
+def _before_relu(history: RunHistory, reported: set[str]) -> list[SiteHistory]:
     """Gradients of the weights of layers whose next module is a ReLU that was not recorded itself."""
-    paths = list(snapshot.modules)
+    paths = list(history.modules)
     after = dict(pairwise(paths))
     return [
         site
-        for site in snapshot.sites("grad")
+        for site in history.sites("grad")
         if site.type.startswith(WEIGHTED) and len(site.shape) > 1 and after.get(site.module, "") not in reported
-        if snapshot.modules.get(after.get(site.module, "")) in RELUS
+        if history.modules.get(after.get(site.module, "")) in RELUS
     ]
 
 
-def _by_gradient(site: Site, zero_gradients: float) -> Iterator[Finding]:
+def _by_gradient(site: SiteHistory, zero_gradients: float) -> Iterator[Finding]:
     held = lately(site.zeros >= zero_gradients, LAST)
     if held.any():
         share = float(site.zeros[held].mean())
@@ -95,7 +95,7 @@ def _by_gradient(site: Site, zero_gradients: float) -> Iterator[Finding]:
 
 @rule("saturated", needs=FORWARD_PORTS)
 def saturated(
-    snapshot: Snapshot, *, share: float = 0.5, margin: float = 1 / 16, tanh: float = 9.5,
+    history: RunHistory, *, share: float = 0.5, margin: float = 1 / 16, tanh: float = 9.5,
     sigmoid: tuple[float, float] = (-23.0, 17.0),
 ) -> Iterator[Finding]:  # fmt: skip
     """More than `share` of a tanh's or sigmoid's output lies within `margin` of its bounds, where gradients vanish.
@@ -103,19 +103,19 @@ def saturated(
     Where only its input was recorded: outside ±`tanh` or `sigmoid` (SageMaker Debugger). The model's own output is
     only noted: a sure classifier is no fault.
     """
-    sites = [site for site in snapshot.sites(*FORWARD_PORTS) if site.type in _BOUNDED]
+    sites = [site for site in history.sites(*FORWARD_PORTS) if site.type in _BOUNDED]
     if not sites:
         raise NoData("no tanh or sigmoid module was recorded")
-    final = snapshot.sites("output")[-1:] if snapshot.modules else []
+    final = history.sites("output")[-1:] if history.modules else []
     outputs = {site.module for site in sites if site.place.port == "output"}
     for site in sites:
         kind = _BOUNDED[site.type]
         if site.place.port == "output":
-            part, way = _near_bounds(snapshot, site, kind, margin)
+            part, way = _near_bounds(history, site, kind, margin)
             where = f"within {text.number(margin)} of the bounds"
         elif site.module not in outputs:
             low, high = (-tanh, tanh) if kind == "tanh" else sigmoid
-            part, way = _outside(snapshot, site, low, high), "from the histogram"
+            part, way = _outside(history, site, low, high), "from the histogram"
             where = f"from inputs outside {text.number(low)} to {text.number(high)}"
         else:
             continue
@@ -126,13 +126,13 @@ def saturated(
             yield site.finding(_now(site), said, _DESATURATE, severity=note, share=part, known=way)
 
 
-def _now(site: Site) -> Steps:
+def _now(site: SiteHistory) -> Steps:
     last = site.steps[-LAST:]
     return Steps(int(last[0]), int(last[-1]), len(last))
 
 
-def _near_bounds(snapshot: Snapshot, site: Site, kind: str, margin: float) -> tuple[float, str]:
-    histogram = snapshot.histogram(site)
+def _near_bounds(history: RunHistory, site: SiteHistory, kind: str, margin: float) -> tuple[float, str]:
+    histogram = history.histogram(site)
     if histogram is not None:
         low = histogram.share(0.0, margin) if kind == "sigmoid" else 0.0
         return low + histogram.share(1 - margin, np.inf), "from the histogram"
@@ -144,8 +144,8 @@ def _near_bounds(snapshot: Snapshot, site: Site, kind: str, margin: float) -> tu
     return max(0.0, float((square - bound**2) / (1 - bound**2))), "at least, from mean and L2"
 
 
-def _outside(snapshot: Snapshot, site: Site, low: float, high: float) -> float:
-    histogram = snapshot.histogram(site)
+def _outside(history: RunHistory, site: SiteHistory, low: float, high: float) -> float:
+    histogram = history.histogram(site)
     if histogram is None:
         return 0.0
     low_edge, high_edge = edges(histogram.offset + np.arange(len(histogram.counts)))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistogram, SiteHistory
 from tensortap.diagnose.measures import ks, psi, shares
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.snapshot import Histogram, Site, Snapshot
 from tensortap.finding import Finding
 from tensortap.select.ports import FORWARD_PORTS
 
 
 @rule("drift", needs=FORWARD_PORTS)
 def drift(
-    snapshot: Snapshot, *, stability: float = 0.25, moderate: float = 0.1, distance: float = 0.2, least: int = 500,
+    history: RunHistory, *, stability: float = 0.25, moderate: float = 0.1, distance: float = 0.2, least: int = 500,
     last: int = 50,
 ) -> Iterator[Finding]:  # fmt: skip
     """A site's values are distributed otherwise than in the reference run: population stability index, KS distance.
@@ -22,13 +22,13 @@ def drift(
     Both over the histograms of the last `last` steps together, of `least` elements at least. An index above `stability`
     or a distance above `distance` is a warning, an index above `moderate` is noted.
     """
-    if snapshot.reference is None:
+    if history.reference is None:
         raise NoData("no reference run was given: run.findings(reference='runs/before')")
-    before = {site.place: site for site in snapshot.reference.sites(*FORWARD_PORTS, echoes=True)}
-    pairs = [(site, before[site.place]) for site in snapshot.sites(*FORWARD_PORTS) if site.place in before]
+    before = {site.place: site for site in history.reference.sites(*FORWARD_PORTS, duplicates=True)}
+    pairs = [(site, before[site.place]) for site in history.sites(*FORWARD_PORTS) if site.place in before]
     compared = 0
     for site, other in pairs:
-        now, then = snapshot.histogram(site, last), snapshot.reference.histogram(other, last)
+        now, then = history.histogram(site, last), history.reference.histogram(other, last)
         if now is None or then is None or min(now.finite, then.finite) < least:
             continue
         compared += 1
@@ -40,7 +40,7 @@ def drift(
 
 
 def _compare(
-    site: Site, now: Histogram, then: Histogram, stability: float, moderate: float, distance: float
+    site: SiteHistory, now: SiteHistogram, then: SiteHistogram, stability: float, moderate: float, distance: float
 ) -> Finding | None:
     index, apart = psi(shares(then), shares(now)), ks(shares(then), shares(now))
     if index <= moderate and apart <= distance:

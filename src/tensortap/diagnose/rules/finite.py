@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow.compute as pc
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.snapshot import Snapshot
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS, MEMBER_PORTS
 from tensortap.types import Place
@@ -39,36 +39,36 @@ GIVEN: Final = "It came in with the batch: look at how the data is read, scaled 
 
 
 @rule("nonfinite", severity="error")
-def nonfinite(snapshot: Snapshot) -> Iterator[Finding]:
+def nonfinite(history: RunHistory) -> Iterator[Finding]:
     """NaN or Inf in a tensor or metric; the first by step and order of execution, on whichever rank, leads.
 
     A batch that was not finite when it came in leads before what it spoilt. Tensors that hold −Inf and nothing worse at
     every step, as attention masks do, are only noted.
     """
-    rows = _bad_rows(snapshot)
-    masks = _masks(snapshot, rows)
+    rows = _bad_rows(history)
+    masks = _masks(history, rows)
     events = [row for row in rows if _name(row) not in masks]
     if events:
-        yield _lead(events, several=len(snapshot.run.ranks) > 1)
-    elif bad := _bad_metrics(snapshot):
+        yield _lead(events, several=len(history.snapshot.ranks) > 1)
+    elif bad := _bad_metrics(history):
         yield bad
     if masks and not events:
-        yield _mask_note(snapshot, masks)
-    if not snapshot.places and not snapshot.metrics:
+        yield _mask_note(history, masks)
+    if not history.places and not history.metrics:
         raise NoData("nothing was recorded")
 
 
-def _bad_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
-    table = snapshot.run.table(columns=list(_LIGHT))
+def _bad_rows(history: RunHistory) -> list[dict[str, Any]]:
+    table = history.table(columns=list(_LIGHT))
     bad = pc.add(pc.add(table["nan"], table["posinf"]), table["neginf"])
     return list(table.filter(pc.greater(bad, 0)).to_pylist())
 
 
-def _masks(snapshot: Snapshot, rows: list[dict[str, Any]]) -> set[str]:
+def _masks(history: RunHistory, rows: list[dict[str, Any]]) -> set[str]:
     """Sites that hold −Inf, and nothing worse, at every step."""
     names = {_name(row) for row in rows} - {_name(row) for row in rows if row["nan"] or row["posinf"]}
     ports = {row["port"] for row in rows if _name(row) in names}
-    sites = [site for port in ports for site in snapshot.sites(port, echoes=True)]
+    sites = [site for port in ports for site in history.sites(port, duplicates=True)]
     return {str(site) for site in sites if str(site) in names and np.all(site["neginf"] > 0)}
 
 
@@ -122,8 +122,8 @@ def _given(first: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any
     return min(around, key=lambda row: len(row["site"])) if around and forward else first
 
 
-def _bad_metrics(snapshot: Snapshot) -> Finding | None:
-    for name, (steps, values) in snapshot.metrics.items():
+def _bad_metrics(history: RunHistory) -> Finding | None:
+    for name, (steps, values) in history.metrics.items():
         bad = ~np.isfinite(values)
         if bad.any():
             when = Steps(int(steps[bad][0]), int(steps[bad][-1]), int(bad.sum()))
@@ -132,8 +132,8 @@ def _bad_metrics(snapshot: Snapshot) -> Finding | None:
     return None
 
 
-def _mask_note(snapshot: Snapshot, masks: set[str]) -> Finding:
-    lead = next(str(place) for place in snapshot.places if str(place) in masks)
+def _mask_note(history: RunHistory, masks: set[str]) -> Finding:
+    lead = next(str(place) for place in history.places if str(place) in masks)
     message = f"{len(masks)} site{'s hold' if len(masks) > 1 else ' holds'} −Inf, and nothing worse, at every step."
     advice = "Attention masks look like this; if it is none, look for a log of 0."
     return Finding("", "info", lead, None, {"sites": len(masks)}, message, advice)

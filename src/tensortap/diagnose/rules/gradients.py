@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import kernels, lately, streak
-from tensortap.diagnose.snapshot import Site, Snapshot, steps_where
 from tensortap.finding import Finding
 
 Floats = npt.NDArray[np.float64]
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 class Depth(NamedTuple):
     """The sizes of gradients at the steps that all layers have: a row a layer, the first layer first."""
 
-    layers: list[Site]
+    layers: list[SiteHistory]
     steps: npt.NDArray[np.int64]
     sizes: Floats
 
@@ -30,7 +30,7 @@ class Depth(NamedTuple):
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray(self.sizes[0] / self.sizes[-1])
 
-    def sharpest(self, mask: npt.NDArray[np.bool_], sign: int) -> Site:
+    def sharpest(self, mask: npt.NDArray[np.bool_], sign: int) -> SiteHistory:
         """The layer at which the gradient, going backwards, falls (−1) or grows (+1) most."""
         with np.errstate(divide="ignore", invalid="ignore"):
             change = sign * np.diff(np.log(self.sizes[::-1, mask]), axis=0).mean(axis=1)
@@ -39,16 +39,16 @@ class Depth(NamedTuple):
 
 @rule("vanishing_gradients", needs=("grad", "grad_output"))
 def vanishing_gradients(
-    snapshot: Snapshot, *, ratio: float = 1e-3, norm: float = 1e-4, mean: float = 1e-7, steps: int = 3
+    history: RunHistory, *, ratio: float = 1e-3, norm: float = 1e-4, mean: float = 1e-7, steps: int = 3
 ) -> Iterator[Finding]:
     """The first layer's gradient is less than `ratio` of the last's, and small: L2 norm below `norm` (AutoTrainer).
 
     Taken of the gradients of kernels; where only `grad_output` was recorded, of those, with mean |g| below `mean`
     (SageMaker Debugger). It must hold at the last `steps` steps. What is exactly zero is for `all_zero` to report.
     """
-    depth, small = _of_kernels(snapshot), norm
+    depth, small = _of_kernels(history), norm
     if depth is None:
-        depth, small = _of_outputs(snapshot), mean
+        depth, small = _of_outputs(history), mean
     if depth is None:
         raise NoData("fewer than two layers' gradients were recorded at the same steps")
     held = lately((depth.ratio < ratio) & (depth.sizes[0] < small) & (depth.sizes[0] > 0), steps)
@@ -66,14 +66,14 @@ def vanishing_gradients(
 
 @rule("exploding_gradients", severity="error", needs=("grad", "grad_output"))
 def exploding_gradients(
-    snapshot: Snapshot, *, ratio: float = 70.0, least: float = 0.1, steps: int = 3
+    history: RunHistory, *, ratio: float = 70.0, least: float = 0.1, steps: int = 3
 ) -> Iterator[Finding]:
     """The first layer's gradient is more than `ratio` times the last's for `steps` steps in a row (AutoTrainer).
 
     Taken of the gradients of kernels and of `grad_output`: where activations shrink as gradients grow, only the latter
     show it. The L2 norm must be at least `least`: of two tiny gradients the ratio says nothing.
     """
-    known = [depth for depth in (_of_kernels(snapshot), _of_outputs(snapshot, norm=True)) if depth is not None]
+    known = [depth for depth in (_of_kernels(history), _of_outputs(history, norm=True)) if depth is not None]
     if not known:
         raise NoData("fewer than two layers' gradients were recorded at the same steps")
     for depth in known:
@@ -96,16 +96,16 @@ def _what(depth: Depth) -> str:
     return "The gradient's L2 norm" if depth.layers[0].place.port == "grad" else "Mean |gradient|"
 
 
-def _of_kernels(snapshot: Snapshot) -> Depth | None:
-    return _aligned(kernels(snapshot, "grad"), "l2")
+def _of_kernels(history: RunHistory) -> Depth | None:
+    return _aligned(kernels(history, "grad"), "l2")
 
 
-def _of_outputs(snapshot: Snapshot, norm: bool = False) -> Depth | None:
-    backwards = snapshot.leaves("grad_output")
+def _of_outputs(history: RunHistory, norm: bool = False) -> Depth | None:
+    backwards = history.leaves("grad_output")
     return _aligned(backwards[::-1], "l2" if norm else "l1")
 
 
-def _aligned(layers: list[Site], stat: str) -> Depth | None:
+def _aligned(layers: list[SiteHistory], stat: str) -> Depth | None:
     layers = [site for site in layers if site.floating]
     if len(layers) < 2:
         return None

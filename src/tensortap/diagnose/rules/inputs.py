@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import named
-from tensortap.diagnose.snapshot import Site, Snapshot
 from tensortap.finding import Finding
 from tensortap.select.ports import FORWARD_PORTS
 
@@ -20,10 +20,10 @@ _USED_UNCALLED: Final = frozenset(("NonDynamicallyQuantizableLinear",))  # Multi
 
 @rule("inputs_not_normalised", needs="input")
 def inputs_not_normalised(
-    snapshot: Snapshot, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0
+    history: RunHistory, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0
 ) -> Iterator[Finding]:
     """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`."""
-    given = _given(snapshot)
+    given = _given(history)
     sites = [site for site in given if site.floating]
     if not sites:
         raise NoData(
@@ -45,25 +45,25 @@ def inputs_not_normalised(
             )  # fmt: skip
 
 
-def _given(snapshot: Snapshot) -> list[Site]:
+def _given(history: RunHistory) -> list[SiteHistory]:
     """The root's inputs; where they were not recorded, those of the module that ran first."""
-    sites = snapshot.sites("input", echoes=True)
+    sites = history.sites("input", duplicates=True)
     root = [site for site in sites if not site.place.site]
-    outputs = snapshot.sites("output", echoes=True)
+    outputs = history.sites("output", duplicates=True)
     first = outputs[0].module if outputs else None
     return root or [site for site in sites if site.module == first]
 
 
 @rule("never_ran")
-def never_ran(snapshot: Snapshot) -> Iterator[Finding]:
+def never_ran(history: RunHistory) -> Iterator[Finding]:
     """Modules that were watched and never ran; the outermost is named.
 
     Containers that only hold others, and modules whose parameters got a gradient all the same, are left out.
     """
-    unseen = snapshot.run.info.get("unseen")
-    if unseen is None and snapshot.run.state != "finished":
+    unseen = history.info.get("unseen")
+    if unseen is None and history.snapshot.state != "finished":
         raise NoData("what never ran is known when the run is closed")
-    missing = _outermost(snapshot, unseen if isinstance(unseen, Mapping) else {})
+    missing = _outermost(history, unseen if isinstance(unseen, Mapping) else {})
     if missing:
         lead, others = next(iter(missing)), list(missing)[1:]
         also = f"; nor did {named(others)}" if others else ""
@@ -76,13 +76,13 @@ def never_ran(snapshot: Snapshot) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _outermost(snapshot: Snapshot, unseen: Mapping[str, str]) -> dict[str, str]:
-    ran = {place.site for place in snapshot.places if place.port in FORWARD_PORTS}
-    used = {site.module for port in ("grad", "update") for site in snapshot.sites(port) if np.any(site["l2"] > 0)}
+def _outermost(history: RunHistory, unseen: Mapping[str, str]) -> dict[str, str]:
+    ran = {place.site for place in history.places if place.port in FORWARD_PORTS}
+    used = {site.module for port in ("grad", "update") for site in history.sites(port) if np.any(site["l2"] > 0)}
     silent: dict[str, str] = {}
     for name, why in unseen.items():
         path, _, port = name.rpartition(":")
-        kind = snapshot.modules.get(path)
+        kind = history.modules.get(path)
         if not port.startswith("output") or kind is None or kind in _HOLDERS | _USED_UNCALLED:
             continue
         if not any(_within(other, path) for other in ran | used) and not any(_within(path, other) for other in silent):

@@ -8,18 +8,18 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.snapshot import Snapshot, steps_where
 from tensortap.finding import Finding
 
 Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
-def _losses(snapshot: Snapshot, metric: str, least: int) -> list[Series]:
+def _losses(history: RunHistory, metric: str, least: int) -> list[Series]:
     """The metrics that are losses of training, with at least so many finite values."""
-    exact = [metric] if metric in snapshot.metrics else []
-    close = [name for name in snapshot.metrics if metric in name.lower() and not _of_evaluation(name)]
-    found = [(name, *snapshot.metrics[name]) for name in exact or close]
+    exact = [metric] if metric in history.metrics else []
+    close = [name for name in history.metrics if metric in name.lower() and not _of_evaluation(name)]
+    found = [(name, *history.metrics[name]) for name in exact or close]
     enough = [(name, s[np.isfinite(v)], v[np.isfinite(v)]) for name, s, v in found if np.isfinite(v).sum() >= least]
     if not enough:
         raise NoData(f"no {metric} of {least} steps was given: tap.step(loss=loss)" if not found
@@ -33,14 +33,14 @@ def _of_evaluation(name: str) -> bool:
 
 @rule("loss_not_decreasing")
 def loss_not_decreasing(
-    snapshot: Snapshot, *, metric: str = "loss", steps: int = 10, drop: float = 0.001, noise: float = 2.0
+    history: RunHistory, *, metric: str = "loss", steps: int = 10, drop: float = 0.001, noise: float = 2.0
 ) -> Iterator[Finding]:
     """Over the whole run, of `steps` at least, the loss fell by less than `drop` of itself (LossNotDecreasing).
 
     The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. The
     loss is the metric of the name `metric`, or those that have it in their name and are of no evaluation.
     """
-    for name, when, values in _losses(snapshot, metric, steps):
+    for name, when, values in _losses(history, metric, steps):
         early, late = np.array_split(values, 2)
         fall = float(early.mean() - late.mean())
         error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
@@ -64,14 +64,14 @@ def _residual(values: npt.NDArray[np.float64]) -> float:
 
 @rule("loss_spike")
 def loss_spike(
-    snapshot: Snapshot, *, metric: str = "loss", window: int = 10, factor: float = 2.0, floor: float = 0.1
+    history: RunHistory, *, metric: str = "loss", window: int = 10, factor: float = 2.0, floor: float = 0.1
 ) -> Iterator[Finding]:
     """The loss exceeds the mean of the `window` steps before by `factor` times that mean (Lightning's spike detection).
 
     Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
     loss is found by its name, `metric`, as above.
     """
-    for name, when, values in _losses(snapshot, metric, window + 2):
+    for name, when, values in _losses(history, metric, window + 2):
         before = np.convolve(values, np.ones(window) / window, "valid")[:-1]
         above = values[window:] - before
         spikes = np.zeros(len(values), bool)

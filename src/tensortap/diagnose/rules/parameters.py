@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import WEIGHTED, kernels, named
-from tensortap.diagnose.snapshot import Site, Snapshot, steps_where
 from tensortap.finding import Finding
 from tensortap.types import STATISTICS
 
@@ -23,17 +23,17 @@ _EARLY: Final = 10
 
 
 @rule("unchanged", needs="param")
-def unchanged(snapshot: Snapshot, *, steps: int = 3, rtol: float = 0.0, atol: float = 0.0) -> Iterator[Finding]:
+def unchanged(history: RunHistory, *, steps: int = 3, rtol: float = 0.0, atol: float = 0.0) -> Iterator[Finding]:
     """A parameter's statistics are the same at every step recorded, `steps` at least (UnchangedTensor).
 
     Exactly the same, unless `rtol` and `atol` say otherwise: what learns changes some of min, max, mean, std, L1 and L2
     at least in the last bit. Parameters that get no gradient while others do were frozen on purpose, and only noted.
     """
-    sites = [site for site in snapshot.sites("param") if site.floating]
+    sites = [site for site in history.sites("param") if site.floating]
     if all(len(site.steps) < steps for site in sites):
         raise NoData(f"parameters were recorded at fewer than {steps} steps")
     still = [site for site in sites if len(site.steps) >= steps and _same(site, rtol, atol)]
-    taught = {s.place.site for port in ("grad", "update") for s in snapshot.sites(port) if np.any(s["l2"] > 0)}
+    taught = {s.place.site for port in ("grad", "update") for s in history.sites(port) if np.any(s["l2"] > 0)}
     stuck = [site for site in still if not taught or site.place.site in taught]
     frozen = [site for site in still if site not in stuck]
     idle = not taught and len(still) == len(sites)
@@ -46,11 +46,11 @@ def unchanged(snapshot: Snapshot, *, steps: int = 3, rtol: float = 0.0, atol: fl
         yield _still(frozen, len(sites), "info", "It gets no gradient: frozen on purpose, or cut off by a detach()?")
 
 
-def _same(site: Site, rtol: float, atol: float) -> bool:
+def _same(site: SiteHistory, rtol: float, atol: float) -> bool:
     return all(np.allclose(site[s], site[s][0], rtol=rtol, atol=atol, equal_nan=True) for s in STATISTICS)
 
 
-def _still(sites: Sequence[Site], of: int, severity: str, advice: str) -> Finding:
+def _still(sites: Sequence[SiteHistory], of: int, severity: str, advice: str) -> Finding:
     lead, others = sites[0], [str(site) for site in sites[1:]]
     also = f"; nor did {named(others)}" if others else ""
     return lead.finding(
@@ -60,13 +60,13 @@ def _still(sites: Sequence[Site], of: int, severity: str, advice: str) -> Findin
 
 
 @rule("update_ratio", needs="update")
-def update_ratio(snapshot: Snapshot, *, high: float = 10.0, low: float = 1e-8, steps: int = 3) -> Iterator[Finding]:
+def update_ratio(history: RunHistory, *, high: float = 10.0, low: float = 1e-8, steps: int = 3) -> Iterator[Finding]:
     """A kernel's update is more than `high` times, or always less than `low` times, its size (WeightUpdateRatio).
 
     `low` must hold at every step, of `steps` at least; an update of exactly zero is for `unchanged` to report.
     """
-    shapes = {site.place: site for site in snapshot.sites("update")}
-    for place, (when, ratio) in snapshot.numbers("update", "ratio").items():
+    shapes = {site.place: site for site in history.sites("update")}
+    for place, (when, ratio) in history.numbers("update", "ratio").items():
         if place not in shapes or len(shapes[place].shape) < 2:
             continue  # biases start at zero, from where every step is infinitely large
         much = np.isfinite(ratio) & (ratio > high)
@@ -79,7 +79,7 @@ def update_ratio(snapshot: Snapshot, *, high: float = 10.0, low: float = 1e-8, s
             yield _ratio(shapes[place], when, ratio > 0, ratio, said, "Raise the learning rate.")
 
 
-def _ratio(site: Site, when: Steps, mask: Mask, ratio: Floats, said: str, advice: str) -> Finding:
+def _ratio(site: SiteHistory, when: Steps, mask: Mask, ratio: Floats, said: str, advice: str) -> Finding:
     message = f"An update was {said} as large as the weight."
     return site.finding(steps_where(when, mask), message, f"{advice} About 0.001 is usual.",
                         ratio=float(ratio[mask].max()), median=float(np.median(ratio)))  # fmt: skip
@@ -87,15 +87,15 @@ def _ratio(site: Site, when: Steps, mask: Mask, ratio: Floats, said: str, advice
 
 @rule("poor_initialisation", needs=("param", "output"))
 def poor_initialisation(
-    snapshot: Snapshot, *, gain: tuple[float, float] = (0.05, 5.0), variance: float = 1e4
+    history: RunHistory, *, gain: tuple[float, float] = (0.05, 5.0), variance: float = 1e4
 ) -> Iterator[Finding]:
     """At the beginning a kernel's gain, std·√fan_in, lies outside `gain`, or its elements are all equal.
 
     Without `:param`, by outputs: the variance of one layer's is more than `variance` times that of another's. (The
     published bound of 10 on variances of weights is exceeded by PyTorch's own initialisation of different widths.)
     """
-    early = [site for site in kernels(snapshot, "param") if site.steps[0] < _EARLY]
-    outputs = [s for s in snapshot.sites("output") if s.type.startswith(WEIGHTED) and s.steps[0] < _EARLY]
+    early = [site for site in kernels(history, "param") if site.steps[0] < _EARLY]
+    outputs = [s for s in history.sites("output") if s.type.startswith(WEIGHTED) and s.steps[0] < _EARLY]
     if not early and len(outputs) < 2:
         raise NoData(f"neither parameters nor layers' outputs were recorded in the first {_EARLY} steps")
     for site in early:
@@ -104,7 +104,7 @@ def poor_initialisation(
         yield from _outputs(outputs, variance)
 
 
-def _weights(site: Site, bounds: tuple[float, float]) -> Iterator[Finding]:
+def _weights(site: SiteHistory, bounds: tuple[float, float]) -> Iterator[Finding]:
     std, value = float(site["std"][0]), float(site["max"][0])
     gain = std * math.sqrt(_fan_in(site))
     first = site.steps == site.steps[0]
@@ -120,13 +120,13 @@ def _weights(site: Site, bounds: tuple[float, float]) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _fan_in(site: Site) -> int:
+def _fan_in(site: SiteHistory) -> int:
     if "Transpose" in site.type:
         return math.prod((site.shape[0], *site.shape[2:]))
     return math.prod(site.shape[1:])
 
 
-def _outputs(sites: list[Site], most: float) -> Iterator[Finding]:
+def _outputs(sites: list[SiteHistory], most: float) -> Iterator[Finding]:
     power = np.array([float(site["std"][0]) for site in sites]) ** 2
     known = power > 0
     if known.sum() < 2 or power[known].max() <= most * power[known].min():

@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistogram, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.snapshot import Histogram, Site, Snapshot
 from tensortap.finding import Finding
 from tensortap.select.ports import MODULE_PORTS
 
@@ -36,7 +36,7 @@ _HALVES: Final = {"float16": Format("fp16", 65520.0, 2.0**-14), "bfloat16": Form
 
 @rule("low_precision", severity="info", needs=_PORTS)
 def low_precision(
-    snapshot: Snapshot, *, lost: float = 0.05, headroom: float = 2.0, tiny: float = 0.1
+    history: RunHistory, *, lost: float = 0.05, headroom: float = 2.0, tiny: float = 0.1
 ) -> Iterator[Finding]:
     """What would be lost if tensors were cast: overflow of any element, or more than `lost` of them becoming zero.
 
@@ -44,33 +44,33 @@ def low_precision(
     its range, as it is used. Tensors that are half precision already are warned about when they come within `headroom`
     of overflow, or when more than `tiny` of their elements are subnormal.
     """
-    sites = [site for site in snapshot.sites(*_PORTS) if site.floating and np.isfinite(site.absmax).any()]
+    sites = [site for site in history.sites(*_PORTS) if site.floating and np.isfinite(site.absmax).any()]
     if not sites:
         raise NoData("no tensor of floats was recorded")
     full = [site for site in sites if site.dtype in ("float32", "float64")]
-    known = {site: h for site in full if (h := snapshot.histogram(site)) is not None}
+    known = {site: h for site in full if (h := history.histogram(site)) is not None}
     for format in FORMATS:
         if not format.scaled:
             yield from _worst(format, "overflow", {s: _overflow(s, known.get(s), format) for s in full}, 0.0)
         yield from _worst(format, "become zero", {s: _underflow(h, format) for s, h in known.items()}, lost)
     for site in sites:
         if site.dtype in _HALVES:
-            yield from _already(snapshot, site, _HALVES[site.dtype], headroom, tiny)
+            yield from _already(history, site, _HALVES[site.dtype], headroom, tiny)
 
 
-def _overflow(site: Site, histogram: Histogram | None, format: Format) -> float:
+def _overflow(site: SiteHistory, histogram: SiteHistogram | None, format: Format) -> float:
     beyond = float(np.nanmax(site.absmax)) >= format.too_large
     share = histogram.share(format.too_large, np.inf) if histogram is not None else 0.0
     return max(share, 1e-9) if beyond else 0.0
 
 
-def _underflow(histogram: Histogram, format: Format) -> float:
+def _underflow(histogram: SiteHistogram, format: Format) -> float:
     top = max(abs(histogram.minimum), abs(histogram.maximum))
     small = format.too_small * (top / format.too_large if format.scaled and top else 1.0)
     return histogram.share(0.0, small) - histogram.zeros / max(histogram.finite, 1)
 
 
-def _worst(format: Format, what: str, lost: dict[Site, float], most: float) -> Iterator[Finding]:
+def _worst(format: Format, what: str, lost: dict[SiteHistory, float], most: float) -> Iterator[Finding]:
     losing = {site: share for site, share in lost.items() if share > most}
     if not losing:
         return
@@ -91,7 +91,7 @@ def _worst(format: Format, what: str, lost: dict[Site, float], most: float) -> I
     )  # fmt: skip
 
 
-def _already(snapshot: Snapshot, site: Site, format: Format, headroom: float, tiny: float) -> Iterator[Finding]:
+def _already(history: RunHistory, site: SiteHistory, format: Format, headroom: float, tiny: float) -> Iterator[Finding]:
     near = site.absmax * headroom >= format.too_large
     if near.any():
         top = float(np.nanmax(site.absmax))
@@ -99,7 +99,7 @@ def _already(snapshot: Snapshot, site: Site, format: Format, headroom: float, ti
             near, f"It reaches {text.number(top)} of the {text.number(format.too_large)} that {format.name} can hold.",
             "Use bf16, scale it down, or keep this layer in float32.", severity="warning", absmax=top,
         )  # fmt: skip
-    histogram = snapshot.histogram(site)
+    histogram = history.histogram(site)
     small = 0.0 if histogram is None else histogram.share(0.0, format.too_small) - histogram.zeros / histogram.finite
     if small > tiny:
         yield site.finding(

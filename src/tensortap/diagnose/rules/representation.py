@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.measures import attention_entropy, effective_rank, spread
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.snapshot import Site, Snapshot
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS
 
@@ -21,7 +21,7 @@ _KEPT: Final = ("full", "rows")
 
 @rule("representation_collapse", needs=FORWARD_PORTS)
 def representation_collapse(
-    snapshot: Snapshot, *, rank: float = 2.0, apart: float = 1e-3, least: int = 8
+    history: RunHistory, *, rank: float = 2.0, apart: float = 1e-3, least: int = 8
 ) -> Iterator[Finding]:
     """A kept tensor's rows differ in fewer than `rank` effective dimensions, or by less than `apart` of their size.
 
@@ -29,7 +29,7 @@ def representation_collapse(
     The model's own output is left out: what two classes need is one dimension.
     """
     judged = False
-    for site, step, array in _kept(snapshot):
+    for site, step, array in _kept(history):
         rows = _rows(array)
         if rows is None or min(rows.shape) < least or not np.isfinite(rows).all() or not rows.any():
             continue
@@ -48,10 +48,10 @@ def representation_collapse(
         raise NoData(f"no tensor with {least} rows and features was kept: tt.probe(..., keep=tt.full())")
 
 
-def _kept(snapshot: Snapshot) -> Iterator[tuple[Site, int, npt.NDArray[Any]]]:
-    sites = {site.place._replace(op=""): site for site in snapshot.sites(*FORWARD_PORTS)}
-    final = snapshot.sites("output")[-1:] if snapshot.modules else []
-    for place, arrays in snapshot.tensors(*_KEPT).items():
+def _kept(history: RunHistory) -> Iterator[tuple[SiteHistory, int, npt.NDArray[Any]]]:
+    sites = {site.place._replace(op=""): site for site in history.sites(*FORWARD_PORTS)}
+    final = history.sites("output")[-1:] if history.modules else []
+    for place, arrays in history.tensors(*_KEPT).items():
         if place in sites and sites[place] not in final and sites[place].floating:
             yield sites[place], *arrays[-1]
 
@@ -68,17 +68,17 @@ def _rows(array: npt.NDArray[Any]) -> npt.NDArray[np.float64] | None:
 
 @rule("attention_collapse", needs=FORWARD_PORTS)
 def attention_collapse(
-    snapshot: Snapshot, *, entropy: float = 0.05, heads: float = 0.5, concentration: float = 0.9
+    history: RunHistory, *, entropy: float = 0.05, heads: float = 0.5, concentration: float = 0.9
 ) -> Iterator[Finding]:
     """Most heads look at one place: entropy below `entropy` of the most it could be, in more than `heads` of them.
 
     Attention is what was kept whole, is never negative and sums to 1 over its last axis. Where only statistics were
     recorded, the mean of Σp² of such rows, from their L2 norm, must reach `concentration`.
     """
-    kept = {site: attention_entropy(array) for site, _, array in _kept(snapshot)}
+    kept = {site: attention_entropy(array) for site, _, array in _kept(history)}
     judged = {site: each for site, each in kept.items() if each is not None}
-    others = [site for site in snapshot.sites(*FORWARD_PORTS) if site not in judged]
-    guessed = [site for site in others if _sums_to_one(snapshot, site)]
+    others = [site for site in history.sites(*FORWARD_PORTS) if site not in judged]
+    guessed = [site for site in others if _sums_to_one(history, site)]
     if not judged and not guessed:
         raise NoData("no attention weights were recorded: tt.tap(weights, 'attn') or the module that returns them")
     for site, each in judged.items():
@@ -95,14 +95,14 @@ def attention_collapse(
             yield _collapsed(site, said, squares=squares)
 
 
-def _sums_to_one(snapshot: Snapshot, site: Site) -> bool:
-    if len(site.shape) < 3 or site.shape[-1] < 4 or not site.floating or site in snapshot.sites("output")[-1:]:
+def _sums_to_one(history: RunHistory, site: SiteHistory) -> bool:
+    if len(site.shape) < 3 or site.shape[-1] < 4 or not site.floating or site in history.sites("output")[-1:]:
         return False
     rows = site["numel"] / site.shape[-1]
     return bool(np.all(site["min"] >= 0) and np.all(site["max"] <= 1.001) and np.allclose(site["l1"], rows, rtol=1e-3))
 
 
-def _collapsed(site: Site, message: str, **evidence: Any) -> Finding:
+def _collapsed(site: SiteHistory, message: str, **evidence: Any) -> Finding:
     advice = "People normalise queries and keys, lower the learning rate or warm it up, and clip gradients."
     last = int(site.steps[-1])
     return site.finding(Steps(last, last, 1), message, advice, **evidence)

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.diagnose.snapshot import Site, Snapshot
+from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.select.ports import FORWARD_PORTS
 
 Mask = npt.NDArray[np.bool_]
@@ -19,7 +19,7 @@ _OTHERS: Final = (  # modules that are no ReLU, whatever their output looks like
 )  # fmt: skip
 
 
-def relu_like(site: Site) -> bool:
+def relu_like(site: SiteHistory) -> bool:
     """Whether a site shows what a ReLU gave: by its class or, where that says nothing, by never being negative."""
     if site.type in RELUS:
         return True
@@ -42,21 +42,21 @@ def streak(mask: Mask, count: int) -> bool:
     return bool(sums.max() >= min(count, len(mask)))
 
 
-def kernels(snapshot: Snapshot, port: str) -> list[Site]:
+def kernels(history: RunHistory, port: str) -> list[SiteHistory]:
     """Parameters with two axes or more that mix their inputs, from the first layer to the last."""
-    found = [site for site in snapshot.sites(port) if len(site.shape) > 1 and "Embedding" not in site.type]
-    ran = _execution_order(snapshot)
-    listed = {path: i for i, path in enumerate(snapshot.modules)}
+    found = [site for site in history.sites(port) if len(site.shape) > 1 and "Embedding" not in site.type]
+    ran = _execution_order(history)
+    listed = {path: i for i, path in enumerate(history.modules)}
 
-    def depth(site: Site) -> tuple[int, int]:
+    def depth(site: SiteHistory) -> tuple[int, int]:
         return _nearest(site.module, ran), listed.get(site.module, 0)
 
     return sorted(found, key=depth) if ran else found
 
 
-def _execution_order(snapshot: Snapshot) -> dict[str, int]:
+def _execution_order(history: RunHistory) -> dict[str, int]:
     order: dict[str, int] = {}
-    for place in snapshot.places:
+    for place in history.places:
         if place.port in FORWARD_PORTS:
             order.setdefault(place.site, len(order))
     return order

@@ -7,31 +7,31 @@ from collections.abc import Iterator
 import numpy as np
 
 from tensortap import text
+from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.rule import rule
 from tensortap.diagnose.rules.shared import RELUS, lately, named
-from tensortap.diagnose.snapshot import Site, Snapshot
 from tensortap.finding import Finding
 from tensortap.select.ports import FORWARD_PORTS, GRADIENT_PORTS
 
 
 @rule("all_zero", needs=(*FORWARD_PORTS, *GRADIENT_PORTS, "param"))
-def all_zero(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
+def all_zero(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is zero, at the last `steps` steps and before (AllZero of SageMaker Debugger).
 
     One finding for tensors, one for weights, one for gradients: the first in order of execution leads, what follows
     from it is counted. A ReLU that gives only zeros is a dead layer, and `dead_units` says so.
     """
-    forward = [site for site in snapshot.sites(*FORWARD_PORTS) if site.type not in RELUS]
-    weights = [site for site in snapshot.sites("param") if len(site.shape) > 1]
+    forward = [site for site in history.sites(*FORWARD_PORTS) if site.type not in RELUS]
+    weights = [site for site in history.sites("param") if len(site.shape) > 1]
     yield from _folded(forward, steps, "Look for a dead layer, a mask or a zeroed weight before it.")
     yield from _folded(weights, steps, "A kernel of zeros passes nothing on: was it meant to be initialised or loaded?")
     yield from _folded(
-        snapshot.sites(*GRADIENT_PORTS), steps,
+        history.sites(*GRADIENT_PORTS), steps,
         "Nothing is learnt here: look for a dead layer after it, a detach(), or a loss that does not depend on it.",
     )  # fmt: skip
 
 
-def _folded(sites: list[Site], steps: int, advice: str) -> Iterator[Finding]:
+def _folded(sites: list[SiteHistory], steps: int, advice: str) -> Iterator[Finding]:
     lasting = {s: lately((s["zeros"] == s["numel"]) & (s["numel"] > 1), steps) for s in sites if s.floating}
     zero = [site for site, mask in lasting.items() if mask.any()]
     if not zero:
@@ -45,9 +45,9 @@ def _folded(sites: list[Site], steps: int, advice: str) -> Iterator[Finding]:
 
 
 @rule("constant", needs=FORWARD_PORTS)
-def constant(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
+def constant(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is the same, other than zero, at the last `steps` steps and before: std is 0."""
-    for site in snapshot.sites(*FORWARD_PORTS):
+    for site in history.sites(*FORWARD_PORTS):
         same = (site["min"] == site["max"]) & (site["min"] != 0) & (site["numel"] > 1)
         held = lately(same & (site["nan"] + site["posinf"] + site["neginf"] == 0), steps)
         if site.floating and held.any():
@@ -60,16 +60,16 @@ def constant(snapshot: Snapshot, *, steps: int = 3) -> Iterator[Finding]:
 
 
 @rule("outliers", needs=FORWARD_PORTS)
-def outliers(snapshot: Snapshot, *, magnitude: float = 100.0, ratio: float = 1000.0) -> Iterator[Finding]:
+def outliers(history: RunHistory, *, magnitude: float = 100.0, ratio: float = 1000.0) -> Iterator[Finding]:
     """A few activations are giants: above `magnitude`, and `ratio` times the median (Sun et al. 2024).
 
     The median is that of the magnitudes that are not zero, over the last steps together; at earlier steps, and without
     a histogram, their mean stands in for it.
     """
-    for site in snapshot.sites(*FORWARD_PORTS):
+    for site in history.sites(*FORWARD_PORTS):
         if not site.floating:
             continue
-        typical = _typical(snapshot, site)
+        typical = _typical(history, site)
         giants = (site.absmax >= magnitude) & (site.absmax >= ratio * typical)
         if not giants.any():
             continue
@@ -83,8 +83,8 @@ def outliers(snapshot: Snapshot, *, magnitude: float = 100.0, ratio: float = 100
         )  # fmt: skip
 
 
-def _typical(snapshot: Snapshot, site: Site) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _typical(history: RunHistory, site: SiteHistory) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.asarray(site["l1"] / (site["numel"] - site["zeros"]))
-    histogram = snapshot.histogram(site)
+    histogram = history.histogram(site)
     return mean if histogram is None else np.where(site.steps < histogram.steps.first, mean, histogram.magnitude(0.5))

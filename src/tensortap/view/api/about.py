@@ -1,94 +1,172 @@
-"""What a run is: the list of runs, and one of them with its places, metrics and counts."""
+"""Describe runs: the list of them, and one with its places, metrics, counts and cost."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from tensortap.errors import TensortapError
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.errors import RunError, TensortapError
 from tensortap.select.ports import PORT_INFO, module_of
-from tensortap.view.api.block import Triple
-from tensortap.view.api.seen import Seen, Watched
+from tensortap.store import facts
+from tensortap.store.catalog import PLAIN_RECORDS, dataset
+from tensortap.store.snapshot import Snapshot, Triple
+from tensortap.types import Place
 from tensortap.view.api.stats import STATS
 
 _ABOUT: Final = ("tensortap", "created", "host", "platform", "python", "argv", "versions", "git")
 UNKNOWN: Final = {"calls": 0, "dtype": "", "shape": [], "histogram": False, "tensors": 0}
 Facts = Mapping[Triple, Mapping[str, Any]]
+_COLUMNS: Final = ("site", "port", "slot", "call", "dtype", "shape", "hist_offset")
+_LAST_STEPS: Final = 8  # files of which the last step alone is read, before whole ones are
+Fact = dict[str, Any]
 
 
-def listed(ident: str, watched: Watched) -> dict[str, Any]:
-    """One line of the list of runs."""
-    seen, info = watched.look(), watched.run.info
+def listed(ident: str, snapshot: Snapshot) -> dict[str, Any]:
+    """Return one line of the list of runs."""
+    info = snapshot.run_json
     return {
-        "id": ident, "state": seen.state, "started": info.get("created"), **_steps(seen, flat=True),
-        "sites": len(seen.row), "records": seen.records, "model": model_name(info),
+        "id": ident, "state": shown_state(snapshot), "started": info.get("created"), **_steps(snapshot, flat=True),
+        "sites": len(snapshot.rows), "records": snapshot.record_count, "model": model_name(info),
     }  # fmt: skip
 
 
 def unreadable(ident: str, error: Exception) -> dict[str, Any]:
-    """A run that cannot be opened, and why."""
+    """Return the line of a run that cannot be opened, with the reason."""
     kind = "" if isinstance(error, (TensortapError, OSError)) else f"{type(error).__name__}: "
     nothing = {"started": None, "steps": 0, "first": None, "last": None, "sites": 0, "records": 0, "model": ""}
     return {"id": ident, "state": "unreadable", **nothing, "error": f"{kind}{error}"}
 
 
-def described(ident: str, watched: Watched, seen: Seen, metrics: list[str], facts: Facts) -> dict[str, Any]:
-    """Everything the page needs to know of a run before it asks for numbers."""
-    run, info = watched.run, watched.run.info
+def shown_state(snapshot: Snapshot) -> str:
+    """Return the state of a run, or `empty` when nothing was recorded and nobody writes any more."""
+    return snapshot.state if snapshot.outlines or snapshot.state == "live" else "empty"
+
+
+def described(ident: str, snapshot: Snapshot, metrics: list[str], told: Facts) -> dict[str, Any]:
+    """Return everything the page needs to know of a run before it asks for numbers."""
+    info = facts.info(snapshot)
     return {
-        "id": ident, "path": run.path, "state": seen.state, "version": seen.version, "steps": _steps(seen),
-        "ranks": run.ranks, "sites": _sites(watched, seen, facts), "metrics": metrics, "stats": _stats(seen),
-        "records": seen.records, "counts": run.counts, "unseen": info.get("unseen", {}), "cost": cost_of(watched),
+        "id": ident, "path": str(snapshot.files), "state": shown_state(snapshot), "version": snapshot.version,
+        "steps": _steps(snapshot), "ranks": snapshot.ranks, "sites": _sites(snapshot, told), "metrics": metrics,
+        "stats": _stats(snapshot), "records": snapshot.record_count, "counts": facts.counts(snapshot),
+        "unseen": info.get("unseen", {}), "cost": _total_cost(snapshot),
         "probes": info.get("probes", []), "ports": [port.as_json() for port in PORT_INFO.values()],
         "model": model_name(info),
         "about": {name: info[name] for name in _ABOUT if name in info},
     }  # fmt: skip
 
 
-def cost_of(watched: Watched) -> dict[str, Any] | None:
-    """What observing cost in all; `None` when the run was not closed by a tap that knew."""
-    cost = watched.run.cost
-    return None if cost is None else {name: cost[name] for name in ("share", "seconds", "steps")}
+def _total_cost(snapshot: Snapshot) -> dict[str, Any] | None:
+    said = facts.cost(snapshot)
+    return None if said is None else {name: said[name] for name in ("share", "seconds", "steps")}
 
 
 def model_name(info: Any) -> str:
-    """The model's class, where the run tells."""
+    """Return the model's class, where `run.json` names it."""
     model = info.get("model")
     if not isinstance(model, dict):
         return str(model or "")
     return str(model.get("class", ""))
 
 
-def _steps(seen: Seen, flat: bool = False) -> dict[str, Any]:
-    first, last = (int(seen.steps[0]), int(seen.steps[-1])) if len(seen.steps) else (None, None)
-    return {"steps" if flat else "count": len(seen.steps), "first": first, "last": last}
+def _steps(snapshot: Snapshot, flat: bool = False) -> dict[str, Any]:
+    first, last = (int(snapshot.steps[0]), int(snapshot.steps[-1])) if len(snapshot.steps) else (None, None)
+    return {"steps" if flat else "count": len(snapshot.steps), "first": first, "last": last}
 
 
-def _stats(seen: Seen) -> list[str]:
-    """The statistics that can be asked for."""
-    ports = {triple[1] for triple in seen.row}
+def _stats(snapshot: Snapshot) -> list[str]:
+    """Return the statistics that can be asked for."""
+    ports = {triple[1] for triple in snapshot.rows}
     return [stat.name for stat in STATS.values() if not stat.ports or ports & set(stat.ports)]
 
 
-def _sites(watched: Watched, seen: Seen, facts: Facts) -> list[dict[str, Any]]:
-    types = module_types(watched.run.info)
-    ops = {(place.site, place.port, place.slot): place.op for place in reversed(seen.places)}
+def _sites(snapshot: Snapshot, told: Facts) -> list[dict[str, Any]]:
+    types = facts.module_types(snapshot.run_json)
+    ops = {(place.site, place.port, place.slot): place.op for place in reversed(snapshot.places)}
     return [
         {
-            "i": row, "site": name, "path": triple[0], "port": triple[1], "slot": triple[2], "op": ops[triple],
-            "type": ops[triple] or types.get(owner(triple), ""), **facts.get(triple, UNKNOWN),
+            "i": row, "site": site_name(triple), "path": triple[0], "port": triple[1], "slot": triple[2],
+            "op": ops[triple], "type": ops[triple] or types.get(owner(triple), ""), **told.get(triple, UNKNOWN),
         }
-        for (triple, row), name in zip(seen.row.items(), seen.names, strict=True)
+        for triple, row in snapshot.rows.items()
     ]  # fmt: skip
 
 
 def owner(triple: Triple) -> str:
-    """The module a place belongs to: of a parameter, the one it hangs on."""
+    """Return the module a place belongs to: of a parameter, the one that owns it."""
     return module_of(triple[0], triple[1])
 
 
-def module_types(info: Any) -> dict[str, str]:
-    """The class of each module by its path, where the run tells."""
-    model = info.get("model")
-    modules = model.get("modules", ()) if isinstance(model, dict) else ()
-    return {m["path"]: m.get("type", "") for m in modules if isinstance(m, dict) and "path" in m}
+def site_name(triple: Triple) -> str:
+    """Return how the page calls a place."""
+    return str(Place(*triple))
+
+
+def triple_of(snapshot: Snapshot, name: str) -> Triple:
+    """Return the place of a name."""
+    for triple in snapshot.rows:
+        if site_name(triple) == name:
+            return triple
+    raise RunError(f"no site {name!r} in this run")
+
+
+def facts_by_place(snapshot: Snapshot) -> dict[Triple, Fact]:
+    """Return type, shape, calls and histogram of every place, as of the last record that was found of it."""
+    found: dict[Triple, Fact] = {}
+    for table in _latest_rows(snapshot, found):
+        for triple, fact in _of_table(table).items():
+            found.setdefault(triple, fact)
+        if len(found) >= len(snapshot.rows):
+            break
+    return found
+
+
+def _latest_rows(snapshot: Snapshot, found: dict[Triple, Fact]) -> Iterator[Any]:
+    """Rows to read, the latest first: tails, the last steps of some segments, then whatever has unknown places."""
+    for table in snapshot.tails.values():
+        yield table.select(_COLUMNS).cast(pa.schema([PLAIN_RECORDS.field(name) for name in _COLUMNS]))
+    segments = [
+        (name, outline) for source in snapshot.records for name, outline in source.segments.items() if outline.steps
+    ]
+    segments.sort(key=lambda item: -item[1].steps[-1][1])
+    for name, outline in segments[:_LAST_STEPS]:
+        yield _read(snapshot, name, pc.field("step") == outline.steps[-1][1])
+    for name, outline in segments:
+        missing = {str(place[0]) for place in outline.places if tuple(place[:3]) not in found}
+        if missing:
+            yield _read(snapshot, name, pc.field("site").isin(sorted(missing)))
+
+
+def _read(snapshot: Snapshot, name: str, chosen: Any) -> Any:
+    return dataset(snapshot.files, [name], PLAIN_RECORDS).to_table(columns=list(_COLUMNS), filter=chosen)
+
+
+def _of_table(table: Any) -> dict[Triple, Fact]:
+    """The last row of each place; of the calls the highest."""
+    histogram = pc.is_valid(table["hist_offset"]).to_pylist()
+    found: dict[Triple, Fact] = {}
+    for site, port, slot, call, dtype, shape, has in zip(
+        *(table[name].to_pylist() for name in _COLUMNS[:-1]), histogram, strict=True
+    ):
+        calls = max(call + 1, found.get((site, port, slot), {}).get("calls", 0))
+        found[site, port, slot] = {"calls": calls, "dtype": dtype, "shape": shape, "histogram": has}
+    return found
+
+
+def cost(snapshot: Snapshot) -> dict[str, Any]:
+    """Return seconds and shares, in all and by site, the highest first; null as long as no tap has closed the run."""
+    said, counts = facts.cost(snapshot), facts.counts(snapshot)
+    by_site = sorted((said or {}).get("by_site", {}).items(), key=lambda item: -item[1])
+    whole = sum(seconds for _, seconds in by_site) or 1.0
+    return {
+        "seconds": None if said is None else said["seconds"],
+        "share": None if said is None else said["share"],
+        "steps": None if said is None else said["steps"],
+        "sites": [{"site": site, "seconds": seconds, "share": seconds / whole} for site, seconds in by_site],
+        "thinned": {name: count for name, count in counts.items() if name.startswith("thinned")},
+        "counts": counts,
+        "unseen": facts.info(snapshot).get("unseen", {}),
+    }

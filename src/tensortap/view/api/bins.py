@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tensortap.view.api.grid import Ints
 
 
-class Bins(NamedTuple):
+class StepBins(NamedTuple):
     """`1 << level` recorded steps a bin, from the `first`-th bin to before the `last`-th."""
 
     level: int
@@ -31,19 +31,19 @@ class Bins(NamedTuple):
         return self.first << self.level, min(self.last << self.level, total)
 
 
-def bins_for(low: int, high: int, width: int) -> Bins:
+def bins_for(low: int, high: int, width: int) -> StepBins:
     """The smallest bins of which at most `width` cover the recorded steps from `low` to before `high`.
 
     >>> bins_for(0, 5000, 1000)
-    Bins(level=3, first=0, last=625)
+    StepBins(level=3, first=0, last=625)
     """
     level = 0
     while ((high - 1) >> level) - (low >> level) + 1 > width:
         level += 1
-    return Bins(level, low >> level, ((high - 1) >> level) + 1 if high > low else low >> level)
+    return StepBins(level, low >> level, ((high - 1) >> level) + 1 if high > low else low >> level)
 
 
-def edges(bins: Bins, steps: Ints) -> npt.NDArray[np.float64]:
+def edges(bins: StepBins, steps: Ints) -> npt.NDArray[np.float64]:
     """The step each bin begins with, and where the last one ends."""
     if not bins.size:
         return np.zeros(1)

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-class Cache:
+class SizedCache:
     """The last used values that fit into `limit` bytes.
 
-    >>> cache = Cache(100)
+    >>> cache = SizedCache(100)
     >>> cache.get("answer", lambda: 42, nbytes=lambda value: 8)
     42
     >>> cache.held

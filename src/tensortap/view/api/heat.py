@@ -9,16 +9,14 @@ import numpy.typing as npt
 
 from tensortap.errors import PatternError, suggest
 from tensortap.select.sites import Candidate, Pattern
+from tensortap.store import facts
 from tensortap.store.filters import places_matching
-from tensortap.types import Place
-from tensortap.view.api.about import module_types
+from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api.bins import bins_for, edges
-from tensortap.view.api.block import Triple
 from tensortap.view.api.grid import Grid, Ints
-from tensortap.view.api.history import History
 from tensortap.view.api.query import Query
-from tensortap.view.api.seen import Seen
 from tensortap.view.api.stats import Stat, stat_named
+from tensortap.view.api.tiles import TiledGrids
 from tensortap.view.api.wire import Columns
 
 CELLS: Final = 6_000_000  # at most so many in one answer, whatever is asked for
@@ -26,27 +24,28 @@ LONG: Final = 30_000_000  # records from which on a run is not read whole for it
 _SAMPLED: Final = 200_000
 
 
-def heat(history: History, asked: Query) -> Columns:
+def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> Columns:
     """`stat`, `port`, `sites`, `rows`, `from`, `to`, `width`. Where nothing was finite the value is +Inf."""
-    seen, stat = history.watched.look(), stat_named(asked.text("stat", "std"))
-    found = chosen_rows(history, seen, asked, stat)
-    rows = found[slice(*asked.window("rows", len(found)))]
-    bins = bins_for(*asked.span(seen.steps), min(asked.width, max(16, CELLS // max(len(rows), 1))))
-    columns = _columns(history.grid(seen, stat, bins, rows), stat)
+    stat = stat_named(query.text("stat", "std"))
+    found = chosen_rows(snapshot, query, stat)
+    rows = found[slice(*query.window("rows", len(found)))]
+    bins = bins_for(*query.span(snapshot.steps), min(query.width, max(16, CELLS // max(len(rows), 1))))
+    columns = _columns(history.grid(snapshot, stat, bins, rows), stat)
     header = {
-        "stat": stat.name, "unit": stat.unit, "scale": stat.scale, "range": _range(history, seen, stat, asked, columns),
-        "total": len(found), "version": seen.version, "level": bins.level,
+        "stat": stat.name, "unit": stat.unit, "scale": stat.scale,
+        "range": _range(history, snapshot, stat, query, columns), "total": len(found),
+        "version": snapshot.version, "level": bins.level,
     }  # fmt: skip
-    return Columns(header, {"step": edges(bins, seen.steps), "row": rows.astype(np.int32), **columns})
+    return Columns(header, {"step": edges(bins, snapshot.steps), "row": rows.astype(np.int32), **columns})
 
 
-def chosen_rows(history: History, seen: Seen, asked: Query, stat: Stat) -> Ints:
+def chosen_rows(snapshot: Snapshot, query: Query, stat: Stat) -> Ints:
     """The rows a request means, in order of execution."""
-    port, sites = asked.text("port"), asked.text("sites")
-    chosen = _matching(history, seen, sites) if sites else None
+    port, sites = query.text("port"), query.text("sites")
+    chosen = _matching(snapshot, sites) if sites else None
     found = [
         row
-        for triple, row in seen.row.items()
+        for triple, row in snapshot.rows.items()
         if port in ("", triple[1])
         if not stat.ports or triple[1] in stat.ports
         if chosen is None or triple in chosen
@@ -54,15 +53,15 @@ def chosen_rows(history: History, seen: Seen, asked: Query, stat: Stat) -> Ints:
     return np.array(found, np.int64)
 
 
-def _matching(history: History, seen: Seen, sites: str) -> set[Triple]:
+def _matching(snapshot: Snapshot, sites: str) -> set[Triple]:
     """The places that a pattern means; their modules' classes are in the run's description, not in its records."""
     pattern = Pattern.parse(sites)
     if pattern.kind != "type":
-        return {place[:3] for place in places_matching(pattern, seen.places)}
-    types = module_types(history.watched.run.info)
+        return {place[:3] for place in places_matching(pattern, snapshot.places)}
+    types = facts.module_types(snapshot.run_json)
     found = {
         triple
-        for triple in seen.row
+        for triple in snapshot.rows
         if pattern.matches(Candidate(triple[0], (types.get(triple[0], ""),), (triple[1],)), triple[1])
     }
     if not found:
@@ -72,19 +71,19 @@ def _matching(history: History, seen: Seen, sites: str) -> set[Triple]:
 
 
 def _range(
-    history: History, seen: Seen, stat: Stat, asked: Query, columns: dict[str, npt.NDArray[Any]]
+    history: TiledGrids, snapshot: Snapshot, stat: Stat, query: Query, columns: dict[str, npt.NDArray[Any]]
 ) -> list[float] | None:  # fmt: skip
     """Where colours begin and end: the same for every zoom into a run; of a very long run, what was asked for."""
-    if seen.records > LONG:
+    if snapshot.record_count > LONG:
         return value_range(columns["value"], stat.scale)
-    port = asked.text("port")
+    port = query.text("port")
 
-    def look() -> list[float] | None:
-        rows = chosen_rows(history, seen, Query({"port": port}), stat)
-        grid = history.grid(seen, stat, bins_for(0, len(seen.steps), 256), rows)
+    def read() -> list[float] | None:
+        rows = chosen_rows(snapshot, Query({"port": port}), stat)
+        grid = history.grid(snapshot, stat, bins_for(0, len(snapshot.steps), 256), rows)
         return value_range(_columns(grid, stat)["value"], stat.scale)
 
-    return history.kept(("range", stat.name, port, seen.version), look, lambda found: 64)
+    return history.kept(snapshot, ("range", stat.name, port, snapshot.version), read, lambda found: 64)
 
 
 def _columns(grid: Grid, stat: Stat) -> dict[str, npt.NDArray[Any]]:
@@ -104,7 +103,7 @@ def _sum(grid: Grid) -> npt.NDArray[np.float32]:
 
 
 def _turned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Places × bins."""
+    """ColumnPlaces × bins."""
     return np.ascontiguousarray(part.T)
 
 
@@ -114,8 +113,3 @@ def value_range(values: npt.NDArray[Any], scale: str) -> list[float] | None:
     flat = flat[:: max(1, flat.size // _SAMPLED)]
     flat = flat[np.isfinite(flat) & ((flat > 0) | (scale != "log"))]
     return [float(edge) for edge in np.percentile(flat, [1, 99])] if flat.size else None
-
-
-def site_name(triple: tuple[str, str, str]) -> str:
-    """How the page calls a place."""
-    return str(Place(*triple))

@@ -8,36 +8,36 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from tensortap.store import queries
+from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import bins_for, edges
-from tensortap.view.api.cache import Cache
+from tensortap.view.api.cache import SizedCache
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query
-from tensortap.view.api.seen import Seen, Watched
 from tensortap.view.api.wire import Columns
 
 Series = tuple[Ints, npt.NDArray[np.float64]]
 
 
-def series_of(watched: Watched, seen: Seen, cache: Cache) -> dict[str, Series]:
+def series_of(snapshot: Snapshot, cache: SizedCache) -> dict[str, Series]:
     """Each metric's steps and values, sorted by step; ranks follow each other."""
 
     def read() -> dict[str, Series]:
-        table = watched.run.metrics()
+        table = queries.metrics(snapshot)
         table = table.filter(pc.is_valid(table["value"]))  # labels have none
         steps, values = table["step"].to_numpy(), table["value"].to_numpy()
         names = np.array(table["name"].to_pylist(), object)
         return {str(name): (steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
 
-    key = ("metrics", watched.run.path, seen.version)
+    key = ("metrics", str(snapshot.files), snapshot.version)
     return cache.get(key, read, lambda found: sum(s.nbytes + v.nbytes for s, v in found.values()) + 64)
 
 
-def metrics(watched: Watched, cache: Cache, asked: Query) -> Columns:
+def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> Columns:
     """`from`, `to`, `width`: `step` are the bins' first steps; NaN where a metric was not given, or was NaN."""
-    seen = watched.look()
-    known = series_of(watched, seen, cache)
+    known = series_of(snapshot, cache)
     all_steps = np.unique(np.concatenate([steps for steps, _ in known.values()])) if known else np.zeros(0, np.int64)
-    bins = bins_for(*asked.span(all_steps), asked.width)
+    bins = bins_for(*query.span(all_steps), query.width)
     low, high = bins.steps(len(all_steps))
     columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, all_steps)[: bins.size]}
     broken = {}
@@ -48,7 +48,7 @@ def metrics(watched: Watched, cache: Cache, asked: Query) -> Columns:
         columns |= {f"m{i}.{what}": part for what, part in _folded(bin_of, values[inside], bins.size).items()}
         if len(lost := steps[~np.isfinite(values)]):
             broken[name] = {"first": int(lost[0]), "count": len(lost)}
-    return Columns({"names": list(known), "version": seen.version, "nonfinite": broken}, columns)
+    return Columns({"names": list(known), "version": snapshot.version, "nonfinite": broken}, columns)
 
 
 def _folded(bin_of: Ints, values: npt.NDArray[np.float64], count: int) -> dict[str, npt.NDArray[Any]]:

@@ -15,7 +15,7 @@ from tensortap.view.api.grid import Ints
 WIDEST: Final = 4096
 
 
-class AskedError(RunError):
+class RequestError(RunError):
     """A request that cannot be answered as it is; `hint` says what to do."""
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -26,8 +26,8 @@ class AskedError(RunError):
 class Query:
     """The parameters of one request.
 
-    >>> asked = Query({"width": "600", "from": "10"})
-    >>> asked.number("width", 0), asked.span(np.arange(100))
+    >>> query = Query({"width": "600", "from": "10"})
+    >>> query.number("width", 0), query.span(np.arange(100))
     (600, (10, 100))
     """
 
@@ -47,7 +47,7 @@ class Query:
         try:
             return int(given) if given else default
         except ValueError:
-            raise AskedError(f"{name}={given!r} is no whole number", f"write {name}=600") from None
+            raise RequestError(f"{name}={given!r} is no whole number", f"write {name}=600") from None
 
     @property
     def width(self) -> int:
@@ -66,7 +66,7 @@ class Query:
         try:
             low, high = int(first or 0), int(last or size) if colon else int(first) + 1
         except ValueError:
-            raise AskedError(f"{name}={self._given[name]!r} is no range", f"write {name}=0:100") from None
+            raise RequestError(f"{name}={self._given[name]!r} is no range", f"write {name}=0:100") from None
         low = min(max(low, 0), size)
         return low, min(max(high, low), size)
 
@@ -75,5 +75,5 @@ class Query:
         try:
             edge = float(given) if given else default
         except ValueError:
-            raise AskedError(f"{name}={given!r} is no step", f"write {name}=100") from None
+            raise RequestError(f"{name}={given!r} is no step", f"write {name}=100") from None
         return default if math.isnan(edge) else edge

@@ -12,16 +12,15 @@ import pyarrow.compute as pc
 
 from tensortap.store.catalog import PLAIN_RECORDS, Outline, dataset
 from tensortap.store.filters import all_of, any_place
-from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import Place
-from tensortap.view.api.block import Same, Triple
-from tensortap.view.api.seen import Seen
+from tensortap.view.api.file_grid import ByIdentity
 
-Read = Callable[[Sequence[str], int, int], Any]  # columns of one place's records, from a step to another
+ReadColumns = Callable[[Sequence[str], int, int], Any]  # columns of one place's records, from a step to another
 
 
 def rows_of(
-    run: Run, seen: Seen, columns: Sequence[str], *, places: Sequence[Triple] = (), first: int = 0,
+    snapshot: Snapshot, columns: Sequence[str], *, places: Sequence[Triple] = (), first: int = 0,
     last: int = 1 << 62, ports: Sequence[str] = (), every: int = 1,
 ) -> Any:  # fmt: skip
     """Columns of the records of places, or of all, by step; what was recomputed is left out.
@@ -34,32 +33,31 @@ def rows_of(
             any_place(Place(*triple) for triple in places) if places else None,
             (step >= first) & (step <= last),
             pc.field("port").isin(list(ports)) if ports else None,
-            step.isin(seen.steps[::every].tolist()) if every > 1 else None,
+            step.isin(snapshot.steps[::every].tolist()) if every > 1 else None,
             ~pc.field("recomputed"),
         ]
     )
     wanted = frozenset(places)
-    sealed = [(name, outline) for source in seen.sources for name, outline in source.segments.items()]
+    sealed = [(name, outline) for source in snapshot.records for name, outline in source.segments.items()]
     names = [name for name, outline in sealed if _has(outline, wanted, first, last)]
-    tables = [_tail(source.rank, seen.tails[path], chosen) for source in seen.sources for path in source.tails
-              if path in seen.tails]  # fmt: skip
+    tables = [table.filter(chosen) for table in snapshot.tail_rows(snapshot.records, PLAIN_RECORDS)]
     if names:
-        tables.append(dataset(run.files, names, PLAIN_RECORDS).to_table(columns=list(columns), filter=chosen))
+        tables.append(dataset(snapshot.files, names, PLAIN_RECORDS).to_table(columns=list(columns), filter=chosen))
     found = [table.select(columns) for table in tables] or [PLAIN_RECORDS.empty_table().select(columns)]
     return pa.concat_tables(found).sort_by("step")
 
 
-def of_place(run: Run, seen: Seen, place: Triple) -> Read:
+def of_place(snapshot: Snapshot, place: Triple) -> ReadColumns:
     """A place's records, read when they are asked for."""
-    return lambda columns, first, last: rows_of(run, seen, columns, places=[place], first=first, last=last)
+    return lambda columns, first, last: rows_of(snapshot, columns, places=[place], first=first, last=last)
 
 
 def by_place(
-    run: Run, seen: Seen, columns: Sequence[str], places: Sequence[Triple], every: int = 1
-) -> Iterator[tuple[Triple, Read]]:  # fmt: skip
+    snapshot: Snapshot, columns: Sequence[str], places: Sequence[Triple], every: int = 1
+) -> Iterator[tuple[Triple, ReadColumns]]:  # fmt: skip
     """Many places' records, read in one pass and held in memory."""
     keys = ("site", "port", "slot")
-    table = rows_of(run, seen, list(dict.fromkeys([*keys, *columns])), places=places, every=every)
+    table = rows_of(snapshot, list(dict.fromkeys([*keys, *columns])), places=places, every=every)
     for triple in places:
         mask = functools.reduce(pc.and_, (pc.equal(table[key], word) for key, word in zip(keys, triple, strict=True)))
         yield triple, functools.partial(_between, table.filter(mask))
@@ -70,18 +68,11 @@ def _between(table: Any, columns: Sequence[str], first: int, last: int) -> Any:
     return table.select(list(columns)).slice(low, high - low)
 
 
-def _tail(rank: int, table: Any, chosen: Any) -> Any:
-    """A tail's rows that pass, as a segment would give them."""
-    ranks = pa.repeat(pa.scalar(rank, pa.int32()), len(table))
-    found = table.append_column("rank", ranks).filter(chosen)
-    return found.select(PLAIN_RECORDS.names).cast(PLAIN_RECORDS)
-
-
 def _has(outline: Outline, places: frozenset[Triple], first: int, last: int) -> bool:
     inside = any(run[0] <= last and run[1] >= first for run in outline.steps)
-    return inside and (not places or not places.isdisjoint(_triples(Same(outline.places))))
+    return inside and (not places or not places.isdisjoint(_triples(ByIdentity(outline.places))))
 
 
 @functools.lru_cache(maxsize=64)
-def _triples(same: Same) -> frozenset[Triple]:
+def _triples(same: ByIdentity) -> frozenset[Triple]:
     return frozenset((site, port, slot) for site, port, slot, *_ in same.places)

@@ -1,4 +1,4 @@
-"""Every request the page can make, answered: `Api(folder).answer("/api/heat", {"stat": "std"})`.
+"""Answer every request the page can make: `Api(folder).answer("/api/heat", {"stat": "std"})`.
 
 The server and the report call the same thing. Nothing is ever written.
 """
@@ -6,119 +6,104 @@ The server and the report call the same thing. Nothing is ever written.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+from tensortap.diff.runs import Side
 from tensortap.errors import NotARunError, suggest
 from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api import about
-from tensortap.view.api.block import Triple
-from tensortap.view.api.cache import Cache
-from tensortap.view.api.costs import cost
+from tensortap.view.api.cache import SizedCache
 from tensortap.view.api.depth import depth
-from tensortap.view.api.differing import both_named, difference
-from tensortap.view.api.facts import facts_of
-from tensortap.view.api.findings import Checked
-from tensortap.view.api.heat import heat, site_name
-from tensortap.view.api.history import THREADS, History
-from tensortap.view.api.kept import Entry, Index
+from tensortap.view.api.diff import both_named, difference
+from tensortap.view.api.findings import BackgroundFindings
+from tensortap.view.api.heat import heat
 from tensortap.view.api.metrics import metrics, series_of
 from tensortap.view.api.query import Query
-from tensortap.view.api.rows import Read
-from tensortap.view.api.seen import Seen, Watched
-from tensortap.view.api.shelf import Shelf
+from tensortap.view.api.rows import ReadColumns
+from tensortap.view.api.run_finder import RunFinder
 from tensortap.view.api.site import site
-from tensortap.view.api.tensor import tensor
+from tensortap.view.api.tensor import Entry, KeptTensorIndex, tensor
+from tensortap.view.api.tiles import THREADS, TiledGrids
 from tensortap.view.api.wire import Answer, Columns, encoded
 
 _TRIES: Final = 3
+MAX_AGE: Final = 0.25  # seconds for which a snapshot of the folder is good enough
 MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
 
 
-class Opened:
-    """One run with what is remembered of it."""
+class OpenRun:
+    """One run with what is remembered of it. Each answer is made from the one snapshot that is passed in."""
 
     def __init__(
-        self, ident: str, path: str, cache: Cache, pool: ThreadPoolExecutor, rules: ThreadPoolExecutor
+        self, ident: str, path: str, cache: SizedCache, pool: ThreadPoolExecutor, rules: ThreadPoolExecutor
     ) -> None:
         self.ident = ident
         self.run = Run(path)
         self.cache = cache
-        self.watched = Watched(self.run)
-        self.history = History(self.watched, cache, pool)
-        self.checked = Checked(self.history, rules)
-        self._index = Index(self.run)
+        self.grids = TiledGrids(cache, pool)
+        self.findings = BackgroundFindings(self.run, self.grids, rules)
+        self._kept = KeptTensorIndex()
 
-    def kept(self, seen: Seen) -> dict[Triple, list[Entry]]:
-        """The tensors that were kept, by place."""
-        key = ("kept", self.run.path, seen.version)
-        return self.cache.get(key, self._index.by_place, lambda found: 200 * sum(map(len, found.values())) + 64)
+    def snapshot(self) -> Snapshot:
+        """Return the run as it is now; the folder is listed at most every `MAX_AGE` seconds."""
+        return self.run.snapshots.take(MAX_AGE)
 
-    def kept_by_name(self) -> dict[str, list[Entry]]:
-        """The same by the page's names."""
-        return {site_name(triple): entries for triple, entries in self.kept(self.watched.look()).items()}
+    def kept(self, snapshot: Snapshot) -> dict[Triple, list[Entry]]:
+        """Return the tensors that were kept, by place."""
+        key = ("kept", self.run.path, snapshot.version)
+        size = lambda found: 200 * sum(map(len, found.values())) + 64  # noqa: E731
+        return self.cache.get(key, lambda: self._kept.by_place(snapshot), size)
 
-    def site(self, asked: Query, read: Read | None = None) -> Columns:
-        """One place closely; with `read`, from records that were read already."""
-        return site(self.watched, asked, lambda triple: self.kept(self.watched.look()).get(triple, []), read)
+    def site(self, snapshot: Snapshot, query: Query, read: ReadColumns | None = None) -> Columns:
+        """Return one place closely; with `read`, from records that were read already."""
+        return site(snapshot, query, self.kept(snapshot), read)
 
-    def facts(self, seen: Seen) -> dict[Triple, dict[str, Any]]:
-        """What is told of each place."""
-        key = ("facts", self.run.path, seen.version)
-        facts = self.cache.get(key, lambda: facts_of(self.run, seen), lambda found: 300 * len(found) + 64)
-        kept = self.kept(seen)
-        return {triple: {**fact, "tensors": len(kept.get(triple, ()))} for triple, fact in facts.items()}
-
-
-Request = Callable[[Opened, Query], Answer]
+    def facts(self, snapshot: Snapshot) -> dict[Triple, dict[str, Any]]:
+        """Return what is told of each place."""
+        key = ("facts", self.run.path, snapshot.version)
+        found = self.cache.get(key, lambda: about.facts_by_place(snapshot), lambda facts: 300 * len(facts) + 64)
+        kept = self.kept(snapshot)
+        return {triple: {**fact, "tensors": len(kept.get(triple, ()))} for triple, fact in found.items()}
 
 
-def _run(opened: Opened, asked: Query) -> Answer:
-    seen = opened.watched.look()
-    names = list(series_of(opened.watched, seen, opened.cache))
-    return about.described(opened.ident, opened.watched, seen, names, opened.facts(seen))
+Request = Callable[[OpenRun, Snapshot, Query], Answer]
 
 
-def _heat(opened: Opened, asked: Query) -> Answer:
-    return heat(opened.history, asked)
+def _run(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    names = list(series_of(snapshot, opened.cache))
+    return about.described(opened.ident, snapshot, names, opened.facts(snapshot))
 
 
-def _metrics(opened: Opened, asked: Query) -> Answer:
-    return metrics(opened.watched, opened.cache, asked)
+def _heat(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return heat(opened.grids, snapshot, query)
 
 
-def _site(opened: Opened, asked: Query) -> Answer:
-    return opened.site(asked)
+def _metrics(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return metrics(snapshot, opened.cache, query)
 
 
-def _depth(opened: Opened, asked: Query) -> Answer:
-    return depth(opened.history, asked)
+def _site(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return opened.site(snapshot, query)
 
 
-def _findings(opened: Opened, asked: Query) -> Answer:
-    return opened.checked.complete() if asked.text("wait") else opened.checked.now()
+def _depth(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return depth(opened.grids, snapshot, query)
 
 
-def _cost(opened: Opened, asked: Query) -> Answer:
-    return cost(opened.run)
+def _findings(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return opened.findings.complete(snapshot) if query.text("wait") else opened.findings.now(snapshot)
 
 
-def _tensor(opened: Opened, asked: Query) -> Answer:
-    seen = opened.watched.look()
-    return tensor(opened.run, seen, asked, opened.kept(seen).get(seen.triple(asked.text("site")), ()))
+def _cost(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return about.cost(snapshot)
 
 
-def _patiently(request: Request, opened: Opened, asked: Query) -> Answer:
-    """Ask again when files were sealed or folded away between listing and reading them."""
-    for _ in range(_TRIES):
-        try:
-            return request(opened, asked)
-        except NotARunError:
-            raise
-        except FileNotFoundError:
-            opened.watched.forget()
-    return request(opened, asked)
+def _tensor(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    kept = opened.kept(snapshot).get(about.triple_of(snapshot, query.text("site")), ())
+    return tensor(snapshot, query, kept)
 
 
 REQUESTS: Final[Mapping[str, Request]] = {
@@ -132,18 +117,19 @@ REQUESTS: Final[Mapping[str, Request]] = {
     "/api/tensor": _tensor,
 }
 PATHS: Final = ("/api/runs", *REQUESTS, "/api/diff")
-_ANEW: Final = ("/api/runs", "/api/findings")  # they change while the run does not
+AnswerFrom = Callable[[Sequence[Snapshot]], Answer]
+T = TypeVar("T")
 
 
-class Sent(NamedTuple):
+class EncodedAnswer(NamedTuple):
     """An answer as bytes, and whether they are JSON or columns."""
 
     kind: str
     data: bytes
 
 
-def _sent(answer: Answer) -> Sent:
-    return Sent("columns" if isinstance(answer, Columns) else "json", encoded(answer))
+def _encoded(answer: Answer) -> EncodedAnswer:
+    return EncodedAnswer("columns" if isinstance(answer, Columns) else "json", encoded(answer))
 
 
 class Api:
@@ -163,12 +149,12 @@ class Api:
     """
 
     def __init__(self, path: str, memory: int = MEMORY) -> None:
-        self.shelf = Shelf(path)
-        self.grids = Cache(memory * 5 // 6)
-        self.answers = Cache(memory // 6)
+        self.found = RunFinder(path)
+        self.grids = SizedCache(memory * 5 // 6)
+        self.answers = SizedCache(memory // 6)
         self._pool = ThreadPoolExecutor(THREADS, "tensortap-view")
         self._rules = ThreadPoolExecutor(1, "tensortap-rules")
-        self._opened: dict[str, Opened] = {}
+        self._opened: dict[str, OpenRun] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -177,41 +163,69 @@ class Api:
         self._pool.shutdown(cancel_futures=True)
 
     def answer(self, path: str, given: Mapping[str, str]) -> Answer:
-        """The answer to a request."""
+        """Return the answer to a request."""
         if path == "/api/runs":
             return self.runs()
-        if path == "/api/diff":
-            a, b = (self.opened(ident) for ident in both_named(Query(given)))
-            return difference(a.watched, b.watched, Query(given))
-        if path not in REQUESTS:
-            raise NotARunError(f"there is no {path!r}.{suggest(path, PATHS)}")
-        return _patiently(REQUESTS[path], self.opened(given.get("run", "")), Query(given))
+        answer, opened = self._request(path, given)
+        return patiently(opened, answer)
 
-    def sent(self, path: str, given: Mapping[str, str]) -> Sent:
-        """The answer as it is sent; the same question about the same version is worked out once."""
-        if path in _ANEW:
-            return _sent(self.answer(path, given))
-        runs = both_named(Query(given)) if path == "/api/diff" else (given.get("run", ""),)
-        versions = tuple(self.opened(ident).watched.look().version for ident in runs)
-        key = (path, str(Query(given)), *versions)
-        return self.answers.get(key, lambda: _sent(self.answer(path, given)), lambda sent: len(sent.data))
+    def encoded(self, path: str, given: Mapping[str, str]) -> EncodedAnswer:
+        """Return the answer as bytes; the same question about the same version is answered once."""
+        if path == "/api/runs":
+            return _encoded(self.runs())
+        answer, opened = self._request(path, given)
+
+        def remembered(snapshots: Sequence[Snapshot]) -> EncodedAnswer:
+            if path == "/api/findings":  # they change while the run does not
+                return _encoded(answer(snapshots))
+            # Key and answer are of the same snapshots: a run that grows meanwhile gets another key the next time.
+            key = (path, str(Query(given)), *(snapshot.version for snapshot in snapshots))
+            return self.answers.get(key, lambda: _encoded(answer(snapshots)), lambda made: len(made.data))
+
+        return patiently(opened, remembered)
 
     def runs(self) -> dict[str, Any]:
-        """The list of runs."""
-        return {"folder": self.shelf.path, "runs": [self._listed(ident) for ident in self.shelf.ids()]}
+        """Return the list of runs."""
+        return {"folder": self.found.path, "runs": [self._listed(ident) for ident in self.found.ids()]}
 
-    def opened(self, ident: str) -> Opened:
-        """A run by its id, opened once."""
-        path = self.shelf.where(ident)
+    def opened(self, ident: str) -> OpenRun:
+        """Return a run by its id, opened once."""
+        path = self.found.where(ident)
         with self._lock:
             known = self._opened.get(path)
             if known is None:
-                own = ident or self.shelf.ids()[0]
-                known = self._opened[path] = Opened(own, path, self.grids, self._pool, self._rules)
+                own = ident or self.found.ids()[0]
+                known = self._opened[path] = OpenRun(own, path, self.grids, self._pool, self._rules)
             return known
+
+    def _request(self, path: str, given: Mapping[str, str]) -> tuple[AnswerFrom, list[OpenRun]]:
+        """Return how to answer from snapshots, and the runs to take them of."""
+        query = Query(given)
+        if path == "/api/diff":
+            a, b = (self.opened(ident) for ident in both_named(query))
+            return lambda snapshots: difference(Side(a.run, snapshots[0]), Side(b.run, snapshots[1]), query), [a, b]
+        if path not in REQUESTS:
+            raise NotARunError(f"there is no {path!r}.{suggest(path, PATHS)}")
+        opened = self.opened(given.get("run", ""))
+        return lambda snapshots: REQUESTS[path](opened, snapshots[0], query), [opened]
 
     def _listed(self, ident: str) -> dict[str, Any]:
         try:
-            return about.listed(ident, self.opened(ident).watched)
+            return about.listed(ident, self.opened(ident).snapshot())
         except Exception as error:
             return about.unreadable(ident, error)
+
+
+def patiently(opened: Sequence[OpenRun], answer: Callable[[Sequence[Snapshot]], T]) -> T:
+    """Answer from a snapshot of each run, and again when files were sealed or compacted away meanwhile."""
+    for attempt in range(_TRIES + 1):
+        try:
+            return answer([run.snapshot() for run in opened])
+        except NotARunError:
+            raise
+        except FileNotFoundError:
+            if attempt == _TRIES:
+                raise
+            for run in opened:
+                run.run.snapshots.forget()
+    raise AssertionError("unreachable")

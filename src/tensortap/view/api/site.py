@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -11,17 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.sinks.plain import plain
-from tensortap.store.run import Run
+from tensortap.store import facts
+from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import COUNTS, STATISTICS
-from tensortap.view.api.about import owner
-from tensortap.view.api.bins import Bins, bins_for, edges
-from tensortap.view.api.block import Triple
+from tensortap.view.api.about import owner, site_name, triple_of
+from tensortap.view.api.bins import StepBins, bins_for, edges
 from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
-from tensortap.view.api.heat import site_name
-from tensortap.view.api.query import AskedError, Query
-from tensortap.view.api.rows import Read, of_place
-from tensortap.view.api.seen import Seen, Watched
+from tensortap.view.api.query import Query, RequestError
+from tensortap.view.api.rows import ReadColumns, of_place
 from tensortap.view.api.stats import NONFINITE
 from tensortap.view.api.wire import Columns
 
@@ -37,30 +35,29 @@ _MEANS: Final = ("mean", "std", "l2")
 
 
 def site(
-    watched: Watched, asked: Query, kept: Callable[[Triple], list[dict[str, Any]]], read: Read | None = None
+    snapshot: Snapshot, query: Query, kept: Mapping[Triple, list[dict[str, Any]]], read: ReadColumns | None = None
 ) -> Columns:  # fmt: skip
     """`site`, `from`, `to`, `width`, `buckets`, and `call` or `rank` for one of several."""
-    seen = watched.look()
-    place = seen.triple(asked.text("site"))
-    read = read or of_place(watched.run, seen, place)
-    low, high = asked.span(seen.steps)
-    bins = bins_for(low, high, asked.width)
-    low, high = bins.steps(len(seen.steps))
+    place = triple_of(snapshot, query.text("site"))
+    read = read or of_place(snapshot, place)
+    low, high = query.span(snapshot.steps)
+    bins = bins_for(low, high, query.width)
+    low, high = bins.steps(len(snapshot.steps))
     if low >= high:
-        raise AskedError("no step was recorded in this range", "choose another range, or the whole run")
-    rows, shapes = _read(read, seen, asked, low, high)
-    header = _about(read, seen, place, rows) | {**_some(kept(place)), "level": bins.level}
-    header["record"] = _with_line(header["record"], watched.run, place)
-    rows = _only(rows, asked)
-    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, seen.steps)[: bins.size]}
-    columns |= _statistics(rows, _bin_of(rows, seen, bins), bins.size)
+        raise RequestError("no step was recorded in this range", "choose another range, or the whole run")
+    rows, shapes = _read(read, snapshot, query, low, high)
+    header = _about(read, snapshot, place, rows) | {**_some(kept.get(place, [])), "level": bins.level}
+    header["record"] = _with_line(header["record"], snapshot, place)
+    rows = _only(rows, query)
+    columns: dict[str, npt.NDArray[Any]] = {"step": edges(bins, snapshot.steps)[: bins.size]}
+    columns |= _statistics(rows, _bin_of(rows, snapshot, bins), bins.size)
     if len(shapes):
-        columns |= distribution(shapes, _bin_of(shapes, seen, bins), bins.size, _buckets(asked))
+        columns |= distribution(shapes, _bin_of(shapes, snapshot, bins), bins.size, _buckets(query))
     return Columns({**header, "histogram": len(shapes) > 0, "every": _stride(high - low)}, columns)
 
 
-def _buckets(asked: Query) -> int:
-    return int(min(max(asked.number("buckets", ROWS), 8), ROWS))
+def _buckets(query: Query) -> int:
+    return int(min(max(query.number("buckets", ROWS), 8), ROWS))
 
 
 def _some(tensors: list[dict[str, Any]]) -> dict[str, Any]:
@@ -69,14 +66,14 @@ def _some(tensors: list[dict[str, Any]]) -> dict[str, Any]:
     return {"tensors": tensors[::-1][::every][::-1], "tensors_total": len(tensors)}
 
 
-def _read(read: Read, seen: Seen, asked: Query, low: int, high: int) -> tuple[Any, Any]:
+def _read(read: ReadColumns, snapshot: Snapshot, query: Query, low: int, high: int) -> tuple[Any, Any]:
     """The numbers of all records, and the histograms of as many as are to be had in memory, in one pass."""
     numbers, shapes, stride = [], [], _stride(high - low)
     for a in range(low, high, HISTOGRAMS):
-        last = int(seen.steps[min(a + HISTOGRAMS, high) - 1])
-        rows = read((*_NUMBERS, *_SHAPE), int(seen.steps[a]), last)
+        last = int(snapshot.steps[min(a + HISTOGRAMS, high) - 1])
+        rows = read((*_NUMBERS, *_SHAPE), int(snapshot.steps[a]), last)
         numbers.append(rows.select(_NUMBERS))
-        with_shape = _only(rows, asked).select(_OF_SHAPE)
+        with_shape = _only(rows, query).select(_OF_SHAPE)
         with_shape = with_shape.filter(pc.is_valid(with_shape["hist_counts"]))
         shapes.append(with_shape if stride == 1 else with_shape.take(np.arange(0, len(with_shape), stride)))
     return pa.concat_tables(numbers), pa.concat_tables(shapes)
@@ -87,15 +84,15 @@ def _stride(steps: int) -> int:
     return -(-steps // HISTOGRAMS)
 
 
-def _only(rows: Any, asked: Query) -> Any:
+def _only(rows: Any, query: Query) -> Any:
     for name in ("call", "rank"):
-        if (wanted := asked.number(name)) is not None:
+        if (wanted := query.number(name)) is not None:
             rows = rows.filter(pc.equal(rows[name], wanted))
     return rows
 
 
-def _bin_of(rows: Any, seen: Seen, bins: Bins) -> Ints:
-    found: Ints = (np.searchsorted(seen.steps, rows["step"].to_numpy()) >> bins.level) - bins.first
+def _bin_of(rows: Any, snapshot: Snapshot, bins: StepBins) -> Ints:
+    found: Ints = (np.searchsorted(snapshot.steps, rows["step"].to_numpy()) >> bins.level) - bins.first
     return found
 
 
@@ -128,13 +125,13 @@ def _per_bin(
     return as_floats(out)
 
 
-def _about(read: Read, seen: Seen, place: Triple, rows: Any) -> dict[str, Any]:
+def _about(read: ReadColumns, snapshot: Snapshot, place: Triple, rows: Any) -> dict[str, Any]:
     """The last record, and the places beside this one."""
     calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
     return {
-        "site": site_name(place), "version": seen.version, "calls": calls, "ranks": ranks,
-        "slots": [triple[2] for triple in seen.row if triple[:2] == place[:2]],
-        "siblings": [site_name(triple) for triple in seen.row if triple != place and _akin(triple, place)],
+        "site": site_name(place), "version": snapshot.version, "calls": calls, "ranks": ranks,
+        "slots": [triple[2] for triple in snapshot.rows if triple[:2] == place[:2]],
+        "siblings": [site_name(triple) for triple in snapshot.rows if triple != place and _akin(triple, place)],
         "record": _last_record(read, rows),
     }  # fmt: skip
 
@@ -144,13 +141,13 @@ def _akin(a: Triple, b: Triple) -> bool:
     return a[0] == b[0] or owner(a) == owner(b)
 
 
-def _with_line(record: dict[str, Any] | None, run: Run, place: Triple) -> dict[str, Any] | None:
+def _with_line(record: dict[str, Any] | None, snapshot: Snapshot, place: Triple) -> dict[str, Any] | None:
     """An operation's record tells the line of the watched code too."""
-    line = run.lines.get(place[0]) if record and record["op"] else None
+    line = facts.lines(snapshot).get(place[0]) if record and record["op"] else None
     return {**record, "line": line} if record and line else record
 
 
-def _last_record(read: Read, rows: Any) -> dict[str, Any] | None:
+def _last_record(read: ReadColumns, rows: Any) -> dict[str, Any] | None:
     if not len(rows):
         return None
     last = int(rows["step"][-1].as_py())

@@ -1,39 +1,42 @@
-"""A kept tensor as a picture: one matrix of it, shrunk to what a screen shows without losing its extremes."""
+"""Show a kept tensor as a picture, shrunk to what a screen shows without losing its extremes; list what was kept."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot, Triple
+from tensortap.store.tensor_index import TensorRequest, read_one
+from tensortap.store.tensors import TensorKey, TensorReader
 from tensortap.types import Place
+from tensortap.view.api.about import triple_of
 from tensortap.view.api.grid import as_floats
-from tensortap.view.api.query import AskedError, Query
-from tensortap.view.api.seen import Seen
+from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.wire import Columns
 
 MOST: Final = 512
 LARGEST: Final = 64_000_000
 Array = npt.NDArray[Any]
+Entry = dict[str, Any]
 
 
-def tensor(run: Run, seen: Seen, asked: Query, kept: Sequence[Mapping[str, Any]] = ()) -> Columns:
+def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] = ()) -> Columns:
     """`site`, `step`, `call`, `keeper`, `index` of the leading axes, `x` and `y` windows of the last two."""
-    place, step = Place(*seen.triple(asked.text("site"))), asked.number("step")
+    place, step = Place(*triple_of(snapshot, query.text("site"))), query.number("step")
     if step is None:
-        raise AskedError("a tensor is asked for by its step", "write step=100")
+        raise RequestError("a tensor is asked for by its step", "write step=100")
     _check_size([item["shape"] for item in kept if item["step"] == step])
-    rank, probe = asked.number("rank"), asked.number("probe")
-    whole = run.tensor(
-        place.site, step, port=place.port, slot=place.slot, call=asked.number("call", 0),
-        kind=asked.text("keeper") or None, rank=rank, probe=probe,
-    )  # fmt: skip
-    matrix, index = _matrix(whole, asked)
-    y, x = (asked.window(name, size) for name, size in zip(("y", "x"), matrix.shape, strict=True))
+    rank, probe = query.number("rank"), query.number("probe")
+    whole = read_one(
+        snapshot, TensorRequest(place, step, query.number("call", 0), query.text("keeper") or None, rank, probe)
+    )
+    matrix, index = _matrix(whole, query)
+    y, x = (query.window(name, size) for name, size in zip(("y", "x"), matrix.shape, strict=True))
     part = _real(matrix[slice(*y), slice(*x)])
     header = {
         "site": str(place), "step": step, "shape": whole.shape, "dtype": whole.dtype.name, "index": index,
@@ -45,24 +48,24 @@ def tensor(run: Run, seen: Seen, asked: Query, kept: Sequence[Mapping[str, Any]]
 def _check_size(shapes: list[list[int]]) -> None:
     """A tensor is read whole to show a part of it, and several may be asked for at a time."""
     if any(math.prod(shape) > LARGEST for shape in shapes):
-        raise AskedError(
+        raise RequestError(
             f"what was kept here is of more than {LARGEST // 10**6} M elements, too many to read for a picture",
             "read it in Python: tt.open(run).tensor(site, step)",
         )
 
 
-def _matrix(whole: Array, asked: Query) -> tuple[Array, list[int]]:
+def _matrix(whole: Array, query: Query) -> tuple[Array, list[int]]:
     """The two last axes at an index of the others; fewer axes become one row."""
     if whole.ndim < 2:
         return whole.reshape(1, -1), []
-    given = [part for part in asked.text("index").split(",") if part]
+    given = [part for part in query.text("index").split(",") if part]
     try:
         index = [int(part) for part in given] + [0] * (whole.ndim - 2 - len(given))
         return whole[tuple(index)], index
     except (ValueError, IndexError):
         sizes = ", ".join(map(str, whole.shape[:-2]))
-        raise AskedError(
-            f"index={asked.text('index')} is not in this tensor", f"its leading axes are {sizes}"
+        raise RequestError(
+            f"index={query.text('index')} is not in this tensor", f"its leading axes are {sizes}"
         ) from None
 
 
@@ -112,3 +115,55 @@ def shrunk(part: npt.NDArray[np.float64], most: int = MOST) -> dict[str, Array]:
     high = folded(np.fmax, np.where(finite, part, np.nan))
     value = np.where(count > 0, as_floats(mean), np.inf).astype(np.float32)
     return {"value": value, "low": as_floats(low), "high": as_floats(high)}
+
+
+class KeptTensorIndex:
+    """A run's kept tensors by place. Sealed files do not change, so each is read once."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, list[tuple[TensorKey, Entry]]] = {}
+
+    def by_place(self, snapshot: Snapshot) -> dict[Triple, list[Entry]]:
+        """Return what was kept, by step, rank and call."""
+        found: dict[Triple, dict[TensorKey, Entry]] = {}
+        for key, entry in self._all(snapshot):
+            if not key.recomputed:
+                found.setdefault((key.site, key.port, key.slot), {})[key] = entry
+        return {triple: [entries[key] for key in sorted(entries)] for triple, entries in found.items()}
+
+    def _all(self, snapshot: Snapshot) -> Iterator[tuple[TensorKey, Entry]]:
+        for files in snapshot.tensors:
+            for name in files.names:
+                yield from self._of_file(snapshot, name)
+            for path in files.tails:
+                yield from _of_tail(snapshot.tensor_rows(path))
+
+    def _of_file(self, snapshot: Snapshot, name: str) -> list[tuple[TensorKey, Entry]]:
+        if name not in self._files:
+            try:
+                with snapshot.files.open(name) as file:
+                    reader = TensorReader(file)
+                    said = [entry for _, entry in reader.entries.values()]
+                    self._files[name] = [
+                        (key, _entry(key, e)) for key, e in zip(reader.keys().values(), said, strict=True)
+                    ]
+            except FileNotFoundError:
+                raise
+            except (OSError, ValueError, TypeError, KeyError):
+                snapshot.catalog.damaged_tensors.add(name)
+                self._files[name] = []
+        return self._files[name]
+
+
+def _of_tail(table: Any) -> Iterator[tuple[TensorKey, Entry]]:
+    if table is not None:
+        for row in table.select(["entry", "dtype", "shape"]).to_pylist():
+            key = TensorKey(**json.loads(row["entry"]))
+            yield key, _entry(key, row)
+
+
+def _entry(key: TensorKey, said: Any) -> Entry:
+    return {
+        "step": key.step, "rank": key.rank, "call": key.call, "keeper": key.kind, "probe": key.probe,
+        "dtype": said["dtype"], "shape": list(said["shape"]),
+    }  # fmt: skip

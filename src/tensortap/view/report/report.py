@@ -1,4 +1,4 @@
-"""`tensortap report`: the page and what it would ask for, in one file that needs no server and no network."""
+"""Write a run as one HTML file (`tensortap report`): the page and its answers, without a server or a network."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from tensortap.errors import MissingExtraError, RunError
 from tensortap.store.files import Files
 from tensortap.store.names import RUN_JSON
-from tensortap.view.api.service import Api
-from tensortap.view.report.embed import BYTES, Entries, Progress, carried
+from tensortap.view.api.service import Api, patiently
+from tensortap.view.report.embed import BYTES, Entries, FrozenRun, Progress, embed
 from tensortap.view.server.launch import NOT_BUILT, STATIC, built
 
 # The browser itself keeps the promise that nothing is fetched and nothing sent.
@@ -47,7 +47,8 @@ def report(
         raise RunError(f"{path!r} is no run; a report is of one run: tensortap report runs/exp1 -o report.html")
     api = Api(path)
     try:
-        found = carried(api, limit, progress)
+        opened = api.opened("")
+        found = patiently([opened], lambda snapshots: embed(FrozenRun(opened, snapshots[0]), limit, progress))
     finally:
         api.close()
     page = whole_page(static, found.entries)

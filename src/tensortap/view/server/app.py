@@ -102,7 +102,7 @@ def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitabl
 
     async def answer(request: Request) -> Response:
         try:
-            work = partial(api.sent, request.url.path, dict(request.query_params))
+            work = partial(api.encoded, request.url.path, dict(request.query_params))
             sent = await to_thread.run_sync(work, limiter=limit)
         except Exception as error:
             return _explained(error)

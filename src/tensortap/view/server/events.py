@@ -9,17 +9,22 @@ from typing import Any, Final
 import anyio
 from anyio import to_thread
 
-from tensortap.view.api.service import Opened
+from tensortap.view.api.about import shown_state
+from tensortap.view.api.service import OpenRun
 
 EVERY: Final = 1.0
 ALIVE: Final = 15.0  # seconds after which a silent stream says something, so that nobody in between closes it
 
 
-def state_of(opened: Opened) -> dict[str, Any]:
+def state_of(opened: OpenRun) -> dict[str, Any]:
     """Return what pages are told about a run: its version, state and steps."""
-    seen = opened.watched.look()
-    last = int(seen.steps[-1]) if len(seen.steps) else None
-    return {"version": seen.version, "state": seen.state, "steps": {"count": len(seen.steps), "last": last}}
+    snapshot = opened.snapshot()
+    last = int(snapshot.steps[-1]) if len(snapshot.steps) else None
+    return {
+        "version": snapshot.version,
+        "state": shown_state(snapshot),
+        "steps": {"count": len(snapshot.steps), "last": last},
+    }
 
 
 class Poller:

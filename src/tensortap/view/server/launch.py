@@ -44,7 +44,7 @@ def view(
     try:
         for line in remarks(host, port, listening):
             say(line)
-        say(f"{api.shelf.path} is shown at {listening.url}  (Ctrl-C ends it)")
+        say(f"{api.found.path} is shown at {listening.url}  (Ctrl-C ends it)")
         if browser and built():
             webbrowser.open(listening.url)
         server.serve(server.app_for(api, server.hosts_for(host)), listening.socket)

@@ -1,4 +1,4 @@
-"""One file of a run as a grid of one statistic: only the columns it takes are read, and those that say nothing are not.
+"""Read one file of a run as a grid of one statistic: only the columns it takes, and not those that are zero throughout.
 
 A column of which the footer says "all zero" (no NaN, nothing recomputed) is known without reading it, and in a folded
 segment, which is sorted by place, the footer tells which rows are whose.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
@@ -19,26 +20,32 @@ import pyarrow.parquet as pq
 
 from tensortap.store.catalog import Outline
 from tensortap.store.files import Files
-from tensortap.view.api.arrays import array_of
+from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api.grid import Grid, Ints, scattered
 from tensortap.view.api.stats import NONFINITE, Stat
 
-Triple = tuple[str, str, str]  # site, port, slot
 _WORDS: Final = ("site", "port", "slot")
 _TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
 
 
-class Places:
+class ColumnPlaces:
     """The places of a grid's columns. Compared by identity, so that what is worked out for one is kept for it."""
 
     def __init__(self, triples: Sequence[Triple]) -> None:
         self.triples = tuple(triples)
+        self._rows: weakref.WeakKeyDictionary[Snapshot, Ints] = weakref.WeakKeyDictionary()
+
+    def rows_in(self, snapshot: Snapshot) -> Ints:
+        """Return the row of each column in a run's grid; −1 where the run has no such place."""
+        if snapshot not in self._rows:
+            self._rows[snapshot] = np.array([snapshot.rows.get(triple, -1) for triple in self.triples], np.int64)
+        return self._rows[snapshot]
 
 
-class Block(NamedTuple):
+class FileGrid(NamedTuple):
     """A statistic of one file: its steps × its places."""
 
-    places: Places
+    places: ColumnPlaces
     steps: Ints
     grid: Grid
 
@@ -48,11 +55,11 @@ class Block(NamedTuple):
         return self.grid.nbytes + self.steps.nbytes + 64 * len(self.places.triples)
 
 
-class Rows(NamedTuple):
-    """Rows as they were read; columns that are missing are zero everywhere."""
+class FileRows(NamedTuple):
+    """FileRows as they were read; columns that are missing are zero everywhere."""
 
     columns: Any
-    places: Places
+    places: ColumnPlaces
     place: Ints
     total: int
 
@@ -63,7 +70,7 @@ class Rows(NamedTuple):
         return array_of(self.columns[name])
 
 
-def segment_block(files: Files, name: str, outline: Outline, stat: Stat) -> Block | None:
+def segment_grid(files: Files, name: str, outline: Outline, stat: Stat) -> FileGrid | None:
     """A sealed segment; None when it has no record that the statistic is about."""
     if not _any_port(outline, stat):
         return None
@@ -75,13 +82,13 @@ def segment_block(files: Files, name: str, outline: Outline, stat: Stat) -> Bloc
         table = file.read([name for name in dict.fromkeys(wanted) if name not in zero], use_threads=False)
     places, place = ordered or _places(table)
     steps = np.concatenate([np.arange(first, last + 1, stride) for first, last, stride in outline.steps])
-    return _block(Rows(table, places, place, len(table)), np.unique(steps), stat)
+    return _grid(FileRows(table, places, place, len(table)), np.unique(steps), stat)
 
 
-def tail_block(table: Any, stat: Stat) -> Block | None:
+def tail_grid(table: Any, stat: Stat) -> FileGrid | None:
     """The rows of a tail, as `read_tail` gives them."""
     places, place = _places(table)
-    return _block(Rows(table, places, place, len(table)), np.unique(array_of(table["step"])), stat)
+    return _grid(FileRows(table, places, place, len(table)), np.unique(array_of(table["step"])), stat)
 
 
 def _source(files: Files, name: str) -> Any:
@@ -104,15 +111,15 @@ def _is_zero(column: Any) -> bool:
     return bool(said is not None and said.has_min_max and not said.min and not said.max)
 
 
-def _ordered(outline: Outline) -> tuple[Places, Ints] | None:
+def _ordered(outline: Outline) -> tuple[ColumnPlaces, Ints] | None:
     """Which rows are whose in a segment that was folded: it is sorted by place."""
     if not outline.replaces:
         return None
-    places, counts = _sorted_places(Same(outline.places))
+    places, counts = _sorted_places(ByIdentity(outline.places))
     return (places, np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
 
 
-class Same(NamedTuple):
+class ByIdentity(NamedTuple):
     """A list by identity: segments of one run mostly share theirs."""
 
     places: list[tuple[str, str, str, str, int, int]]
@@ -121,19 +128,19 @@ class Same(NamedTuple):
         return id(self.places)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self.places is other.places
+        return isinstance(other, ByIdentity) and self.places is other.places
 
 
 @functools.lru_cache(maxsize=64)
-def _sorted_places(same: Same) -> tuple[Places, Ints]:
+def _sorted_places(same: ByIdentity) -> tuple[ColumnPlaces, Ints]:
     counts: dict[Triple, int] = {}
     for site, port, slot, _, _, count in same.places:
         counts[site, port, slot] = counts.get((site, port, slot), 0) + count
     triples = sorted(counts)
-    return Places(triples), np.array([counts[triple] for triple in triples], np.int64)
+    return ColumnPlaces(triples), np.array([counts[triple] for triple in triples], np.int64)
 
 
-def _places(table: Any) -> tuple[Places, Ints]:
+def _places(table: Any) -> tuple[ColumnPlaces, Ints]:
     """The places of rows, from their words."""
     words, code = [], np.zeros(len(table), np.int64)
     for name in _WORDS:
@@ -145,11 +152,11 @@ def _places(table: Any) -> tuple[Places, Ints]:
 
 
 @functools.lru_cache(maxsize=64)
-def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> Places:
+def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> ColumnPlaces:
     """The places of numbered combinations of words: the same object for files that hold the same places."""
     numbers = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
     names = [[known[i] for i in at.tolist()] for known, at in zip(words, numbers, strict=True)]
-    return Places([(site, port, slot) for site, port, slot in zip(*names, strict=True)])
+    return ColumnPlaces([(site, port, slot) for site, port, slot in zip(*names, strict=True)])
 
 
 def _encoded(column: Any) -> Any:
@@ -169,8 +176,8 @@ def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
     return present, table[code]
 
 
-def _block(rows: Rows, steps: Ints, stat: Stat) -> Block | None:
-    keep = _kept(rows, stat)
+def _grid(rows: FileRows, steps: Ints, stat: Stat) -> FileGrid | None:
+    keep = _counted(rows, stat)
     step, place = array_of(rows.columns["step"]), rows.place
     values = stat.of({name: rows.number(name) for name in stat.columns} | _numbers(rows, stat))
     bad = _bad(rows)
@@ -181,10 +188,10 @@ def _block(rows: Rows, steps: Ints, stat: Stat) -> Block | None:
         return None
     cell = np.searchsorted(steps, step) if steps[-1] - steps[0] >= len(steps) else step - steps[0]
     shape = (len(steps), len(rows.places.triples))
-    return Block(rows.places, steps, scattered(cell * shape[1] + place, values, bad, shape))
+    return FileGrid(rows.places, steps, scattered(cell * shape[1] + place, values, bad, shape))
 
 
-def _kept(rows: Rows, stat: Stat) -> npt.NDArray[np.bool_] | None:
+def _counted(rows: FileRows, stat: Stat) -> npt.NDArray[np.bool_] | None:
     """Which rows count; None: all of them."""
     again = "recomputed" in rows.columns.column_names
     keep = ~rows.number("recomputed").astype(bool) if again else None
@@ -194,15 +201,41 @@ def _kept(rows: Rows, stat: Stat) -> npt.NDArray[np.bool_] | None:
     return None if keep is not None and keep.all() else keep
 
 
-def _bad(rows: Rows) -> npt.NDArray[np.bool_] | None:
+def _bad(rows: FileRows) -> npt.NDArray[np.bool_] | None:
     """Which rows have something that is not finite; None: none has."""
     read = [rows.number(name) for name in NONFINITE if name in rows.columns.column_names]
     return np.any([count > 0 for count in read], axis=0) if read else None
 
 
-def _numbers(rows: Rows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
+def _numbers(rows: FileRows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
     """A number that a reducer gave under a name; NaN where it gave none."""
     if not stat.number:
         return {}
     found = pc.map_lookup(rows.columns["numbers"], pa.scalar(stat.number), "first")
     return {stat.number: array_of(found)}
+
+
+def array_of(column: Any) -> npt.NDArray[Any]:
+    """The values; NaN for a null among floats.
+
+    >>> array_of(pa.chunked_array([[1.5, None], [2.0]])), array_of(pa.array([True, False]))
+    (array([1.5, nan, 2. ]), array([ True, False]))
+    """
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [_part(chunk) for chunk in chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, _dtype(column.type))
+
+
+def _part(chunk: Any) -> npt.NDArray[Any]:
+    if pa.types.is_boolean(chunk.type):
+        bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], np.uint8), bitorder="little")
+        return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
+    if chunk.null_count:
+        chunk = pc.fill_null(chunk, float("nan"))
+    return np.frombuffer(chunk.buffers()[1], _dtype(chunk.type))[chunk.offset : chunk.offset + len(chunk)]
+
+
+def _dtype(kind: Any) -> Any:
+    return np.dtype(bool if pa.types.is_boolean(kind) else str(kind).replace("double", "float64"))

@@ -1,4 +1,4 @@
-"""Two runs held against each other, as a heat map: how far beyond the tolerance each site is at each step."""
+"""Compare two runs as a heat map: how far beyond the tolerance each site is at each step."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensortap.diff.runs import diff as hold
+from tensortap.diff.runs import Side, diff_snapshots
 from tensortap.errors import RunError
-from tensortap.view.api.query import AskedError, Query
-from tensortap.view.api.seen import Watched
+from tensortap.view.api.about import site_name
+from tensortap.view.api.query import Query, RequestError
 
 PAIRS: Final = 40_000  # about a tenth of a millisecond each; beyond so many, steps are left out evenly
 _FLOOR: Final = -6.0  # a millionth of the tolerance and nothing at all look the same
 
 
-def difference(a: Watched, b: Watched, asked: Query) -> dict[str, Any]:
-    """`from` and `to`; `every` tells whether steps were left out."""
-    seen, other = a.look(), b.look()
-    both = np.intersect1d(seen.steps, other.steps)
-    low, high = asked.span(both)
+def difference(a: Side, b: Side, query: Query) -> dict[str, Any]:
+    """Answer `from` and `to`; `every` tells whether steps were left out."""
+    first, second = a.snapshot, b.snapshot
+    both = np.intersect1d(first.steps, second.steps)
+    low, high = query.span(both)
     common = both[low:high]
     if not len(common):
-        raise AskedError("the runs have no step in common here", "choose runs that recorded the same steps")
-    most = max(1, PAIRS // max(1, min(len(seen.row), len(other.row))))
+        raise RequestError("the runs have no step in common here", "choose runs that recorded the same steps")
+    most = max(1, PAIRS // max(1, min(len(first.rows), len(second.rows))))
     every = -(-len(common) // most)
-    found = hold(a.run, b.run, steps=common[::every].tolist())
+    found = diff_snapshots(a, b, steps=common[::every].tolist())
     return {
-        **found.to_dict(), "every": every, "versions": [seen.version, other.version],
-        "heat": _heat(found.table(), common[::every].tolist(), seen.names),
+        **found.to_dict(), "every": every, "versions": [first.version, second.version],
+        "heat": _heat(found.table(), common[::every].tolist(), [site_name(triple) for triple in first.rows]),
     }  # fmt: skip
 
 
@@ -51,9 +51,9 @@ def _log(excess: float | None) -> float:
     return float(np.clip(np.log10(excess), _FLOOR, 30.0)) if excess > 0 else _FLOOR
 
 
-def both_named(asked: Query) -> tuple[str, str]:
+def both_named(query: Query) -> tuple[str, str]:
     """The two runs of a request."""
-    a, b = asked.text("a"), asked.text("b")
+    a, b = query.text("a"), query.text("b")
     if not a or not b:
         raise RunError("a difference is between two runs: give a= and b=")
     return a, b

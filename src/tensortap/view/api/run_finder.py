@@ -15,7 +15,7 @@ _DEEPEST: Final = 4  # folders below the one that was given
 _MOST: Final = 1000
 
 
-class Shelf:
+class RunFinder:
     """A folder of runs, or one run. A run's id is its path below the folder; one run alone has its folder's name.
 
     Links that lead out of the folder are not followed: neither to runs nor from within one.

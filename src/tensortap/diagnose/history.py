@@ -1,8 +1,8 @@
-"""A run as rules see it: read once, each site's history as arrays over steps."""
+"""A run as rules see it: each site's history as arrays over steps, read from one snapshot."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -12,14 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.diagnose.echoes import without_echoes
+from tensortap.diagnose.duplicates import without_duplicates
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
 from tensortap.select.ports import module_of
-from tensortap.store.catalog import settled
+from tensortap.store import facts, queries
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
-from tensortap.store.tensor_index import Held, Vault
+from tensortap.store.snapshot import Snapshot
+from tensortap.store.tensor_index import KeptTensor, kept_tensors
 from tensortap.types import COUNTS, STATISTICS, Place
 
 Floats = npt.NDArray[np.float64]
@@ -29,7 +30,7 @@ _KEYS: Final = ("step", "rank", "site", "port", "slot", "op", "call", "recompute
 LAST: Final = 10  # histograms and units are looked at over so many of a site's last steps
 
 
-class Histogram(NamedTuple):
+class SiteHistogram(NamedTuple):
     """What lies in a site's last histograms together: the run of buckets, zeros apart, and the finite extremes."""
 
     offset: int
@@ -58,7 +59,7 @@ class Histogram(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Site:
+class SiteHistory:
     """One place over steps: `site["std"]` is an array, one number a step. Calls and ranks of a step are folded.
 
     `type` is the module's class (the operation, the parameter's owner), `shape` and `dtype` those of the last step.
@@ -111,55 +112,70 @@ def steps_where(steps: npt.NDArray[np.int64], mask: Mask) -> Steps | None:
     return Steps(int(held[0]), int(held[-1]), len(held)) if len(held) else None
 
 
-class Snapshot:
+class RunHistory:
     """What was recorded, for rules: sites with their histories, histograms, kept tensors, metrics, the model's modules.
 
-    A run that is being written may grow meanwhile; every part is read once, when first asked for.
+    Everything is read from one snapshot of the run, when it is first asked for; `reference` is another run's history.
+    With `only`, a list of steps, rules see those steps alone, except where they ask for others.
     """
 
-    def __init__(self, run: Run, reference: Run | None = None) -> None:
+    def __init__(
+        self, run: Run, reference: RunHistory | None = None, *, snapshot: Snapshot | None = None,
+        only: list[int] | None = None,
+    ) -> None:  # fmt: skip
         self.run = run
-        self.reference = None if reference is None else Snapshot(reference)
-        self._sites: dict[str, list[Site]] = {}
-        self._histograms: dict[tuple[str, int], dict[Place, Histogram]] = {}
+        self.reference = reference
+        self.snapshot = run.snapshots.take() if snapshot is None else snapshot
+        self._only = only
+        self._sites: dict[str, list[SiteHistory]] = {}
+        self._histograms: dict[tuple[str, int], dict[Place, SiteHistogram]] = {}
 
     @cached_property
     def places(self) -> list[Place]:
-        """Every place seen, in order of execution."""
-        return self.run.places
+        """Every place, in order of execution."""
+        return self.snapshot.places
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """The content of `run.json`, and what was not seen."""
+        return facts.info(self.snapshot)
 
     @cached_property
     def modules(self) -> dict[str, str]:
         """The class of each module by its path, in order of definition, where the run tells."""
-        model = self.run.info.get("model")
-        listed = model.get("modules", ()) if isinstance(model, Mapping) else ()
-        return {m["path"]: m.get("type", "") for m in listed if isinstance(m, Mapping) and "path" in m}
+        return facts.module_types(self.snapshot.run_json)
 
     @cached_property
     def metrics(self) -> dict[str, tuple[npt.NDArray[np.int64], Floats]]:
         """The user's metrics by name: steps and values, ranks averaged."""
-        table = self.run.metrics()
+        table = queries.metrics(self.snapshot)
         table = table.filter(table["value"].is_valid())  # labels have none
         names = np.array(table["name"].to_pylist(), object)
         steps, values = table["step"].to_numpy(), table["value"].to_numpy(zero_copy_only=False)
         return {name: _mean_by_step(steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
 
-    def sites(self, *ports: str, echoes: bool = False) -> list[Site]:
-        """The sites at these ports in order of execution, without those that only show another's tensor again."""
+    def table(
+        self, ports: str | None = None, steps: list[int] | None = None, columns: Sequence[str] | None = None
+    ) -> Any:
+        """Return records as a `pyarrow.Table`, as `run.table` does."""
+        return queries.table(self.snapshot, ports=ports, steps=self._only if steps is None else steps, columns=columns)
+
+    def sites(self, *ports: str, duplicates: bool = False) -> list[SiteHistory]:
+        """Return the sites at these ports in order of execution, without those that show another's tensor again."""
         found = [site for port in ports for site in self._of_port(port)]
         order = {place: i for i, place in enumerate(self.places)}
         found.sort(key=lambda site: order.get(site.place, len(order)))
-        return found if echoes else without_echoes(found)
+        return found if duplicates else without_duplicates(found)
 
-    def leaves(self, *ports: str) -> list[Site]:
+    def leaves(self, *ports: str) -> list[SiteHistory]:
         """The sites of modules that have no modules inside, as far as is known."""
-        found = self.sites(*ports, echoes=True)
+        found = self.sites(*ports, duplicates=True)
         paths = {*self.modules, *(site.module for site in found)}
         inner = {path[:i] for path in paths for i, c in enumerate(path) if c == "."}
         inner |= {""} if len(paths) > 1 else set()
         return [site for site in found if site.module not in inner]
 
-    def histogram(self, site: Site, last: int = LAST) -> Histogram | None:
+    def histogram(self, site: SiteHistory, last: int = LAST) -> SiteHistogram | None:
         """The histograms of a site's last steps together; None when none was kept."""
         key = (site.place.port, last)
         if key not in self._histograms:
@@ -168,11 +184,15 @@ class Snapshot:
 
     def tensors(self, *kinds: str, last: int = 1) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
         """What was kept of tensors, as (step, array), at the last steps that have any."""
-        return settled(lambda: self._read_tensors(kinds, last))
+        kept: dict[Place, list[KeptTensor]] = {}
+        for item in kept_tensors(self.snapshot):
+            if item.key.kind in kinds and not item.key.recomputed:
+                kept.setdefault(item.key.place, []).append(item)
+        return {place: [(item.key.step, item.read()) for item in _latest(items, last)] for place, items in kept.items()}
 
     def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
         """A named number of each site at a port over steps; of several in a step, the largest."""
-        table = self.run.table(ports=port, columns=["step", "site", "port", "slot", "op", "numbers"])
+        table = self.table(ports=port, columns=["step", "site", "port", "slot", "op", "numbers"])
         found: dict[Place, dict[int, float]] = {}
         for row in table.to_pylist():
             value = dict(row["numbers"] or ()).get(name)
@@ -184,23 +204,23 @@ class Snapshot:
             for place, steps in found.items()
         }
 
-    def _of_port(self, port: str) -> list[Site]:
+    def _of_port(self, port: str) -> list[SiteHistory]:
         if port not in self._sites:
-            table = self.run.table(ports=port, columns=[*_KEYS, "dtype", "shape", *_NUMBERS])
+            table = self.table(ports=port, columns=[*_KEYS, "dtype", "shape", *_NUMBERS])
             self._sites[port] = list(self._split(self._folded(table, ("ranks", "calls"))))
         return self._sites[port]
 
     def _folded(self, table: Any, over: Iterable[Any]) -> Any:
         table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
-        return fold(table, list(over), self.run.copies())
+        return fold(table, list(over), queries.replicas(self.snapshot))
 
-    def _split(self, rows: Any) -> Iterator[Site]:
+    def _split(self, rows: Any) -> Iterator[SiteHistory]:
         columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in _NUMBERS}
         steps = rows["step"].to_numpy()
         for place, index in _by_place(rows):
             index = index[np.argsort(steps[index], kind="stable")]
             end = int(index[-1])
-            yield Site(
+            yield SiteHistory(
                 place, self._type(place), rows["dtype"][end].as_py(), tuple(rows["shape"][end].as_py() or ()),
                 steps[index], {name: column[index] for name, column in columns.items()},
             )  # fmt: skip
@@ -210,27 +230,20 @@ class Snapshot:
             return place.op
         return self.modules.get(module_of(place.site, place.port), "")
 
-    def _read_histograms(self, port: str, last: int) -> Iterator[tuple[Place, Histogram]]:
+    def _read_histograms(self, port: str, last: int) -> Iterator[tuple[Place, SiteHistogram]]:
         ends = [site.steps[-last:] for site in self._of_port(port)]
         wanted = np.unique(np.concatenate(ends)).tolist() if ends else []
-        table = self.run.table(ports=port, steps=wanted, columns=[*_KEYS, *_NUMBERS, "hist_offset", "hist_counts"])
+        table = self.table(ports=port, steps=wanted, columns=[*_KEYS, *_NUMBERS, "hist_offset", "hist_counts"])
         rows = self._folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
         for place, index in _by_place(rows):
             row = rows.slice(int(index[0]), 1).to_pylist()[0]
             if row["min"] is not None and row["hist_counts"] is not None:
                 steps = Steps(row["first_step"], row["last_step"], min(row["records"], len(wanted)))
                 counts = np.array(row["hist_counts"], np.int64)
-                yield place, Histogram(row["hist_offset"], counts, row["zeros"], row["min"], row["max"], steps)
-
-    def _read_tensors(self, kinds: tuple[str, ...], last: int) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
-        held: dict[Place, list[Held]] = {}
-        for item in Vault(self.run.files).all(self.run.ranks):
-            if item.key.kind in kinds and not item.key.recomputed:
-                held.setdefault(item.key.place, []).append(item)
-        return {place: [(h.key.step, h.read()) for h in _latest(items, last)] for place, items in held.items()}
+                yield place, SiteHistogram(row["hist_offset"], counts, row["zeros"], row["min"], row["max"], steps)
 
 
-def _latest(items: list[Held], last: int) -> list[Held]:
+def _latest(items: list[KeptTensor], last: int) -> list[KeptTensor]:
     steps = sorted({item.key.step for item in items})[-last:]
     return [item for item in items if item.key.step in steps]
 

@@ -1,0 +1,58 @@
+"""What a run says of itself, read from one snapshot: counts, cost, lines of code, parts of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensortap.store.queries import metrics
+from tensortap.store.snapshot import Snapshot
+from tensortap.store.tensor_index import kept_tensors
+
+
+def info(snapshot: Snapshot) -> dict[str, Any]:
+    """Return the content of `run.json`, and as `unseen` what no rank that looked for it has seen."""
+    said = [state["unseen"] for state in snapshot.rank_states if "unseen" in state]
+    if not said:
+        return snapshot.run_json
+    seen = set(map(str, snapshot.places)) if len(snapshot.ranks) > 1 else set()
+    merged = {name: why for names in said for name, why in names.items() if name not in seen}
+    return {**snapshot.run_json, "unseen": merged}
+
+
+def module_types(described: Any) -> dict[str, str]:
+    """Return the class of each module by its path, in order of definition, where `run.json` names them."""
+    model = described.get("model")
+    modules = model.get("modules", ()) if isinstance(model, dict) else ()
+    return {m["path"]: m.get("type", "") for m in modules if isinstance(m, dict) and "path" in m}
+
+
+def lines(snapshot: Snapshot) -> dict[str, str]:
+    """Return the line of the watched code for sites of operations, as `file:line  code`."""
+    return {site: line for state in snapshot.rank_states for site, line in state.get("lines", {}).items()}
+
+
+def last_step(snapshot: Snapshot) -> int:
+    """Return the last step that left anything, be it only a metric or a tensor; −1 when none did."""
+    said = [int(state.get("last_step", -1)) for state in snapshot.rank_states]
+    kept = [tensor.key.step for tensor in kept_tensors(snapshot)]
+    found: list[int] = [-1, *said, *kept, *snapshot.steps.tolist()[-1:], *metrics(snapshot)["step"].to_pylist()]
+    return max(found)
+
+
+def counts(snapshot: Snapshot) -> dict[str, int]:
+    """Return what was dropped, thinned, skipped or not seen, over all ranks, and what cannot be read any more."""
+    total: dict[str, int] = {}
+    for state in snapshot.rank_states:
+        for name, n in state.get("counts", {}).items():
+            total[name] = total.get(name, 0) + n
+    catalog = snapshot.catalog
+    for name, damaged in (("damaged_segments", catalog.damaged), ("damaged_tensors", catalog.damaged_tensors)):
+        if damaged:
+            total[name] = len(damaged)
+    return total
+
+
+def cost(snapshot: Snapshot) -> dict[str, Any] | None:
+    """Return what observing cost, of several ranks the highest; None when no tap has closed the run."""
+    said = [state["cost"] for state in snapshot.rank_states if state.get("cost")]
+    return max(said, key=lambda cost: float(cost["share"])) if said else None

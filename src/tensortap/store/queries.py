@@ -1,0 +1,198 @@
+"""Read rows from one snapshot of a run: tables, series, rows merged over ranks, SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tensortap.distributed.replicas import NO_REPLICAS, ReplicaGroups, replica_groups
+from tensortap.errors import MissingExtraError, RunError, suggest
+from tensortap.record.step import Record
+from tensortap.reduce.summary import Summary
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset
+from tensortap.store.filters import (
+    SiteSelection,
+    StepSelection,
+    all_of,
+    any_place,
+    equal,
+    places_matching,
+    step_filter,
+)
+from tensortap.store.series import Series, columns_for, series_of
+from tensortap.store.snapshot import Snapshot
+from tensortap.types import COUNTS, STATISTICS, Place
+
+Replicated = SiteSelection | Mapping[str, SiteSelection]
+_OF_SUMMARY: Final = ("dtype", "numel", *COUNTS, *STATISTICS)
+
+
+def table(
+    snapshot: Snapshot, sites: SiteSelection = None, ports: str | Sequence[str] | None = None,
+    steps: StepSelection = None, columns: Sequence[str] | None = None,
+) -> Any:  # fmt: skip
+    """Return the records as a `pyarrow.Table`, by step, rank and order of execution."""
+    wanted = list(columns) if columns is not None else PLAIN_RECORDS.names
+    if unknown := [name for name in wanted if name not in PLAIN_RECORDS.names]:
+        raise RunError(f"no column {unknown[0]!r}.{suggest(unknown[0], PLAIN_RECORDS.names)}")
+    rows = _read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, _filter(snapshot, sites, ports, steps))
+    order = [("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")]
+    return rows.sort_by(order).select(wanted)
+
+
+def records_in(rows: Any) -> Iterator[Record]:
+    """Return the rows of a table as records, one by one."""
+    for batch in rows.to_batches(max_chunksize=4096):
+        yield from map(_record, batch.to_pylist())
+
+
+def metrics(snapshot: Snapshot) -> Any:
+    """Return the user's metrics as a `pyarrow.Table`; a label has a text and no value."""
+    rows = _read(snapshot, snapshot.metrics, PLAIN_METRICS, PLAIN_METRICS.names, None)
+    return rows.sort_by([("step", "ascending"), ("rank", "ascending")])
+
+
+def series(snapshot: Snapshot, place: Place, stat: str, call: int | None, rank: int | None) -> Series:
+    """Return one statistic of one place over steps; calls and ranks of a step are merged into one value."""
+    copies = [of for of, key in replicas(snapshot).replicas if key == place[:3]] if rank is None else []
+    chosen = all_of(
+        [
+            ~pc.field("rank").isin(copies) if copies else None,
+            equal(place),
+            ~pc.field("recomputed"),  # the same tensors once more, for the backward pass
+            None if call is None else pc.field("call") == call,
+            None if rank is None else pc.field("rank") == rank,
+        ]
+    )
+    wanted = ["step", "rank", "call", "seq", *columns_for(stat)]
+    return series_of(_read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, chosen).sort_by("step"), stat)
+
+
+def shards(snapshot: Snapshot) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return which part of a tensor a rank holds, by rank and place, where that is known."""
+    return {rank: state.get("parts", {}) for rank, state in zip(snapshot.ranks, snapshot.rank_states, strict=True)}
+
+
+def replicas(snapshot: Snapshot, replicated: Replicated = None) -> ReplicaGroups:
+    """Return which rows are copies of another rank's, by what ranks said and by the patterns given."""
+    if len(snapshot.ranks) < 2:
+        return NO_REPLICAS
+    named = replicated if isinstance(replicated, Mapping) else {"": replicated}
+    alike = {side: places_matching(of, snapshot.places) for side, of in named.items() if of is not None}
+    return replica_groups(shards(snapshot), snapshot.places, alike)
+
+
+def place_named(snapshot: Snapshot, site: str, port: str | None, slot: str | None) -> Place:
+    """Return the one place a reader means by a site's name."""
+    places = snapshot.places
+    exact = [p for p in places if str(p) == site or p.site == site]
+    fitting = [p for p in exact if (port is None or p.port == port) and (slot is None or p.slot == slot)]
+    if not fitting:
+        raise RunError(f"no records of {site!r} in {snapshot.files}.{suggest(site, map(str, places))}")
+    named = [p for p in fitting if str(p) == site]
+    if named or len(fitting) == 1:
+        return (named or fitting)[0]
+    outputs = [p for p in fitting if p.port == "output" and not p.slot]
+    if len(outputs) == 1 and port is None:
+        return outputs[0]
+    raise RunError(f"{site!r} is several places: say which of {', '.join(map(str, fitting))}")
+
+
+def sql(snapshot: Snapshot, query: str) -> Any:
+    """Ask DuckDB about the tables `records` and `metrics`; return a `pyarrow.Table`."""
+    try:
+        import duckdb
+    except ImportError:
+        raise MissingExtraError("run.sql() needs DuckDB: pip install 'tensortap[query]'") from None
+    with duckdb.connect() as connection:
+        try:
+            _register(connection, "records", snapshot, snapshot.records, PLAIN_RECORDS)
+            _register(connection, "metrics", snapshot, snapshot.metrics, PLAIN_METRICS)
+            return connection.sql(query).to_arrow_table()
+        except duckdb.IOException as error:
+            raise FileNotFoundError(str(error)) from error  # a segment was compacted away: read again
+        except duckdb.Error as error:
+            raise RunError(_sql_help(error)) from error
+
+
+def _sql_help(error: Exception) -> str:
+    records, metrics = (", ".join(schema.names) for schema in (PLAIN_RECORDS, PLAIN_METRICS))
+    return f"{error}\nThe tables are records ({records}) and metrics ({metrics})"
+
+
+def _filter(
+    snapshot: Snapshot, sites: SiteSelection, ports: str | Sequence[str] | None, steps: StepSelection
+) -> Any:  # fmt: skip
+    places = None if sites is None else any_place(places_matching(sites, snapshot.places))
+    port = None if ports is None else pc.field("port").isin([ports] if isinstance(ports, str) else list(ports))
+    return all_of([places, port, step_filter(steps)])
+
+
+def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[str], chosen: Any) -> Any:
+    """Return the wanted columns of the rows that pass, from sealed segments and tails together."""
+    names = list(dict.fromkeys([*wanted, *(n for n in ("step", "rank", "seq") if n in schema.names)]))
+    tails = snapshot.tail_rows(found, schema)
+    rest = [(rows.filter(chosen) if chosen is not None else rows).select(names) for rows in tails]
+    sealed = [name for files in found for name in files.segments]
+
+    def read(segments: list[str]) -> Any:
+        return dataset(snapshot.files, segments, schema).to_table(columns=names, filter=chosen)
+
+    try:
+        rest += [read(sealed)] if sealed else []
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException):
+        rest += _salvage(snapshot, sealed, read)
+    return pa.concat_tables(rest or [schema.empty_table().select(names)])
+
+
+def _salvage(snapshot: Snapshot, segments: list[str], read: Callable[[list[str]], Any]) -> list[Any]:
+    """Return the segments that can be read, one by one; the others are counted."""
+    tables = []
+    for name in segments:
+        try:
+            tables.append(read([name]))
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException):
+            snapshot.catalog.mark_damaged(name)
+    return tables
+
+
+def _register(connection: Any, name: str, snapshot: Snapshot, found: list[RankFiles], schema: Any) -> None:
+    """Make a view of sealed segments, read by DuckDB itself where it can, and tails."""
+    tails = snapshot.tail_rows(found, schema)
+    connection.register(f"{name}_tail", pa.concat_tables(tails) if tails else schema.empty_table())
+    sealed = [segment for files in found for segment in files.segments]
+    columns = ", ".join(f'"{column}"' for column in schema.names)
+    view = f"select {columns} from {name}_tail"
+    if sealed and snapshot.files.local is not None:
+        paths = ", ".join("'" + snapshot.files.path(segment).replace("'", "''") + "'" for segment in sealed)
+        source = f"read_parquet([{paths}], hive_partitioning=true, union_by_name=true)"
+        view += f" union all by name select * replace (rank::integer as rank) from {source}"
+    elif sealed:
+        connection.register(f"{name}_sealed", dataset(snapshot.files, sealed, schema))
+        view += f" union all by name select {columns} from {name}_sealed"
+    connection.execute(f"create view {name} as {view}")
+
+
+def _record(row: dict[str, Any]) -> Record:
+    known: dict[str, Any] = {name: float("nan") if row[name] is None else row[name] for name in _OF_SUMMARY}
+    summary = Summary(
+        shape=tuple(row["shape"] or ()),
+        hist_offset=row["hist_offset"],
+        hist_counts=None if row["hist_counts"] is None else np.array(row["hist_counts"], np.uint32),
+        **known,
+    )
+    return Record(
+        place=Place(row["site"], row["port"], row["slot"], row["op"]),
+        summary=summary,
+        numbers=dict(row["numbers"] or ()),
+        time=int(row["time"].timestamp() * 1e6),
+        **{name: row[name] for name in ("step", "phase", "rank", "call", "seq", "reason", "recomputed")},
+    )

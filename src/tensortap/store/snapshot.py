@@ -1,0 +1,201 @@
+"""What one read of a run sees, taken once and passed down, so that all parts of an answer are of one moment."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.store import names as layout
+from tensortap.store.catalog import Catalog, Outline, RankFiles, TensorFiles, plain_rows, settled, tail_outline
+from tensortap.store.claim import is_locked
+from tensortap.store.tail import read_tail
+from tensortap.types import Place
+
+State = Literal["live", "finished", "crashed"]
+Triple = tuple[str, str, str]  # site, port, slot
+T = TypeVar("T")
+
+
+class Snapshot:
+    """The files of a run at one moment, and what they say: ranks, places, steps, counts.
+
+    A snapshot does not change: a tail is read up to the length it had. What takes another listing or reading (metrics,
+    tensors, the ranks' own files) is read when first asked for; `version` reads all of it. A file that was removed
+    meanwhile raises FileNotFoundError: take another snapshot, as `Snapshots.read` does.
+    """
+
+    def __init__(self, catalog: Catalog, info: dict[str, Any], tails: TailCache) -> None:
+        self.catalog = catalog
+        self.files = catalog.files
+        self.run_json = info
+        self.ranks = catalog.ranks()
+        self.records = [catalog.records(rank) for rank in self.ranks]
+        self._lengths = _lengths(self.records)
+        self._tail_cache = tails
+
+    @cached_property
+    def metrics(self) -> list[RankFiles]:
+        """The files that hold metrics, by rank."""
+        found = [self.catalog.metrics(rank) for rank in self.ranks]
+        self._lengths |= _lengths(found)
+        return found
+
+    @cached_property
+    def tensors(self) -> list[TensorFiles]:
+        """The files that hold tensors, by rank."""
+        found = [self.catalog.tensors(rank) for rank in self.ranks]
+        self._lengths |= {path: path.stat().st_size for files in found for path in files.tails}
+        return found
+
+    @cached_property
+    def rank_states(self) -> list[dict[str, Any]]:
+        """What each rank's `_rank.json` says; empty where it cannot be read."""
+        return [self._rank_state(rank) for rank in self.ranks]
+
+    @cached_property
+    def state(self) -> State:
+        """Whether the run is being written, was closed, or its process is gone without closing it."""
+        if any(is_locked(self.files.staging() / layout.rank_folder(rank)) for rank in self.ranks):
+            return "live"
+        return "finished" if all(said.get("state") == "finished" for said in self.rank_states) else "crashed"
+
+    @cached_property
+    def version(self) -> str:
+        """A text that differs whenever anything that can be read has changed."""
+        rows = [name for files in (*self.records, *self.metrics) for name in files.segments]
+        tensors = [name for files in self.tensors for name in files.names]
+        seen = (self.state, rows, tensors, sorted(map(str, self._lengths.items())), self.rank_states)
+        return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+    @cached_property
+    def tails(self) -> dict[Path, Any]:
+        """The rows of the tails of records, as they were written."""
+        return self._read(self.records)
+
+    @cached_property
+    def outlines(self) -> list[Outline]:
+        """What each file of records says of itself."""
+        sealed = [outline for files in self.records for outline in files.segments.values()]
+        return sealed + [tail_outline(table) for table in self.tails.values()]
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """Every place, in order of execution."""
+        first: dict[Place, int] = {}
+        # Segments of one run mostly share one list of places: each is gone through once.
+        for places in {id(outline.places): outline.places for outline in self.outlines}.values():
+            for site, port, slot, op, seq, _ in places:
+                place = Place(site, port, slot, op)
+                first[place] = min(seq, first.get(place, seq))
+        return sorted(first, key=lambda place: (first[place], place))
+
+    @cached_property
+    def rows(self) -> dict[Triple, int]:
+        """The number of each place in order of execution, whatever its operation was."""
+        triples = dict.fromkeys((place.site, place.port, place.slot) for place in self.places)
+        return {triple: row for row, triple in enumerate(triples)}
+
+    @cached_property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """The steps that have records, in order."""
+        ranges = {tuple(found) for outline in self.outlines for found in outline.steps}
+        spans = [np.arange(first, last + 1, stride, dtype=np.int64) for first, last, stride in ranges]
+        return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+
+    @cached_property
+    def record_count(self) -> int:
+        """How many records there are."""
+        return sum(outline.rows for outline in self.outlines)
+
+    def tail_rows(self, found: Iterable[RankFiles], schema: Any) -> list[Any]:
+        """Return the rows of tails in a plain schema, one table for each tail."""
+        files = list(found)
+        tables = self._read(files)
+        return [plain_rows(tables[p], of.rank, schema) for of in files for p in of.tails if p in tables]
+
+    def tensor_rows(self, path: Path) -> Any:
+        """Return the rows of a tail of tensors; None when it has none yet."""
+        return self._tail_cache.read(path, self._lengths[path])
+
+    def _read(self, found: Iterable[RankFiles]) -> dict[Path, Any]:
+        paths = [path for files in found for path in files.tails]
+        tables = {path: self._tail_cache.read(path, self._lengths[path]) for path in paths}
+        return {path: table for path, table in tables.items() if table is not None}
+
+    def _rank_state(self, rank: int) -> dict[str, Any]:
+        try:
+            said = json.loads(self.files.read(f"{layout.rank_folder(rank)}/{layout.RANK_JSON}"))
+        except (OSError, ValueError):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+
+def _lengths(found: Iterable[RankFiles]) -> dict[Path, int]:
+    return {path: path.stat().st_size for files in found for path in files.tails}
+
+
+class TailCache:
+    """Remembers the rows of tails as long as they do not grow."""
+
+    def __init__(self) -> None:
+        self._tables: dict[tuple[Path, int], Any] = {}
+
+    def read(self, path: Path, length: int) -> Any:
+        """Return the whole batches in the first `length` bytes of a tail; None when there is none."""
+        key = (path, length)
+        if key not in self._tables:
+            table = read_tail(path, length)
+            for old in [known for known in self._tables if known[0] == path]:
+                self._tables.pop(old, None)
+            self._tables[key] = table
+        return self._tables[key]
+
+    def prune(self) -> None:
+        """Forget the tails that are there no longer."""
+        self._tables = {key: table for key, table in self._tables.items() if key[0].exists()}
+
+
+class Snapshots:
+    """Takes snapshots of one run. What has not changed since the last one is not read again."""
+
+    def __init__(self, catalog: Catalog, info: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
+        self._catalog = catalog
+        self._info = info
+        self._clock = clock
+        self._tails = TailCache()
+        self._lock = threading.Lock()
+        self._last: Snapshot | None = None
+        self._taken = 0.0
+
+    def take(self, max_age: float = 0.0) -> Snapshot:
+        """Return the run as it is now, or as it was at most `max_age` seconds ago."""
+        with self._lock:
+            if self._last is None or not max_age or self._clock() - self._taken >= max_age:
+                self._last, self._taken = settled(lambda: self._new(compare=max_age > 0)), self._clock()
+            return self._last
+
+    def forget(self) -> None:
+        """Take a new snapshot the next time: a file of the last one is gone, sealed or compacted into another."""
+        with self._lock:
+            self._last = None
+
+    def read(self, ask: Callable[[Snapshot], T], max_age: float = 0.0) -> T:
+        """Return what `ask` reads from a snapshot; when a file of it is gone meanwhile, from another one."""
+        ages = iter([max_age])
+        return settled(lambda: ask(self.take(next(ages, 0.0))))
+
+    def _new(self, *, compare: bool) -> Snapshot:
+        self._tails.prune()
+        new, last = Snapshot(self._catalog, self._info, self._tails), self._last
+        if compare and last is not None and last.version == new.version:
+            return last  # with everything that was read of it
+        return new

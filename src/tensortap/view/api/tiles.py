@@ -1,0 +1,174 @@
+"""Every place's history of one statistic, binned: read file by file, put together, and remembered in tiles.
+
+Level 0 is what the files hold, one grid a file. Above it, whenever bins have become eight times as large, tiles of some
+hundred bins are kept, so that a long run is read once and a zoom puts together a few tiles.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from tensortap.store.catalog import Outline
+from tensortap.store.snapshot import Snapshot
+from tensortap.view.api.bins import StepBins
+from tensortap.view.api.cache import SizedCache
+from tensortap.view.api.file_grid import FileGrid, array_of, segment_grid, tail_grid
+from tensortap.view.api.grid import Canvas, Grid, Ints
+from tensortap.view.api.stats import Stat
+
+ANCHOR: Final = 3  # tiles are kept at levels 3, 6, 9, …
+_TILE_CELLS: Final = 1 << 20
+_TILE_BINS: Final = (16, 256)
+THREADS: Final = max(2, min(4, os.cpu_count() or 2))
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class GridSource(NamedTuple):
+    """A file that holds records: a segment by name and outline, or a tail by path and table."""
+
+    key: tuple[Any, ...]
+    first: int
+    last: int
+    read: Callable[[Stat], FileGrid | None]
+
+
+class TiledGrids:
+    """The histories of one run's places.
+
+    Memory is bounded: by the cache, plus what is being put together, which is at most a tile and a few files a thread.
+    """
+
+    def __init__(self, cache: SizedCache, pool: ThreadPoolExecutor) -> None:
+        self._cache = cache
+        self._pool = pool
+
+    def kept(self, snapshot: Snapshot, key: tuple[Any, ...], make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
+        """Return something computed from this run, remembered beside its grids."""
+        return self._cache.get((str(snapshot.files), *key), make, nbytes)
+
+    def grid(self, snapshot: Snapshot, stat: Stat, bins: StepBins, rows: Ints | None = None) -> Grid:
+        """StepBins × the chosen rows, or all: the page asks for as many as it shows."""
+        canvas = Canvas(bins.size, len(snapshot.rows), rows)
+        if bins.size:
+            self._fill(canvas, snapshot, stat, bins)
+        return canvas.grid
+
+    def _fill(self, canvas: Canvas, snapshot: Snapshot, stat: Stat, bins: StepBins) -> None:
+        """Put onto a canvas what lies below: tiles of the next kept level, or files."""
+        below = (bins.level // ANCHOR) * ANCHOR
+        if below == 0:
+            self._from_files(canvas, snapshot, stat, bins)
+            return
+        size = _tile_bins(len(snapshot.rows))
+        low, high = bins.first << (bins.level - below), bins.last << (bins.level - below)
+        high = min(high, ((len(snapshot.steps) - 1) >> below) + 1)
+        for number in range(low // size, (high - 1) // size + 1):
+            tile = StepBins(below, max(number * size, low), min((number + 1) * size, high))
+            grid = self._tile(snapshot, stat, below, number, size)
+            inside = slice(tile.first - number * size, tile.last - number * size)
+            at = np.arange(tile.first, tile.last) >> (bins.level - below)
+            canvas.put(grid.each(itemgetter(inside)), at - bins.first, np.arange(len(snapshot.rows)))
+
+    def _tile(self, snapshot: Snapshot, stat: Stat, level: int, number: int, size: int) -> Grid:
+        last = min((number + 1) * size, ((len(snapshot.steps) - 1) >> level) + 1)
+        bins = StepBins(level, number * size, last)
+        low, high = bins.steps(len(snapshot.steps))
+        sources = [
+            source.key for source in _overlapping(_sources(snapshot), snapshot.steps[low], snapshot.steps[high - 1])
+        ]
+        key = ("tile", stat.name, bins, low, high, hash(tuple(snapshot.rows)), tuple(sources))
+        return self.kept(snapshot, key, lambda: self._make_tile(snapshot, stat, bins), lambda grid: grid.nbytes)
+
+    def _make_tile(self, snapshot: Snapshot, stat: Stat, bins: StepBins) -> Grid:
+        canvas = Canvas(bins.size, len(snapshot.rows))
+        if bins.level == ANCHOR:
+            self._from_files(canvas, snapshot, stat, bins)
+        else:
+            self._from_finer(canvas, snapshot, stat, bins)
+        return canvas.grid
+
+    def _from_finer(self, canvas: Canvas, snapshot: Snapshot, stat: Stat, bins: StepBins) -> None:
+        finer = StepBins(
+            bins.level - 1, bins.first << 1, min(bins.last << 1, ((len(snapshot.steps) - 1) >> (bins.level - 1)) + 1)
+        )
+        at = (np.arange(finer.first, finer.last) >> 1) - bins.first
+        canvas.put(self.grid(snapshot, stat, finer), at, np.arange(len(snapshot.rows)))
+
+    def _from_files(self, canvas: Canvas, snapshot: Snapshot, stat: Stat, bins: StepBins) -> None:
+        low, high = bins.steps(len(snapshot.steps))
+        found = _overlapping(_sources(snapshot), snapshot.steps[low], snapshot.steps[high - 1])
+        for grid in ahead(self._pool, lambda source: self._file_grid(snapshot, source, stat), found):
+            if grid is not None:
+                _place(canvas, grid, snapshot, bins)
+
+    def _file_grid(self, snapshot: Snapshot, source: GridSource, stat: Stat) -> FileGrid | None:
+        key = ("file", stat.name, *source.key)
+        return self.kept(snapshot, key, lambda: source.read(stat), lambda grid: grid.nbytes if grid else 64)
+
+
+def _sources(snapshot: Snapshot) -> Iterator[GridSource]:
+    for files in snapshot.records:
+        for name, outline in files.segments.items():
+            if outline.steps:
+                spans = [step for found in outline.steps for step in found[:2]]
+                yield GridSource((name,), min(spans), max(spans), _segment_reader(snapshot, name, outline))
+    for path, table in snapshot.tails.items():
+        yield _tail_source(path, table)
+
+
+def _segment_reader(snapshot: Snapshot, name: str, outline: Outline) -> Callable[[Stat], FileGrid | None]:
+    def read(stat: Stat) -> FileGrid | None:
+        try:
+            return segment_grid(snapshot.files, name, outline, stat)
+        except FileNotFoundError:
+            raise
+        except (OSError, pa.ArrowException):
+            snapshot.catalog.mark_damaged(name)
+            return None
+
+    return read
+
+
+def _tail_source(path: Path, table: Any) -> GridSource:
+    steps = array_of(table["step"])
+    return GridSource((str(path), len(table)), int(steps.min()), int(steps.max()), lambda stat: tail_grid(table, stat))
+
+
+def _overlapping(sources: Iterable[GridSource], first: int, last: int) -> list[GridSource]:
+    return [source for source in sources if source.first <= last and source.last >= first]
+
+
+def _place(canvas: Canvas, grid: FileGrid, snapshot: Snapshot, bins: StepBins) -> None:
+    """Bin a file's grid, and put it where it belongs."""
+    at = np.searchsorted(snapshot.steps, grid.steps) >> bins.level
+    low, high = np.searchsorted(at, [bins.first, bins.last])
+    if low < high:
+        part = grid.grid.each(itemgetter(slice(low, high)))
+        canvas.put(part, at[low:high] - bins.first, grid.places.rows_in(snapshot))
+
+
+def _tile_bins(rows: int) -> int:
+    """How many bins a tile has: fewer when there are very many places, so that a tile stays of a size."""
+    least, most = _TILE_BINS
+    return max(least, min(most, 1 << (_TILE_CELLS // max(rows, 1)).bit_length() >> 1))
+
+
+def ahead(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], most: int = 2 * THREADS) -> Iterator[T]:
+    """The results in order, a few being made while one is used: never more than that are in memory."""
+    waiting: deque[Future[T]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) >= most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
