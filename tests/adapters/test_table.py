@@ -36,7 +36,7 @@ def test_the_document_has_the_table():
     table, said = markdown()
     text = DOCUMENT.read_text(encoding="utf-8")
     assert table in text, f"docs/frameworks.md needs\n{table}"
-    assert said in text, f"docs/frameworks.md needs\n{said}"
+    assert " ".join(said.split()) in " ".join(text.split()), f"docs/frameworks.md needs\n{said}"  # it is wrapped
 
 
 def test_every_feature_is_known():

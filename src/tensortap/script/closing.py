@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ def say(line: str, **style: Any) -> None:
 def closing_lines(watcher: ScriptWatcher | None, tap: Tap | None, totals: Totals) -> Iterator[str]:
     """Yield what was recorded and what was not; the most important line comes last, where the reader looks."""
     if watcher is None:
-        yield "no model was seen: the script did not import torch"
+        yield f"no model was seen: {_why_no_torch()}"
         return
     yield from _left_out(watcher, tap)
     if tap is None:
@@ -36,6 +37,12 @@ def closing_lines(watcher: ScriptWatcher | None, tap: Tap | None, totals: Totals
         yield f"NaN or Inf, first at step {totals.first_bad[0]} in {printable(totals.first_bad[1])}"
     yield f"{_models(watcher)}: {_steps(tap, totals)}, {_many(totals.records, 'record')}{_loss(totals)}"
     yield f"look at them: tensortap show {_short(str(tap.path))}"
+
+
+def _why_no_torch() -> str:
+    if "torch" in sys.modules:
+        return "the script imported torch, but in a way that tensortap does not notice; import it by `import torch`"
+    return "the script did not import torch"
 
 
 def _left_out(watcher: ScriptWatcher, tap: Tap | None) -> Iterator[str]:
