@@ -89,7 +89,7 @@ def test_errors_offer_what_there_is(make_run: Make) -> None:
         run.findings(rules=["dead_unit"])
     with pytest.raises(ProbeError, match="Did you mean 'zeros'"):
         dead_units.using(zeroes=0.5)
-    with pytest.raises(ProbeError, match="is no rule"):
+    with pytest.raises(ProbeError, match="rules must be"):
         run.findings(rules=[3])
     with pytest.raises(ZeroDivisionError) as error:
         run.findings(rules=[lambda history: 1 / 0])

@@ -158,7 +158,7 @@ def test_what_is_not_there_is_named_with_what_is(run: Run) -> None:
         (lambda: run.series("head", "std"), r"several places: say which of head:output\[0\], head:output\[1\]"),
         (lambda: run.merged("rank"), "cannot fold over 'rank'.*Did you mean 'ranks'"),
         (lambda: run.sql("select nothing from records"), "nothing.*The tables are records"),
-        (lambda: run.table(steps=slice(5, 1, -1)), "counts backwards"),
+        (lambda: run.table(steps=slice(5, 1, -1)), "must count upwards"),
     ]:
         with pytest.raises((RunError, PatternError), match=f"(?s){text}"):
             ask()  # type: ignore[no-untyped-call]

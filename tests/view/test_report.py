@@ -153,7 +153,7 @@ def test_reports_are_not_written_over_or_of_nothing(run, page, tmp_path):
     with pytest.raises(RunError, match="--overwrite"):
         report(run, str(tmp_path / "there.html"), static=page)
     assert (tmp_path / "there.html").read_text() == "mine"
-    with pytest.raises(RunError, match="is no run"):
+    with pytest.raises(RunError, match="must be of one run"):
         report(str(tmp_path), str(tmp_path / "new.html"), static=page)
     with pytest.raises(MissingExtraError, match="Node"):
         report(run, str(tmp_path / "new.html"), static=tmp_path / "nothing")

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import Looks, NoData, Rule, as_rules
 from tensortap.finding import Finding, Findings
-from tensortap.store.catalog import settled
+from tensortap.store.catalog import retry_if_moved
 from tensortap.store.run import Run, open_run
 
 Rules = Iterable[Rule | Looks | str] | Rule | Looks | str | None
@@ -26,7 +26,7 @@ def findings(run: Given, rules: Rules = None, reference: Given | None = None) ->
     def ask() -> Findings:
         return findings_in(RunHistory(first, None if other is None else RunHistory(other)), asked)
 
-    return settled(ask)  # once more when a run was compacted meanwhile
+    return retry_if_moved(ask)  # once more when a run was compacted meanwhile
 
 
 def findings_in(history: RunHistory, rules: Iterable[Rule]) -> Findings:

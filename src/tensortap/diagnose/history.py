@@ -46,12 +46,12 @@ class SiteHistogram(NamedTuple):
         return int(self.counts.sum()) + self.zeros
 
     def share(self, low: float, high: float) -> float:
-        """The share of the finite elements, zeros included, whose magnitude is in [low, high)."""
+        """Return the share of the finite elements, zeros included, whose magnitude is in [low, high)."""
         inside = buckets.magnitude_share(self.offset, self.counts, low, high) * float(self.counts.sum())
         return (inside + (self.zeros if low <= 0 else 0)) / max(self.finite, 1)
 
     def magnitude(self, q: float) -> float:
-        """A quantile of the magnitudes that are not zero; NaN when there are none."""
+        """Return a quantile of the magnitudes that are not zero; NaN when there are none."""
         top = max(abs(self.minimum), abs(self.maximum))
         folded = (self.offset + np.arange(len(self.counts))) & ~1
         counts = np.bincount(folded, self.counts, buckets.BUCKETS).astype(np.int64)
@@ -101,13 +101,13 @@ class SiteHistory:
     def finding(
         self, at: Mask | Steps | None, message: str, advice: str = "", *, severity: Any = "", **evidence: Any
     ) -> Finding:
-        """A finding here, at the steps where the mask holds; the rule's name and severity are filled in later."""
+        """Return a finding here, at the steps where the mask holds; the rule adds its name and severity later."""
         when = at if isinstance(at, Steps) or at is None else steps_where(self.steps, at)
         return Finding("", severity, str(self.place), when, evidence, message, advice)
 
 
 def steps_where(steps: npt.NDArray[np.int64], mask: Mask) -> Steps | None:
-    """The span of the steps where a mask holds."""
+    """Return the span of the steps where a mask holds."""
     held = steps[mask]
     return Steps(int(held[0]), int(held[-1]), len(held)) if len(held) else None
 
@@ -168,7 +168,7 @@ class RunHistory:
         return found if duplicates else without_duplicates(found)
 
     def leaves(self, *ports: str) -> list[SiteHistory]:
-        """The sites of modules that have no modules inside, as far as is known."""
+        """Return the sites of modules that have no modules inside, as far as is known."""
         found = self.sites(*ports, duplicates=True)
         paths = {*self.modules, *(site.module for site in found)}
         inner = {path[:i] for path in paths for i, c in enumerate(path) if c == "."}
@@ -176,14 +176,14 @@ class RunHistory:
         return [site for site in found if site.module not in inner]
 
     def histogram(self, site: SiteHistory, last: int = LAST) -> SiteHistogram | None:
-        """The histograms of a site's last steps together; None when none was kept."""
+        """Return the histograms of a site's last steps together; None when none was kept."""
         key = (site.place.port, last)
         if key not in self._histograms:
             self._histograms[key] = dict(self._read_histograms(*key))
         return self._histograms[key].get(site.place)
 
     def tensors(self, *kinds: str, last: int = 1) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
-        """What was kept of tensors, as (step, array), at the last steps that have any."""
+        """Return what was kept of tensors, as (step, array), at the last steps that have any."""
         kept: dict[Place, list[KeptTensor]] = {}
         for item in kept_tensors(self.snapshot):
             if item.key.kind in kinds and not item.key.recomputed:
@@ -191,7 +191,7 @@ class RunHistory:
         return {place: [(item.key.step, item.read()) for item in _latest(items, last)] for place, items in kept.items()}
 
     def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
-        """A named number of each site at a port over steps; of several in a step, the largest."""
+        """Return a named number of each site at a port over steps; of several in a step, the largest."""
         table = self.table(ports=port, columns=["step", "site", "port", "slot", "op", "numbers"])
         found: dict[Place, dict[int, float]] = {}
         for row in table.to_pylist():
@@ -249,7 +249,7 @@ def _latest(items: list[KeptTensor], last: int) -> list[KeptTensor]:
 
 
 def _by_place(rows: Any) -> Iterator[tuple[Place, npt.NDArray[np.int64]]]:
-    """The rows of each place."""
+    """Yield the rows of each place."""
     code = np.zeros(len(rows), np.int64)
     for name in Place._fields:
         words = pc.dictionary_encode(rows[name].combine_chunks())

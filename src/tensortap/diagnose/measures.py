@@ -1,4 +1,4 @@
-"""The mathematics of the rules: distances between histograms, effective rank, entropy of attention."""
+"""Compute what rules measure: distances between histograms, effective rank, entropy of attention."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FLOOR: Final = 1e-4  # the share that an empty bin counts as, so that one stray
 
 
 def shares(histogram: SiteHistogram) -> Floats:
-    """The share of the finite elements in every bucket, from the smallest value to the largest, zeros in the middle."""
+    """Return the share of the finite elements in every bucket, from the smallest value to the largest."""
     dense = buckets.dense(histogram.offset, histogram.counts)
     ordered = np.concatenate([dense[1::2][::-1], [histogram.zeros], dense[0::2]]).astype(np.float64)
     return np.asarray(ordered / max(ordered.sum(), 1))
 
 
 def ks(a: Floats, b: Floats) -> float:
-    """The Kolmogorov–Smirnov distance between two distributions over the same ordered buckets.
+    """Return the Kolmogorov–Smirnov distance between two distributions over the same ordered buckets.
 
     >>> ks(np.array([0.5, 0.5, 0.0]), np.array([0.0, 0.5, 0.5]))
     0.5
@@ -31,7 +31,7 @@ def ks(a: Floats, b: Floats) -> float:
 
 
 def psi(expected: Floats, actual: Floats, bins: int = 10) -> float:
-    """The population stability index over bins that hold equal shares of `expected`, as nearly as buckets allow.
+    """Return the population stability index over bins that hold equal shares of `expected`, as nearly as buckets allow.
 
     >>> round(psi(np.array([0.5, 0.5]), np.array([0.5, 0.5])), 6)
     0.0
@@ -43,7 +43,7 @@ def psi(expected: Floats, actual: Floats, bins: int = 10) -> float:
 
 
 def _binned(expected: Floats, actual: Floats, bins: int) -> tuple[Floats, Floats]:
-    """Both summed over the same bins, each of which ends where another quantile of `expected` is reached."""
+    """Return both summed over the same bins, each of which ends where another quantile of `expected` is reached."""
     before = np.cumsum(expected) - expected  # what lies below a bucket decides its bin, so a full bucket is one bin
     bin_of = np.minimum(np.floor(before * bins + 1e-9), bins - 1).astype(np.int64)
     e, a = (np.bincount(bin_of, part, bins).astype(np.float64) for part in (expected, actual))
@@ -51,7 +51,7 @@ def _binned(expected: Floats, actual: Floats, bins: int) -> tuple[Floats, Floats
 
 
 def effective_rank(rows: npt.NDArray[Any]) -> float:
-    """The exponential of the entropy of the singular values (Roy and Vetterli, 2007); 0 when all rows are equal.
+    """Return the exponential of the entropy of the singular values (Roy and Vetterli, 2007); 0 when all rows are equal.
 
     >>> round(effective_rank(np.eye(4)), 3), effective_rank(np.ones((4, 3)))
     (3.0, 0.0)
@@ -65,12 +65,12 @@ def effective_rank(rows: npt.NDArray[Any]) -> float:
 
 
 def spread(rows: npt.NDArray[Any]) -> float:
-    """How large the differences between rows are, relative to the rows; 0 when all are equal."""
+    """Return how large the differences between rows are, relative to the rows; 0 when all are equal."""
     return float(np.linalg.norm(rows - rows.mean(axis=0)) / max(float(np.linalg.norm(rows)), 1e-300))
 
 
 def attention_entropy(weights: npt.NDArray[Any]) -> Floats | None:
-    """The mean entropy of each head's attention, relative to the most it could be; None when these are no attention.
+    """Return the mean entropy of each head's attention, relative to the maximum; None when this is not attention.
 
     >>> attention_entropy(np.full((1, 2, 4, 4), 0.25))
     array([1., 1.])

@@ -1,4 +1,4 @@
-"""A rule: a function from what was recorded to findings, with a name, a severity and thresholds that can be changed."""
+"""Define rules: functions from a run's history to findings, with a name, a severity and thresholds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Rule:
         return (inspect.getdoc(function) or "").partition("\n")[0]
 
     def using(self, **thresholds: Any) -> Rule:
-        """The same rule with other thresholds."""
+        """Return the same rule with other thresholds."""
         for name in thresholds:
             if name not in self.thresholds:
                 known = ", ".join(f"{key}={value!r}" for key, value in self.thresholds.items()) or "none"
@@ -91,7 +91,9 @@ def rule(
     if callable(name):
         return rule()(name)
     if severity not in SEVERITIES:
-        raise ProbeError(f"severity={severity!r} is none of {', '.join(SEVERITIES)}.{suggest(severity, SEVERITIES)}")
+        raise ProbeError(
+            f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}.{suggest(severity, SEVERITIES)}"
+        )
     ports = (needs,) if isinstance(needs, str) else tuple(needs)
 
     def make(function: Looks) -> Rule:
@@ -106,7 +108,7 @@ def rule(
 
 
 def as_rules(rules: Iterable[Rule | Looks | str] | Rule | Looks | str | None) -> list[Rule]:
-    """What was given to `findings`: names, rules and functions; None means every registered rule, causes first."""
+    """Return what was given to `findings` as rules; None means every registered rule, causes first."""
     if rules is None:
         return sorted(REGISTRY.values(), key=lambda r: ORDER.index(r.name) if r.name in ORDER else len(ORDER))
     given = [rules] if isinstance(rules, (str, Rule)) or callable(rules) else list(rules)
@@ -122,9 +124,9 @@ def _as_rule(item: Rule | Looks | str) -> Rule:
         return REGISTRY[item]
     if callable(item):
         return Rule(getattr(item, "__name__", type(item).__name__), "warning", (), item)
-    raise ProbeError(f"{item!r} is no rule; give names, functions, or rules with other thresholds: dead_units.using()")
+    raise ProbeError(f"rules must be names, functions or rules such as dead_units.using(dead=0.9), got {item!r}")
 
 
 def _origin(made: Rule) -> tuple[str, str]:
-    """Where it was defined: running a notebook's cell again replaces its rule."""
+    """Return where it was defined: running a notebook's cell again replaces its rule."""
     return getattr(made.function, "__module__", ""), getattr(made.function, "__qualname__", "")

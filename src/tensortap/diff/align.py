@@ -66,7 +66,7 @@ class Rename(NamedTuple):
         return Rename(old, new, re.compile(rf"(?:{''.join(pieces)})((?:[./].*)?)" if old else "()(.*)", re.DOTALL))
 
     def apply(self, site: str) -> str | None:
-        """The site's name in the other run; None when this rename is not about it."""
+        """Return the site's name in the other run; None when this rename is not about it."""
         found = self.pattern.fullmatch(site)
         if not found:
             return None
@@ -79,7 +79,7 @@ class Rename(NamedTuple):
 
 
 def renames(given: Renames) -> list[Rename]:
-    """The `map=` argument: a mapping, or texts such as `OLD=NEW`."""
+    """Return the `map=` argument: a mapping, or texts such as `OLD=NEW`."""
     if isinstance(given, str):
         given = [given]
     texts = [f"{old}={new}" for old, new in given.items()] if isinstance(given, Mapping) else given or ()
@@ -150,7 +150,7 @@ def _useless(rename: Rename, meant: Mapping[Place, str], a: Sequence[Place], b: 
 
 
 def _by_order(a: Sequence[Place], b: Sequence[Place], known_a: Signatures, known_b: Signatures) -> dict[Place, Place]:
-    """The longest common sequence of ports and shapes; where there is a choice, the sites with like statistics.
+    """Return the longest common sequence of ports and shapes; where there is a choice, the sites with like statistics.
 
     Sequence alignment without a penalty for gaps: a row of the table of best scores is a running maximum.
     """
@@ -198,7 +198,7 @@ def _scores(a: Sequence[SiteSignature], b: Sequence[SiteSignature]) -> npt.NDArr
 
 
 def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a batch whose channels were first.
+    """Return the shape of a batch whose channels were first.
 
     >>> channels_last((2, 16, 8, 9)), channels_last((2, 16))
     ((2, 8, 9, 16), (2, 16))

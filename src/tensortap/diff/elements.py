@@ -1,4 +1,4 @@
-"""The elements that a run kept of its tensors, and where in the tensor they lie."""
+"""Find the elements that two runs kept of a tensor, and where in the tensor they lie."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def reducers_of(probe: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _parsed(text: str) -> Iterator[dict[str, Any]]:
-    """The reducers in a text that version 1 wrote: a repr."""
+    """Yield the reducers in a text that version 1 wrote: a repr."""
     if found := _ROWS.fullmatch(text):
         yield {"kind": "rows", "indices": [int(index) for index in found[1].split(",") if index.strip()]}
     if found := _SAMPLE.fullmatch(text):

@@ -99,12 +99,12 @@ def statistics(a: Summary, b: Summary, tolerance: Tolerance) -> LargestDifferenc
 
 
 def relative(a: Summary, b: Summary) -> dict[str, float]:
-    """The differences of statistics, each relative to its scale."""
+    """Return the differences of statistics, each relative to its scale."""
     return {of: _ratio(apart, scale) for of, apart, scale in _differences(a, b)}
 
 
 def _differences(a: Summary, b: Summary) -> Iterator[tuple[str, float, float]]:
-    """Statistics that exist in both, their difference, and the scale on which an element's tolerance bounds it."""
+    """Yield each statistic of both, the difference, and the scale on which an element's tolerance bounds it."""
     rms, count = rms_of(a), max(a.finite, 1)
     per_element = {"l1": count, "l2": math.sqrt(count)}
     for name in ("mean", "std", "l1", "l2", "min", "max"):
@@ -114,7 +114,7 @@ def _differences(a: Summary, b: Summary) -> Iterator[tuple[str, float, float]]:
 
 
 def rms_of(summary: Summary) -> float:
-    """The root mean square of the finite elements."""
+    """Return the root mean square of the finite elements."""
     return float(summary.l2 / math.sqrt(summary.finite)) if summary.finite else 0.0
 
 
@@ -126,7 +126,7 @@ class Distance(NamedTuple):
 
 
 def histograms(a: Summary, b: Summary) -> Distance | None:
-    """The distance of two distributions, from their buckets; None when a histogram was not kept or is of nothing."""
+    """Return the distance of two distributions from their buckets; None when a histogram is missing or empty."""
     if a.hist_counts is None or b.hist_counts is None or not a.numel or not b.numel:
         return None
     first = min(a.hist_offset or 0, b.hist_offset or 0)
@@ -136,7 +136,7 @@ def histograms(a: Summary, b: Summary) -> Distance | None:
 
 
 def _shares(summary: Summary, first: int, last: int) -> npt.NDArray[np.float64]:
-    """Shares of all elements from −inf up to inf, then NaN. In the buckets positive and negative values alternate."""
+    """Return shares of all elements from −inf to inf, then NaN. In buckets positive and negative values alternate."""
     first -= first & 1
     counts = np.zeros(last - first + (last - first) % 2)
     assert summary.hist_counts is not None and summary.hist_offset is not None
@@ -164,7 +164,7 @@ def _alike(x: Array, y: Array) -> npt.NDArray[np.bool_]:
 
 
 def _bits(a: Array, b: Array) -> tuple[Array, Array] | None:
-    """Both as rows of integers; None for arrays of different types, which are held to their values."""
+    """Return both as rows of integers; None for arrays of different types, which are held to their values."""
     if a.dtype != b.dtype:
         return None
     width = min(a.dtype.itemsize, 8)
@@ -182,7 +182,7 @@ def _exact(a: Array, b: Array) -> bool:
 
 
 def _factor(a: Array, b: Array) -> float:
-    """A power of two that keeps squares of double precision from overflowing or vanishing."""
+    """Return a power of two that keeps squares of double precision from overflowing or vanishing."""
     if not any(x.dtype.itemsize >= 8 and x.dtype.kind in "fc" for x in (a, b)):
         return 1.0
     top = 0.0
@@ -208,7 +208,7 @@ def _dot(x: Array, y: Array) -> float:
 
 
 def _largest(apart: Array, scale: Array) -> float:
-    """The largest quotient; nothing apart is 0 whatever the scale."""
+    """Return the largest quotient; nothing apart is 0 whatever the scale."""
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return float(np.where(apart == 0, 0.0, apart / scale).max())
 

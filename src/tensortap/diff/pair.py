@@ -1,4 +1,4 @@
-"""One record of a run and its partner in the other: how far they are apart."""
+"""One record of a run paired with one of the other, and how far they differ."""
 
 from __future__ import annotations
 
@@ -110,18 +110,18 @@ SCHEMA: Final = pa.schema(
 
 
 def pair_to_dict(pair: Pair) -> dict[str, Any]:
-    """A pair as plain values, with its verdict."""
+    """Return a pair as plain values, with its verdict."""
     return plain({**asdict(pair), "differs": pair.differs})  # type: ignore[no-any-return]
 
 
 def batch_of(pairs: Sequence[Pair]) -> Any:
-    """Pairs as rows."""
+    """Return pairs as rows."""
     columns = {name: [getattr(pair, name) for pair in pairs] for name in SCHEMA.names}
     return pa.RecordBatch.from_pydict(columns, SCHEMA)
 
 
 def dtypes(pair: Pair) -> str:
-    """The type, or both."""
+    """Return the type, or both."""
     a, b = (SHORT.get(name, name) for name in (pair.dtype, pair.dtype_b))
     return a if a == b else f"{a}/{b}"
 

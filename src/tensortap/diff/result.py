@@ -1,4 +1,4 @@
-"""What two runs differ in: one site, all of it."""
+"""The result of a comparison: by site, and as a whole."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class SiteDiff:
         return self.differing > 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         first = None if self.first is None else self.first.step
         return {"pairs": self.pairs, "differing": self.differing, "first_step": first, **pair_to_dict(self.worst)}
 
@@ -93,11 +93,11 @@ class Diff:
         return sum(len(batch) for batch in self.batches)
 
     def table(self) -> Any:
-        """Every pair as a row of a `pyarrow.Table`, in order of execution."""
+        """Return every pair as a row of a `pyarrow.Table`, in order of execution."""
         return pa.Table.from_batches(self.batches, SCHEMA)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON; null for what is not finite or not known."""
+        """Return plain values, for JSON; null for what is not finite or not known."""
         first, unequal = (pair and pair_to_dict(pair) for pair in (self.first, self.first_unequal))
         return plain(  # type: ignore[no-any-return]
             {
@@ -133,7 +133,7 @@ class Diff:
         return f"differs first in {where}: {self.first.how_much}"
 
     def remarks(self) -> Iterator[str]:
-        """What else there is to say: one line each."""
+        """Yield what else there is to say: one line each."""
         if self.first:
             count = f"{self.differing} of {many(len(self.rows), 'site')} differ"
             yield f"{count}; the tolerance there is {self.first.bound}"
@@ -180,7 +180,7 @@ class Diff:
 
 
 def verdict(row: SiteDiff) -> str:
-    """One site in words."""
+    """Return one site in words."""
     if row.differs:
         return row.worst.how_much
     return "same" if not row.worst.unequal else f"within tolerance, off by {text.number(row.worst.error)} of its scale"
@@ -192,6 +192,6 @@ def many(count: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:
-    """The first few of many names."""
+    """Return the first few of many names."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(printable, names[:most])) + more

@@ -15,7 +15,7 @@ from tensortap.diff.result import Diff, SiteDiff
 from tensortap.diff.tolerance import Precision, Tolerance, changed
 from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
-from tensortap.store.catalog import settled
+from tensortap.store.catalog import retry_if_moved
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
 from tensortap.store.queries import records_in, table
 from tensortap.store.run import Run, open_run
@@ -46,7 +46,7 @@ def diff(
         sides = (Side(run, run.snapshots.take()) for run in (first, second))
         return diff_snapshots(*sides, map=map, rtol=rtol, atol=atol, sites=sites, steps=steps, progress=progress)
 
-    return settled(compare)  # once more when one of them was compacted meanwhile
+    return retry_if_moved(compare)  # once more when one of them was compacted meanwhile
 
 
 class Side(NamedTuple):
@@ -89,7 +89,7 @@ def _places(side: Side) -> list[Place]:
 
 
 def _signatures(side: Side, steps: Sequence[int]) -> dict[Place, SiteSignature]:
-    """The shapes and statistics by which sites are paired when their names differ."""
+    """Return the shapes and statistics by which sites are paired when their names differ."""
     found: dict[Place, SiteSignature] = {}
     for record in side.records(steps[:_SIGNATURE_STEPS]):
         place, summary = record.place._replace(op=""), record.summary
@@ -100,7 +100,7 @@ def _signatures(side: Side, steps: Sequence[int]) -> dict[Place, SiteSignature]:
 
 
 def _dtypes(a: Side, b: Side, aligned: Alignment, step: int) -> list[tuple[str, str]]:
-    """The types of activations and gradients in both runs; parameters often keep theirs when the rest is cast."""
+    """Return the types of activations and gradients in both runs; parameters often keep theirs when others change."""
     names = ("site", "port", "slot", "dtype")
     known = [
         {Place(*where): dtype for *where, dtype in zip(*(rows[n].to_pylist() for n in names), strict=True)}
@@ -111,7 +111,7 @@ def _dtypes(a: Side, b: Side, aligned: Alignment, step: int) -> list[tuple[str, 
 
 
 def _chosen(aligned: Alignment, sites: SiteSelection) -> Alignment:
-    """What of it the patterns mean, in the names of either run."""
+    """Return what of it the patterns mean, in the names of either run."""
     if sites is None:
         return aligned
     known = [*aligned.pairs, *aligned.only_in_a, *aligned.pairs.values(), *aligned.only_in_b]
@@ -136,7 +136,7 @@ def _pairs(
     a: Mapping[Key, Record], b: Mapping[Key, Record], kept_a: KeptElements, kept_b: KeptElements,
     partners: Mapping[Place, Place], precision: Precision,
 ) -> tuple[list[Pair], int, int]:  # fmt: skip
-    """One step's pairs in order of execution, and how many records of aligned sites have no partner in it."""
+    """Return one step's pairs in order of execution, and how many records of aligned sites have no partner in it."""
     pairs = []
     for (rank, place, call), record in a.items():
         other = b.get((rank, partners[place], call))
@@ -147,7 +147,7 @@ def _pairs(
 
 
 def _by_step(side: Side, steps: Sequence[int], places: Iterable[Place]) -> Iterator[dict[Key, Record]]:
-    """The records of each step in order of execution, several steps read at once: a reading costs more than a row."""
+    """Yield the records of each step in order of execution; several steps are read at once, which is faster."""
     wanted = set(places)
     at_once = max(1, _ROWS_AT_ONCE // max(len(wanted), 1))
     for start in range(0, len(steps), at_once):
@@ -188,7 +188,7 @@ def _compare(a: Record, b: Record, tolerance: Tolerance, kept_a: KeptElements, k
 
 
 def _nonfinite(a: Record, b: Record, misplaced: int) -> str:
-    """What is NaN or infinite in one but not the other, in words."""
+    """Return what is NaN or infinite in one but not the other, in words."""
     if not misplaced:
         return ""
     x, y = a.summary, b.summary
@@ -217,7 +217,7 @@ class _DiffBuilder:
         self._alone = [0, 0]
 
     def add(self, pairs: Sequence[Pair], alone_a: int, alone_b: int) -> None:
-        """One step."""
+        """Add the pairs of one step."""
         self._alone = [self._alone[0] + alone_a, self._alone[1] + alone_b]
         self._batches.append(batch_of(pairs))
         for pair in pairs:
@@ -235,7 +235,7 @@ class _DiffBuilder:
     def diff(
         self, a: Run, b: Run, aligned: Alignment, both: Sequence[int], steps_a: Sequence[int], steps_b: Sequence[int]
     ) -> Diff:
-        """All of it, the worst site first."""
+        """Return all of it, the worst site first."""
         if not self._sites:
             raise RunError(
                 f"no site of {a.path} has a partner in {b.path} at the same step; give a map of names: OLD=NEW"

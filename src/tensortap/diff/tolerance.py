@@ -1,4 +1,4 @@
-"""How far two runs may be apart: what rounding in the coarser of two types explains.
+"""Say how far two runs may differ: as far as rounding in the coarser of two types explains.
 
 An element may differ by `atol + rtol * (|x| + rms)`, where `x` is the element and `rms` the root mean square of its
 tensor, both of the first run. By default `atol` is 0 and `rtol` is the type's epsilon times a growth factor: rounding
@@ -40,12 +40,12 @@ class Tolerance(NamedTuple):
     atol: float
 
     def allowed(self, scale: float) -> float:
-        """How far apart two numbers of this scale may be."""
+        """Return how far apart two numbers of this scale may be."""
         return self.atol + self.rtol * scale
 
 
 class Precision:
-    """Walks through a run in order of execution and says what tolerance is due: rounding once done stays done.
+    """Gives the tolerance of each pair in order of execution: rounding once done is carried on.
 
     `changed` says that the second run is of another precision as a whole.
 
@@ -57,7 +57,7 @@ class Precision:
     def __init__(self, rtol: float | None = None, atol: float | None = None, *, changed: bool = False) -> None:
         for name, value in (("rtol", rtol), ("atol", atol)):
             if value is not None and not (math.isfinite(value) and value >= 0):
-                raise ProbeError(f"{name}={value!r} is no tolerance; give a number from 0 up, such as {name}=1e-4")
+                raise ProbeError(f"{name} must be a number from 0 up, such as {name}=1e-4, got {value!r}")
         self._which = max if changed else _finer
         self._rtol = rtol
         self._atol = atol or 0.0
@@ -65,11 +65,11 @@ class Precision:
         self._before_step = 0.0
 
     def next_step(self) -> None:
-        """A step begins."""
+        """Begin the next step."""
         self._before_step = self._coarsest
 
     def tolerance(self, dtype_a: str, dtype_b: str, port: str = "output") -> Tolerance:
-        """The tolerance of the next pair. A parameter was computed in earlier steps, all else in this one too."""
+        """Return the tolerance of the next pair. A parameter was computed in earlier steps, all else in this one."""
         own = self._which(RTOL[dtype_a], RTOL[dtype_b])
         so_far = self._before_step if port == "param" else self._coarsest
         self._coarsest = max(self._coarsest, own)
@@ -79,12 +79,12 @@ class Precision:
 
 
 def _finer(a: float, b: float) -> float:
-    """The smaller; an integer beside a float is as coarse as the float."""
+    """Return the smaller; an integer beside a float is as coarse as the float."""
     return min(a, b) or max(a, b)
 
 
 def changed(dtypes: Iterable[tuple[str, str]]) -> bool:
-    """Whether pairs of types say that the second run is of another precision.
+    """Return whether pairs of types say that the second run is of another precision.
 
     >>> changed([("float32", "bfloat16"), ("float32", "float32"), ("int64", "int64")])
     True

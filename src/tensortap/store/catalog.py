@@ -104,7 +104,7 @@ class Catalog:
         self.damaged.add(name)
 
     def _rows(self, rank: int, folder: str) -> RankFiles:
-        """List one folder. Raises FileNotFoundError when a file goes away meanwhile: read again (`settled`)."""
+        """List one folder. Raises FileNotFoundError when a file goes away meanwhile: read again (`retry_if_moved`)."""
         # Tails are listed first: one that is sealed meanwhile is then seen as a segment, never missed.
         tails = self._tails(folder)
         names = [f"{folder}/{name}" for name in self.files.list(folder) if layout.segment_id(name)]
@@ -190,7 +190,7 @@ def tail_outline(table: Any) -> Outline:
     return Outline(json.loads(said[PLACES]), json.loads(said[STEPS]), table.num_rows, frozenset())
 
 
-def settled(read: Callable[[], T]) -> T:
+def retry_if_moved(read: Callable[[], T]) -> T:
     """Read again when a file was sealed or compacted away between listing and opening it."""
     for attempt in range(_TRIES):
         try:

@@ -1,4 +1,4 @@
-"""Taking a folder for a run: a new one, one that other ranks of this launch have begun, or one to go on with."""
+"""Claim a folder for a run: a new one, one that other ranks of this launch have begun, or one to resume."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ _VERSIONS_OF: Final = ("numpy", "pyarrow", "torch", "tensorflow", "keras", "jax"
 
 
 def launched() -> bool:
-    """Whether a launcher such as torchrun, Slurm or MPI started this process as one of several."""
+    """Return whether a launcher such as torchrun, Slurm or MPI started this process as one of several."""
     return any(name in os.environ for name in _LAUNCH_VARIABLES)
 
 
 def launch_id(spawned: bool = False) -> str:
-    """What the processes of one launch have in common; of a process that nobody launched, only its own.
+    """Return what the processes of one launch have in common; of a process that nobody launched, only its own.
 
     `spawned`: no launcher, but one of several ranks all the same, which their parent started.
     """
@@ -49,7 +49,7 @@ def launch_id(spawned: bool = False) -> str:
 
 
 def _parent() -> str:
-    """The process that started this one, and when that began: its number alone is used again."""
+    """Return the process that started this one, and when that began: its number alone is used again."""
     parent = os.getppid()
     try:
         began = Path(f"/proc/{parent}/stat").read_text().rpartition(")")[2].split()[19]
@@ -59,7 +59,7 @@ def _parent() -> str:
 
 
 def read_info(files: Files) -> dict[str, Any]:
-    """The content of `run.json`, or an error that says what is wrong with the folder."""
+    """Return the content of `run.json`, or an error that says what is wrong with the folder."""
     try:
         info = json.loads(files.read(RUN_JSON))
     except FileNotFoundError:
@@ -179,7 +179,7 @@ def _remove(files: Files) -> None:
 
 @contextlib.contextmanager
 def alone(folder: Path | None) -> Iterator[None]:
-    """One process at a time, where the file system has such locks: held on the folder itself, so no file is left."""
+    """Hold a lock on the folder itself, where the file system has such locks: one process at a time, no file left."""
     if folder is None:
         yield
         return
@@ -202,7 +202,7 @@ def _exists(files: Files) -> str:
 
 
 def describe_process() -> dict[str, Any]:
-    """Where and with what a run was made."""
+    """Return where and with what a run was made."""
     return {
         "schema": SCHEMA,
         "tensortap": _version("tensortap") or "0",
@@ -224,7 +224,7 @@ def _version(package: str) -> str | None:
 
 
 def _git() -> dict[str, Any] | None:
-    """The commit the user's code is at, and whether it was changed since."""
+    """Return the commit the user's code is at, and whether it was changed since."""
     try:
         commit = _ask_git("rev-parse", "HEAD")
         return {"commit": commit, "changed": bool(_ask_git("status", "--porcelain", "--untracked-files=no"))}
@@ -269,7 +269,7 @@ def _busy(path: Path) -> str:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether some process is writing this rank's files now. Only asked, never taken: a writer may just be starting."""
+    """Return whether a process is writing this rank's files now. The lock is not taken: a writer may be starting."""
     path = (folder / LOCK).resolve()
     if path in _HELD:
         return True

@@ -1,4 +1,4 @@
-"""Folding a run's many small files into few, sorted by site, so that one site's history lies together."""
+"""Compact a run: merge its many small files into few, sorted by site, so that one site's history lies together."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _fold_records(files: Files, found: RankFiles, progress: Callable[[int], None
 
 
 def _groups(segments: Mapping[str, Outline]) -> Iterator[dict[str, Outline]]:
-    """What to fold together: small segments, neighbours in time, as many rows as fit into memory.
+    """Yield what to fold together: small segments, neighbours in time, as many rows as fit into memory.
 
     Large ones stay as they are, so folding a run that grows costs what was added to it.
     """
@@ -131,7 +131,7 @@ def _groups(segments: Mapping[str, Outline]) -> Iterator[dict[str, Outline]]:
 
 
 def _summed(outlines: Any) -> dict[bytes, bytes]:
-    """What the folded segment says of itself: the sum of what its parts said."""
+    """Return what the folded segment says of itself: the sum of what its parts said."""
     places: dict[tuple[str, ...], tuple[int, int]] = {}
     steps: set[int] = set()
     for outline in outlines:

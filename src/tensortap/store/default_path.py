@@ -1,4 +1,4 @@
-"""Where a run goes when nobody says: a new folder under `runs/`, the same one for all ranks of a launch."""
+"""Choose the folder of a run when none is given: under `runs/`, the same one for all ranks of a launch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def default_path(
 
 
 def agreed_path(base: str = "runs", *, turn: int = 0, spawned: bool = False) -> str | None:
-    """The path that other ranks of this launch have agreed on, if they have."""
+    """Return the path that other ranks of this launch have agreed on, if they have."""
     pointer = _pointer(base, turn, spawned)
     return pointer.read_text() if pointer.exists() else None
 

@@ -1,4 +1,4 @@
-"""What a run says of itself, read from one snapshot: counts, cost, lines of code, parts of tensors."""
+"""Read from one snapshot what a run says of itself: counts, cost, lines of code, last step."""
 
 from __future__ import annotations
 

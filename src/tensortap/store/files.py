@@ -1,4 +1,4 @@
-"""Where a run lies: a local folder or any fsspec address, behind the few verbs the store needs."""
+"""Read and write the files of a run, in a local folder or at any fsspec address."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class Files:
         return self.url
 
     def path(self, name: str = "") -> str:
-        """The full path of a name, as the file system wants it."""
+        """Return the full path of a name, as the file system wants it."""
         return f"{self.root}/{name}" if name else self.root
 
     def exists(self, name: str = "") -> bool:
-        """Whether there is such a file or folder."""
+        """Return whether there is such a file or folder."""
         return bool(self.fs.exists(self.path(name)))
 
     def list(self, name: str = "") -> list[str]:
-        """The names in a folder, sorted; none when there is no such folder."""
+        """Return the names in a folder, sorted; none when there is no such folder."""
         self.fs.invalidate_cache()
         try:
             found = self.fs.ls(self.path(name), detail=False)
@@ -55,16 +55,16 @@ class Files:
         return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in found)
 
     def open(self, name: str) -> IO[bytes]:
-        """A file for reading."""
+        """Return a file for reading."""
         opened: IO[bytes] = self.fs.open(self.path(name), "rb")
         return opened
 
     def read(self, name: str) -> bytes:
-        """A file's bytes."""
+        """Return a file's bytes."""
         return bytes(self.fs.cat_file(self.path(name)))
 
     def size(self, name: str) -> int:
-        """A file's length in bytes."""
+        """Return a file's length in bytes."""
         return int(self.fs.size(self.path(name)) or 0)
 
     def write(self, name: str, data: bytes) -> None:
@@ -74,7 +74,7 @@ class Files:
 
     @contextlib.contextmanager
     def replacing(self, name: str, *, sync: bool = True) -> Iterator[Path]:
-        """A local path to write to; when the block ends well, the file stands under `name`, whole and on the disk."""
+        """Give a local path to write to; when the block ends well, the file lies under `name`, whole and on disk."""
         hidden = self._hidden(name)
         self.make_folder(hidden.parent)
         hidden.touch()
@@ -114,7 +114,7 @@ class Files:
         self._device = folder.stat().st_dev
 
     def staging(self) -> Path:
-        """A local folder for what is still being appended to: the run itself, or for a remote run one of our own."""
+        """Return a local folder for files that are appended to: the run itself; for a remote run, one in the cache."""
         if self.local is not None:
             return self.local
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

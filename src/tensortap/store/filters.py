@@ -1,4 +1,4 @@
-"""From what a reader asks for (patterns, step ranges) to filters on the columns."""
+"""Turn what a reader asks for (patterns, step ranges) into filters on the columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ StepSelection = int | tuple[int, int] | Sequence[int] | slice | None
 
 
 def places_matching(sites: str | Pattern | Sequence[str | Pattern], known: Iterable[Place]) -> list[Place]:
-    """The places that any of the patterns means; an error names the nearest when there is none."""
+    """Return the places that any of the patterns means; an error names the nearest when there is none."""
     patterns = [sites] if isinstance(sites, (str, Pattern)) else list(sites)
     places = list(known)
     found: dict[Place, None] = {}
@@ -43,12 +43,12 @@ def _fits(pattern: Pattern, place: Place) -> bool:
 
 
 def equal(place: Place) -> Any:
-    """The filter that leaves one place's rows."""
+    """Return the filter that leaves one place's rows."""
     return (pc.field("site") == place.site) & (pc.field("port") == place.port) & (pc.field("slot") == place.slot)
 
 
 def any_place(places: Iterable[Place]) -> Any:
-    """The filter that leaves several places' rows: as few comparisons as there are ports, not sites."""
+    """Return the filter that leaves several places' rows: as few comparisons as there are ports, not sites."""
     sites: dict[tuple[str, str], list[str]] = {}
     for place in places:
         sites.setdefault((place.port, place.slot), []).append(place.site)
@@ -59,18 +59,18 @@ def any_place(places: Iterable[Place]) -> Any:
 
 
 def any_of(tests: Iterable[Any]) -> Any:
-    """Rows that pass at least one filter."""
+    """Return rows that pass at least one filter."""
     return reduce(lambda a, b: a | b, tests)
 
 
 def all_of(tests: Iterable[Any]) -> Any:
-    """Rows that pass every filter; None when there is none."""
+    """Return rows that pass every filter; None when there is none."""
     given = [test for test in tests if test is not None]
     return reduce(lambda a, b: a & b, given) if given else None
 
 
 def step_filter(steps: StepSelection) -> Any:
-    """The filter that leaves chosen steps: a number, a (start, stop) pair, a slice or a list."""
+    """Return the filter that leaves chosen steps: a number, a (start, stop) pair, a slice or a list."""
     if steps is None:
         return None
     step = pc.field("step")
@@ -88,7 +88,7 @@ def step_filter(steps: StepSelection) -> Any:
 
 
 def step_test(steps: StepSelection) -> Callable[[int], bool]:
-    """The same choice as a function of a step's number."""
+    """Return the same choice as a function of a step's number."""
     if steps is None:
         return lambda step: True
     if isinstance(steps, numbers.Integral):
@@ -107,7 +107,7 @@ def _bounds(steps: Any) -> tuple[int | None, int | None, int] | None:
     if isinstance(steps, slice):
         stride = 1 if steps.step is None else steps.step
         if stride < 1 or (steps.start or 0) < 0 or (steps.stop or 0) < 0:
-            raise RunError(f"steps={steps} counts backwards; steps are numbered from 0: slice(100, 200)")
+            raise RunError(f"steps must count upwards from 0, such as slice(100, 200), got {steps}")
         return steps.start, steps.stop, stride
     if isinstance(steps, range):
         return steps.start, steps.stop, steps.step

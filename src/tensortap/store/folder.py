@@ -1,4 +1,4 @@
-"""The run folder as a sink: every step appended to a tail before the step returns, sealed in the background."""
+"""Write a run folder: every step is appended to a tail before the step returns, and sealed in the background."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
 from tensortap.store import segments as seal
-from tensortap.store.catalog import Catalog, settled
+from tensortap.store.catalog import Catalog, retry_if_moved
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
 from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, RawTensor, tensor_batch
@@ -182,7 +182,7 @@ class RunFolder:
         self._state["records"] += step.table.rows
 
     def _note_parts(self, step: Step) -> None:
-        """Which part of a tensor this rank holds, as durable as the rows that need it to be folded."""
+        """Write down which part of a tensor this rank holds, as durably as the rows that need it to be merged."""
         parts = step.names.parts
         if len(parts) != len(self._state.get("parts", ())):
             self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
@@ -247,7 +247,7 @@ class RunFolder:
         """Tails that an earlier process of this rank left behind, without those it had sealed already."""
         catalog = Catalog(self.files)
         for what, list_files in (("records", catalog.records), ("metrics", catalog.metrics)):
-            found = settled(lambda list_files=list_files: list_files(self.rank))  # type: ignore[misc]
+            found = retry_if_moved(lambda list_files=list_files: list_files(self.rank))  # type: ignore[misc]
             for path in found.old_tails:
                 path.unlink(missing_ok=True)
             yield from (_Closed(what, path, 0) for path in found.tails)

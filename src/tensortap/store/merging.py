@@ -1,4 +1,4 @@
-"""Folding records over ranks, steps or calls when they are read."""
+"""Merge records over ranks, steps or calls when they are read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
 
 
 def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None) -> Any:
-    """One row for each place, and for each of step, rank and call that is not folded over.
+    """Return one row for each place, and for each of step, rank and call that is not folded over.
 
     `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
     one tensor (`parts` tells) count once, and `summands` says where ranks hold partial sums instead of pieces.
@@ -53,7 +53,7 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = N
 
 
 def _group(rows: Any, keys: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """An order that brings equal keys together, and where each group begins. Groups stay in order of appearance."""
+    """Return an order that brings equal keys together, and where each group begins, in order of appearance."""
     code = np.zeros(len(rows), np.int64)
     for key in keys:
         encoded = rows[key].combine_chunks().dictionary_encode(null_encoding="encode")

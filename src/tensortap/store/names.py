@@ -1,4 +1,4 @@
-"""The names inside a run folder, and nothing else."""
+"""The names of the files in a run folder."""
 
 from __future__ import annotations
 
@@ -27,64 +27,64 @@ class TensorFile(NamedTuple):
 
 
 def new_id() -> str:
-    """A name nobody else has."""
+    """Return a name nobody else has."""
     return uuid.uuid4().hex
 
 
 def rank_folder(rank: int) -> str:
-    """Where a rank's records lie."""
+    """Return where a rank's records lie."""
     return f"rank={rank}"
 
 
 def metrics_folder(rank: int) -> str:
-    """Where a rank's metrics lie."""
+    """Return where a rank's metrics lie."""
     return f"{METRICS}/rank={rank}"
 
 
 def tensors_folder(rank: int) -> str:
-    """Where a rank's raw tensors lie."""
+    """Return where a rank's raw tensors lie."""
     return f"rank={rank}/tensors"
 
 
 def tail_name(ident: str) -> str:
-    """An Arrow stream that is being appended to."""
+    """Return an Arrow stream that is being appended to."""
     return f"_tail-{ident}.arrows"
 
 
 def segment_name(ident: str) -> str:
-    """A sealed segment. It carries the id of the tail it was sealed from."""
+    """Return a sealed segment. It carries the id of the tail it was sealed from."""
     return f"seg-{ident}.parquet"
 
 
 def tensors_name(first: int, last: int, ident: str) -> str:
-    """A sealed file of raw tensors of the steps `first` to `last`."""
+    """Return a sealed file of raw tensors of the steps `first` to `last`."""
     return f"step-{first:09d}-{last:09d}-{ident}.safetensors"
 
 
 def tail_id(name: str) -> str | None:
-    """The id in a tail's name."""
+    """Return the id in a tail's name."""
     return _first(_TAIL, name)
 
 
 def segment_id(name: str) -> str | None:
-    """The id in a segment's name."""
+    """Return the id in a segment's name."""
     return _first(_SEGMENT, name)
 
 
 def rank_of(name: str) -> int | None:
-    """The rank in a folder's name."""
+    """Return the rank in a folder's name."""
     found = _first(_RANK, name)
     return None if found is None else int(found)
 
 
 def tensor_file(name: str) -> TensorFile | None:
-    """The steps in the name of a file of raw tensors."""
+    """Return the steps in the name of a file of raw tensors."""
     found = _TENSORS.fullmatch(name)
     return TensorFile(name, int(found[1]), int(found[2])) if found else None
 
 
 def tensors_id(name: str) -> str | None:
-    """The id in the name of a file of raw tensors."""
+    """Return the id in the name of a file of raw tensors."""
     found = _TENSORS.fullmatch(name)
     return found[3] if found else None
 

@@ -1,4 +1,4 @@
-"""A run, opened for reading: live, finished or crashed, local or remote. It never writes."""
+"""Open a run for reading: live, finished or crashed, local or remote. Nothing is ever written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sealing: a tail becomes a Parquet segment, or a file of raw tensors, and goes away."""
+"""Seal tails: turn a tail into a Parquet segment, or into a file of tensors, and remove it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def write_segment(path: Path, table: Any) -> None:
 
 
 def segment_writer(path: Path, schema: Any) -> Any:
-    """A Parquet writer with the encodings that suit records."""
+    """Return a Parquet writer with the encodings that suit records."""
     names = _leaves(schema)
     split: dict[str, str] = {name: "BYTE_STREAM_SPLIT" for name in _SPLIT if name in names}
     delta = {name: "DELTA_BINARY_PACKED" for name in _DELTA if name in names}
@@ -56,7 +56,7 @@ def segment_writer(path: Path, schema: Any) -> Any:
 
 
 def outline(table: Any) -> dict[bytes, bytes]:
-    """What a segment says of itself in its footer, so that a run's sites and steps are known without reading rows."""
+    """Return what a segment's footer says of it, so that a run's sites and steps are known without reading rows."""
     if "site" not in table.column_names:
         return {}
     steps = np.unique(_plain(table["step"], np.int64)).tolist()
@@ -64,7 +64,7 @@ def outline(table: Any) -> dict[bytes, bytes]:
 
 
 def _places(table: Any) -> list[tuple[Any, ...]]:
-    """Each place with its first sequence number and how many rows it has."""
+    """Return each place with its first sequence number and how many rows it has."""
     words, code = [], np.zeros(table.num_rows, np.int64)
     for name in PLACE:
         column = table[name].combine_chunks()
@@ -80,7 +80,7 @@ def _places(table: Any) -> list[tuple[Any, ...]]:
 
 
 def _plain(column: Any, dtype: Any) -> npt.NDArray[Any]:
-    """A column without nulls as an array; `to_numpy` would import pandas into the user's process."""
+    """Return a column without nulls as an array; `to_numpy` would import pandas into the user's process."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     parts = [np.frombuffer(c.buffers()[1], dtype)[c.offset : c.offset + len(c)] for c in chunks if len(c)]
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
@@ -135,7 +135,7 @@ def seal_tensors(files: Files, folder: str, tail: Path) -> None:
 
 
 def tensor_rows(table: Any) -> list[Stored]:
-    """The tensors in a tail, none twice."""
+    """Return the tensors in a tail, none twice."""
     columns = (table[name].to_pylist() for name in ("name", "entry", "dtype", "shape", "data"))
     rows = [Stored(name, entry, array_of_bytes(*raw)) for name, entry, *raw in zip(*columns, strict=True)]
     return list({row.name: row for row in rows}.values())

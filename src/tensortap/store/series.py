@@ -1,4 +1,4 @@
-"""One statistic of one place over steps, out of its records."""
+"""Compute one statistic of one place over steps from its records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Series(NamedTuple):
 
 
 def columns_for(stat: str) -> list[str]:
-    """The columns that a statistic is made of."""
+    """Return the columns that a statistic is made of."""
     if stat in _FOLDED or stat in _DERIVED:
         return list(_FOLDED)
     if _quantile_of(stat) is not None:
@@ -33,7 +33,7 @@ def columns_for(stat: str) -> list[str]:
 
 
 def series_of(rows: Any, stat: str) -> Series:
-    """A statistic of rows sorted by step; calls and ranks of one step are folded where that means something."""
+    """Return a statistic of rows sorted by step; calls and ranks of one step are folded where that means something."""
     if stat in _FOLDED or stat in _DERIVED or _quantile_of(stat) is not None:
         folded = fold(rows, ("ranks", "calls"))
         return Series(folded["step"].to_numpy(), _values(folded, stat))
@@ -73,7 +73,7 @@ def _quantile_of(stat: str) -> float | None:
 
 
 def _own_numbers(rows: Any, stat: str) -> npt.NDArray[np.float64]:
-    """What a function of the user's gave."""
+    """Return what a function of the user's gave."""
     numbers = [dict(pairs or ()) for pairs in rows["numbers"].to_pylist()]
     known = sorted({name for pairs in numbers for name in pairs})
     if stat not in known:

@@ -1,4 +1,4 @@
-"""What one read of a run sees, taken once and passed down, so that all parts of an answer are of one moment."""
+"""Take a snapshot of a run once per request and pass it down, so that all parts of an answer are of one moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.store import names as layout
-from tensortap.store.catalog import Catalog, Outline, RankFiles, TensorFiles, plain_rows, settled, tail_outline
+from tensortap.store.catalog import Catalog, Outline, RankFiles, TensorFiles, plain_rows, retry_if_moved, tail_outline
 from tensortap.store.claim import is_locked
 from tensortap.store.tail import read_tail
 from tensortap.types import Place
@@ -180,7 +180,7 @@ class Snapshots:
         """Return the run as it is now, or as it was at most `max_age` seconds ago."""
         with self._lock:
             if self._last is None or not max_age or self._clock() - self._taken >= max_age:
-                self._last, self._taken = settled(lambda: self._new(compare=max_age > 0)), self._clock()
+                self._last, self._taken = retry_if_moved(lambda: self._new(compare=max_age > 0)), self._clock()
             return self._last
 
     def forget(self) -> None:
@@ -191,7 +191,7 @@ class Snapshots:
     def read(self, ask: Callable[[Snapshot], T], max_age: float = 0.0) -> T:
         """Return what `ask` reads from a snapshot; when a file of it is gone meanwhile, from another one."""
         ages = iter([max_age])
-        return settled(lambda: ask(self.take(next(ages, 0.0))))
+        return retry_if_moved(lambda: ask(self.take(next(ages, 0.0))))
 
     def _new(self, *, compare: bool) -> Snapshot:
         self._tails.prune()

@@ -1,4 +1,4 @@
-"""A tail: an Arrow stream that is appended to after every step, and read while it is."""
+"""Append to and read a tail: an Arrow stream that grows by one batch a step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tail:
                 os.close(fd)
 
     def gone(self) -> bool:
-        """Whether somebody deleted the file under us."""
+        """Return whether somebody deleted the file under us."""
         return not self.path.exists()
 
     def close(self) -> None:

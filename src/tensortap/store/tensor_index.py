@@ -38,7 +38,7 @@ class TensorRequest(NamedTuple):
         return f"{self.place} at step {self.step}, call {self.call}{kind}"
 
     def fits(self, key: TensorKey) -> bool:
-        """Whether this is (one of) the tensors that are meant."""
+        """Return whether this is (one of) the tensors that are meant."""
         return (
             (key.place, key.step, key.call) == (self.place, self.step, self.call)
             and self.kind in (None, key.kind)

@@ -1,4 +1,4 @@
-"""Raw tensors in safetensors files, bf16 and fp8 included, read back one at a time from any file system."""
+"""Write and read tensors in safetensors files, bf16 and fp8 included, one at a time from any file system."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TensorKey(NamedTuple):
         return Place(self.site, self.port, self.slot)
 
     def name(self) -> str:
-        """How it is called in its file."""
+        """Return how it is called in its file."""
         again = "r" if self.recomputed else ""
         probe = f"/probe={self.probe}" if self.probe else ""  # another probe's tensor of this kind may come later
         return f"step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}{probe}"
@@ -54,7 +54,7 @@ class Stored(NamedTuple):
 
 
 def tensors_of(step: Step) -> Iterator[Stored]:
-    """What a step kept of tensors, under names that do not collide."""
+    """Yield what a step kept of tensors, under names that do not collide."""
     taken: dict[str, int] = {}
     for record, kept in step.tensors():
         place = record.place
@@ -79,12 +79,12 @@ def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
 
 
 def array_of_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Array:
-    """An array of its own from raw bytes."""
+    """Return an array of its own from raw bytes."""
     return np.frombuffer(bytearray(data), _BY_NAME[dtype]).reshape(shape)
 
 
 def index_entry(key: TensorKey) -> str:
-    """What a file's metadata says of a tensor."""
+    """Return what a file's metadata says of a tensor."""
     return json.dumps(key._asdict())
 
 
@@ -103,12 +103,12 @@ class TensorReader:
         self.entries = {name: (header[name], index[name]) for name in index}
 
     def keys(self) -> dict[str, TensorKey]:
-        """The tensors in the file."""
+        """Return the tensors in the file."""
         fields = TensorKey._fields
         return {n: TensorKey(**{f: entry[f] for f in fields if f in entry}) for n, (_, entry) in self.entries.items()}
 
     def read(self, name: str, file: IO[bytes] | None = None) -> Array:
-        """One tensor, as an array of its own; out of `file` when the first one was closed meanwhile."""
+        """Return one tensor, as an array of its own; out of `file` when the first one was closed meanwhile."""
         header, entry = self.entries[name]
         begin, end = header["data_offsets"]
         source = file or self._file

@@ -1,1 +1,4 @@
-"""The rules, by what they look at. Each is a function of a history whose keywords are its thresholds."""
+"""The rules, one file for each subject. A rule is a function of a `RunHistory`; its keywords are its thresholds.
+
+May import `diagnose.history`, `diagnose.rule`, `diagnose.measures`, `reduce`, `select` and what lies below.
+"""

@@ -1,4 +1,4 @@
-"""Activations that stopped working: dead units, saturated layers."""
+"""Rules on activations: dead units, saturated layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that no longer look as they did in a reference run."""
+"""Rule on drift: tensors that are distributed otherwise than in a reference run."""
 
 from __future__ import annotations
 

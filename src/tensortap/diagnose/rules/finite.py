@@ -1,4 +1,4 @@
-"""NaN and Inf: where they came from first, and how far they got."""
+"""Rule on NaN and Inf: where they came from first, and how far they spread."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _name(row: dict[str, Any]) -> str:
 
 
 def _when(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What came first, on whichever rank. A reduced gradient is bad on every rank: what made it so came before it."""
+    """Return a sort key: what came first, on any rank. A reduced gradient is bad on every rank, its cause is not."""
     return (
         row["step"],
         row["port"] not in FORWARD_PORTS,
@@ -110,7 +110,7 @@ def _lead(events: list[dict[str, Any]], several: bool) -> Finding:
 
 
 def _given(first: dict[str, Any], events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The outermost input around the first site, if it was bad already: a module's input is noted after its inside."""
+    """Return the outermost bad input around the first site: a module's input is recorded after its inside."""
     path = first["site"]
     around = [
         row

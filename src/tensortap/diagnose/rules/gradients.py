@@ -1,4 +1,4 @@
-"""Gradients that die out or blow up on their way from the last layer to the first."""
+"""Rules on gradients that vanish or explode on their way from the last layer to the first."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Depth(NamedTuple):
             return np.asarray(self.sizes[0] / self.sizes[-1])
 
     def sharpest(self, mask: npt.NDArray[np.bool_], sign: int) -> SiteHistory:
-        """The layer at which the gradient, going backwards, falls (−1) or grows (+1) most."""
+        """Return the layer at which the gradient, going backwards, falls (−1) or grows (+1) most."""
         with np.errstate(divide="ignore", invalid="ignore"):
             change = sign * np.diff(np.log(self.sizes[::-1, mask]), axis=0).mean(axis=1)
         return self.layers[::-1][1 + int(np.nanargmax(np.nan_to_num(change, nan=-np.inf, posinf=1e9)))]

@@ -1,4 +1,4 @@
-"""What goes in, and what nothing ever goes through."""
+"""Rules on inputs that are not normalised, and on modules that never ran."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def inputs_not_normalised(
 
 
 def _given(history: RunHistory) -> list[SiteHistory]:
-    """The root's inputs; where they were not recorded, those of the module that ran first."""
+    """Return the root's inputs; where they were not recorded, those of the module that ran first."""
     sites = history.sites("input", duplicates=True)
     root = [site for site in sites if not site.place.site]
     outputs = history.sites("output", duplicates=True)

@@ -1,4 +1,4 @@
-"""The loss: does it fall, and does it jump?"""
+"""Rules on the loss: whether it falls, and whether it jumps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 def _losses(history: RunHistory, metric: str, least: int) -> list[Series]:
-    """The metrics that are losses of training, with at least so many finite values."""
+    """Return the metrics that are losses of training, with at least so many finite values."""
     exact = [metric] if metric in history.metrics else []
     close = [name for name in history.metrics if metric in name.lower() and not _of_evaluation(name)]
     found = [(name, *history.metrics[name]) for name in exact or close]

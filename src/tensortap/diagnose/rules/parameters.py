@@ -1,4 +1,4 @@
-"""Parameters that do not move, move too much, or began badly."""
+"""Rules on parameters that do not change, change too much, or were initialised poorly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fewer bits would lose, and what half precision is losing already."""
+"""Rule on precision: what fewer bits would lose, and what half precision is losing already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tensors can still tell apart: representations that collapse, attention that looks at one place."""
+"""Rules on representations that collapse, and on attention that looks at one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several rules need: kinds of layers, what lasts, where depth begins."""
+"""What several rules share: kinds of layers, masks over steps, order of depth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OTHERS: Final = (  # modules that are no ReLU, whatever their output looks like
 
 
 def relu_like(site: SiteHistory) -> bool:
-    """Whether a site shows what a ReLU gave: by its class or, where that says nothing, by never being negative."""
+    """Return whether a site is a ReLU's output: by its class or, where that is unknown, by never being negative."""
     if site.type in RELUS:
         return True
     if any(part in site.type for part in _OTHERS) or not site.floating or len(site.shape) < 2:
@@ -29,13 +29,13 @@ def relu_like(site: SiteHistory) -> bool:
 
 
 def lately(mask: Mask, count: int) -> Mask:
-    """The last steps, unbroken to the end, at which the mask holds; nothing when they are fewer than `count`."""
+    """Return the last steps, unbroken to the end, at which the mask holds; nothing when they are fewer than `count`."""
     held = np.logical_and.accumulate(mask[::-1])[::-1]
     return held if held.sum() >= min(count, len(mask)) and mask.any() else np.zeros_like(mask)
 
 
 def streak(mask: Mask, count: int) -> bool:
-    """Whether the mask holds `count` times in a row; at every step when there are fewer."""
+    """Return whether the mask holds `count` times in a row; at every step when there are fewer."""
     if not mask.any():
         return False
     sums = np.convolve(mask, np.ones(min(count, len(mask)), np.int64), "valid")
@@ -70,6 +70,6 @@ def _nearest(path: str, order: dict[str, int]) -> int:
 
 
 def named(sites: Sequence[str], most: int = 3) -> str:
-    """A few names, and how many more."""
+    """Return a few names, and how many more."""
     more = f" and {len(sites) - most} more" if len(sites) > most else ""
     return ", ".join(sites[:most]) + more

@@ -1,4 +1,4 @@
-"""What a tensor's values say by themselves: nothing but zeros, one value, a few giants."""
+"""Rules on values: nothing but zeros, one value, a few outliers."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def facts_by_place(snapshot: Snapshot) -> dict[Triple, Fact]:
 
 
 def _latest_rows(snapshot: Snapshot, found: dict[Triple, Fact]) -> Iterator[Any]:
-    """Rows to read, the latest first: tails, the last steps of some segments, then whatever has unknown places."""
+    """Yield rows, the latest first: tails, the last steps of some segments, then whatever has unknown places."""
     for table in snapshot.tails.values():
         yield table.select(_COLUMNS).cast(pa.schema([PLAIN_RECORDS.field(name) for name in _COLUMNS]))
     segments = [
@@ -145,7 +145,7 @@ def _read(snapshot: Snapshot, name: str, chosen: Any) -> Any:
 
 
 def _of_table(table: Any) -> dict[Triple, Fact]:
-    """The last row of each place; of the calls the highest."""
+    """Return the last row of each place; of the calls the highest."""
     histogram = pc.is_valid(table["hist_offset"]).to_pylist()
     found: dict[Triple, Fact] = {}
     for site, port, slot, call, dtype, shape, has in zip(

@@ -1,4 +1,4 @@
-"""Putting steps together so that the screen can show them: 1, 2, 4, 8 … recorded steps a bin, at fixed places.
+"""Put steps into bins of 1, 2, 4, 8 … recorded steps, at fixed positions, so that the screen can show them.
 
 Bins are counted in recorded steps, not in step numbers, so that `every(100)` leaves no holes, and begin at multiples of
 their size, so that a zoom and its neighbours share what was computed.
@@ -27,12 +27,12 @@ class StepBins(NamedTuple):
         return self.last - self.first
 
     def steps(self, total: int) -> tuple[int, int]:
-        """The recorded steps they cover, as indices."""
+        """Return the recorded steps they cover, as indices."""
         return self.first << self.level, min(self.last << self.level, total)
 
 
 def bins_for(low: int, high: int, width: int) -> StepBins:
-    """The smallest bins of which at most `width` cover the recorded steps from `low` to before `high`.
+    """Return the smallest bins of which at most `width` cover the recorded steps from `low` to before `high`.
 
     >>> bins_for(0, 5000, 1000)
     StepBins(level=3, first=0, last=625)
@@ -44,7 +44,7 @@ def bins_for(low: int, high: int, width: int) -> StepBins:
 
 
 def edges(bins: StepBins, steps: Ints) -> npt.NDArray[np.float64]:
-    """The step each bin begins with, and where the last one ends."""
+    """Return the step each bin begins with, and where the last one ends."""
     if not bins.size:
         return np.zeros(1)
     low, high = bins.steps(len(steps))
@@ -53,5 +53,5 @@ def edges(bins: StepBins, steps: Ints) -> npt.NDArray[np.float64]:
 
 
 def _gap(steps: Ints) -> float:
-    """How far recorded steps usually lie apart."""
+    """Return how far recorded steps usually lie apart."""
     return float(np.median(np.diff(steps[-64:]))) if len(steps) > 1 else 1.0

@@ -1,4 +1,4 @@
-"""Remembering what was computed, within a number of bytes; who asks for what is being computed waits for it."""
+"""Remember what was computed, within a number of bytes; several that ask for one value wait for one computation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SizedCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
-        """The value of a key; made once, however many ask at a time. What is larger than the limit is not kept."""
+        """Return the value of a key, made once however many ask for it. A value above the limit is not kept."""
         with self._lock:
             if key in self._kept:
                 self._kept.move_to_end(key)

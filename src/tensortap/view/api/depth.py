@@ -1,4 +1,4 @@
-"""One step through the network: how large what flows forward and backward is, by depth; and that over steps."""
+"""Show one step by depth: how large activations and gradients are, layer by layer; and that over steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def depth(history: TiledGrids, snapshot: Snapshot, query: Query) -> Answer:
 
 
 def _forward(snapshot: Snapshot) -> dict[Triple, int]:
-    """The outputs, in order of execution."""
+    """Return the outputs, in order of execution."""
     return {triple: row for triple, row in snapshot.rows.items() if triple[1] == "output"}
 
 
@@ -54,7 +54,7 @@ def _over_steps(history: TiledGrids, snapshot: Snapshot, query: Query) -> Column
 
 
 def _one(snapshot: Snapshot, query: Query) -> dict[str, Any]:
-    """The recorded step nearest to the one asked for."""
+    """Return the recorded step nearest to the one asked for."""
     at = int(np.abs(snapshot.steps - query.number("step")).argmin())
     step = int(snapshot.steps[at])
     rows = rows_of(snapshot, _READ, first=step, last=step, ports=RESULT_PORTS)
@@ -84,7 +84,7 @@ def _summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _gradient(found: dict[Triple, list[dict[str, Any]]], triple: Triple) -> float | None:
-    """The root mean square of what flows back to an output; None when that was not recorded, or not finite."""
+    """Return the root mean square of what flows back to an output; None when that was not recorded, or not finite."""
     rows = found.get((triple[0], "grad_output", triple[2]), [])
     finite = sum(row["numel"] - sum(row[name] for name in NONFINITE) for row in rows)
     return float(np.sqrt(sum(row["l2"] ** 2 for row in rows) / finite)) if finite > 0 else None

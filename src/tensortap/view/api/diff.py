@@ -52,7 +52,7 @@ def _log(excess: float | None) -> float:
 
 
 def both_named(query: Query) -> tuple[str, str]:
-    """The two runs of a request."""
+    """Return the two runs of a request."""
     a, b = query.text("a"), query.text("b")
     if not a or not b:
         raise RunError("a difference is between two runs: give a= and b=")

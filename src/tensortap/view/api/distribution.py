@@ -1,4 +1,4 @@
-"""Histograms of many steps as bands of quantiles, and as rows of a picture from the most negative to the greatest."""
+"""Show the histograms of many steps as bands of quantiles, and as rows of a picture."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _merged(table: Any, starts: Ints) -> list[tuple[int, npt.NDArray[np.int64]]]
 def _picture(
     merged: list[tuple[int, npt.NDArray[np.int64]]], zeros: npt.NDArray[np.int64], largest: float, most: int
 ) -> tuple[npt.NDArray[np.float32], Floats]:  # fmt: skip
-    """Shares of the finite elements in at most `most` steps of magnitude, and the steps' ends."""
+    """Return shares of the finite elements in at most `most` steps of magnitude, and the steps' ends."""
     dense = np.stack([buckets.dense(*found) for found in merged]).reshape(len(merged), -1, 2)
     used = np.flatnonzero(dense.any(axis=(0, 2)))
     total = np.maximum(dense.sum(axis=(1, 2)) + zeros, 1)[:, None]

@@ -1,4 +1,4 @@
-"""Read one file of a run as a grid of one statistic: only the columns it takes, and not those that are zero throughout.
+"""Read one file of a run as a grid of one statistic: only the columns it takes.
 
 A column of which the footer says "all zero" (no NaN, nothing recomputed) is known without reading it, and in a folded
 segment, which is sorted by place, the footer tells which rows are whose.
@@ -64,14 +64,14 @@ class FileRows(NamedTuple):
     total: int
 
     def number(self, name: str) -> npt.NDArray[Any]:
-        """A column of numbers."""
+        """Return a column of numbers."""
         if name not in self.columns.column_names:
             return np.zeros(self.total, np.int64)
         return array_of(self.columns[name])
 
 
 def segment_grid(files: Files, name: str, outline: Outline, stat: Stat) -> FileGrid | None:
-    """A sealed segment; None when it has no record that the statistic is about."""
+    """Return a sealed segment; None when it has no record that the statistic is about."""
     if not _any_port(outline, stat):
         return None
     with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS)) as file:
@@ -86,7 +86,7 @@ def segment_grid(files: Files, name: str, outline: Outline, stat: Stat) -> FileG
 
 
 def tail_grid(table: Any, stat: Stat) -> FileGrid | None:
-    """The rows of a tail, as `read_tail` gives them."""
+    """Return the rows of a tail, as `read_tail` gives them."""
     places, place = _places(table)
     return _grid(FileRows(table, places, place, len(table)), np.unique(array_of(table["step"])), stat)
 
@@ -100,7 +100,7 @@ def _any_port(outline: Outline, stat: Stat) -> bool:
 
 
 def _zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
-    """The columns that are zero, or false, in every row, as far as the footer tells."""
+    """Return the columns that are zero, or false, in every row, as far as the footer tells."""
     at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
     return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
@@ -112,7 +112,7 @@ def _is_zero(column: Any) -> bool:
 
 
 def _ordered(outline: Outline) -> tuple[ColumnPlaces, Ints] | None:
-    """Which rows are whose in a segment that was folded: it is sorted by place."""
+    """Return which rows are whose in a segment that was folded: it is sorted by place."""
     if not outline.replaces:
         return None
     places, counts = _sorted_places(ByIdentity(outline.places))
@@ -141,7 +141,7 @@ def _sorted_places(same: ByIdentity) -> tuple[ColumnPlaces, Ints]:
 
 
 def _places(table: Any) -> tuple[ColumnPlaces, Ints]:
-    """The places of rows, from their words."""
+    """Return the places of rows, from their words."""
     words, code = [], np.zeros(len(table), np.int64)
     for name in _WORDS:
         column = _encoded(table[name])
@@ -153,21 +153,21 @@ def _places(table: Any) -> tuple[ColumnPlaces, Ints]:
 
 @functools.lru_cache(maxsize=64)
 def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> ColumnPlaces:
-    """The places of numbered combinations of words: the same object for files that hold the same places."""
+    """Return the places of numbered combinations of words: the same object for files that hold the same places."""
     numbers = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
     names = [[known[i] for i in at.tolist()] for known, at in zip(words, numbers, strict=True)]
     return ColumnPlaces([(site, port, slot) for site, port, slot in zip(*names, strict=True)])
 
 
 def _encoded(column: Any) -> Any:
-    """A column as one dictionary array."""
+    """Return a column as one dictionary array."""
     column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
     column = column.unify_dictionaries().combine_chunks()
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
 def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
-    """The codes in use, and for each row which of them it has."""
+    """Return the codes in use, and for each row which of them it has."""
     if size > _TABLED:
         return np.unique(code, return_inverse=True)
     present = np.flatnonzero(np.bincount(code, minlength=1)) if len(code) else np.zeros(0, np.int64)
@@ -192,7 +192,7 @@ def _grid(rows: FileRows, steps: Ints, stat: Stat) -> FileGrid | None:
 
 
 def _counted(rows: FileRows, stat: Stat) -> npt.NDArray[np.bool_] | None:
-    """Which rows count; None: all of them."""
+    """Return which rows count; None: all of them."""
     again = "recomputed" in rows.columns.column_names
     keep = ~rows.number("recomputed").astype(bool) if again else None
     if stat.ports:
@@ -202,13 +202,13 @@ def _counted(rows: FileRows, stat: Stat) -> npt.NDArray[np.bool_] | None:
 
 
 def _bad(rows: FileRows) -> npt.NDArray[np.bool_] | None:
-    """Which rows have something that is not finite; None: none has."""
+    """Return which rows have something that is not finite; None: none has."""
     read = [rows.number(name) for name in NONFINITE if name in rows.columns.column_names]
     return np.any([count > 0 for count in read], axis=0) if read else None
 
 
 def _numbers(rows: FileRows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
-    """A number that a reducer gave under a name; NaN where it gave none."""
+    """Return a number that a reducer gave under a name; NaN where it gave none."""
     if not stat.number:
         return {}
     found = pc.map_lookup(rows.columns["numbers"], pa.scalar(stat.number), "first")
@@ -216,7 +216,7 @@ def _numbers(rows: FileRows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
 
 
 def array_of(column: Any) -> npt.NDArray[Any]:
-    """The values; NaN for a null among floats.
+    """Return the values; NaN for a null among floats.
 
     >>> array_of(pa.chunked_array([[1.5, None], [2.0]])), array_of(pa.array([True, False]))
     (array([1.5, nan, 2. ]), array([ True, False]))

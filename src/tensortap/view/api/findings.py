@@ -72,7 +72,7 @@ class BackgroundFindings:
             self._again = self._clock() + max(REST, REST * (self._clock() - begin))
 
     def _steps(self, snapshot: Snapshot) -> Ints | None:
-        """The steps that rules see when there are too many: evenly spread, both ends, and where NaN is."""
+        """Return the steps that rules see when there are too many: evenly spread, both ends, and where NaN is."""
         if snapshot.record_count <= self._limit:
             return None
         total = len(snapshot.steps)
@@ -84,7 +84,7 @@ class BackgroundFindings:
         )
 
     def _bad(self, snapshot: Snapshot) -> Ints:
-        """The first steps in which something was not finite."""
+        """Return the first steps in which something was not finite."""
         found: list[Ints] = []
         for first in range(0, len(snapshot.steps), 4096):
             bins = StepBins(0, first, min(first + 4096, len(snapshot.steps)))

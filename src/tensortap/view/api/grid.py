@@ -1,4 +1,4 @@
-"""Steps × places as dense arrays: what several records of a cell come to, and how steps are put together into bins."""
+"""Hold steps × places as dense arrays: several records of a cell are merged, steps are put into bins."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Grid(NamedTuple):
         return sum(part.nbytes for part in self if part is not None)
 
     def each(self, take: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Grid:
-        """Something taken of every part that is there."""
+        """Return something taken of every part that is there."""
         return Grid(*(None if part is None else take(part) for part in self))  # type: ignore[arg-type]
 
 
@@ -73,7 +73,7 @@ def _folded(cell: Ints, values: npt.NDArray[Any], count: Ints, shape: tuple[int,
 
 
 def binned(grid: Grid, starts: Ints) -> Grid:
-    """Rows put together from each start to the next: values by their counts, extremes as extremes."""
+    """Return rows put together from each start to the next: values by their counts, extremes as extremes."""
     if len(starts) == len(grid.mean):
         return grid
     ends = np.append(starts[1:], len(grid.mean))
@@ -164,7 +164,7 @@ class Canvas:
 
 
 def _at(bins: Ints, rows: Ints) -> Any:
-    """An index of bins × rows; slices where they lie side by side, which is much faster."""
+    """Return an index of bins × rows; slices where they lie side by side, which is much faster."""
     whole = [_slice(index) for index in (bins, rows)]
     if whole[0] is not None:
         return whole[0], rows if whole[1] is None else whole[1]
@@ -178,5 +178,5 @@ def _slice(index: Ints) -> slice | None:
 
 
 def _spread(grid: Grid) -> Grid:
-    """A grid with all its parts."""
+    """Return a grid with all its parts."""
     return Grid(grid.mean, grid.mean, grid.mean, (~np.isnan(grid.mean)).astype(np.float32), grid.bad)

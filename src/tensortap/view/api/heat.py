@@ -1,4 +1,4 @@
-"""The heat map: places in order of execution × bins of steps, one statistic."""
+"""Make the heat map: places in order of execution × bins of steps, one statistic."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> Columns:
 
 
 def chosen_rows(snapshot: Snapshot, query: Query, stat: Stat) -> Ints:
-    """The rows a request means, in order of execution."""
+    """Return the rows a request means, in order of execution."""
     port, sites = query.text("port"), query.text("sites")
     chosen = _matching(snapshot, sites) if sites else None
     found = [
@@ -54,7 +54,7 @@ def chosen_rows(snapshot: Snapshot, query: Query, stat: Stat) -> Ints:
 
 
 def _matching(snapshot: Snapshot, sites: str) -> set[Triple]:
-    """The places that a pattern means; their modules' classes are in the run's description, not in its records."""
+    """Return the places that a pattern matches; classes of modules are in `run.json`, not in the records."""
     pattern = Pattern.parse(sites)
     if pattern.kind != "type":
         return {place[:3] for place in places_matching(pattern, snapshot.places)}
@@ -73,7 +73,7 @@ def _matching(snapshot: Snapshot, sites: str) -> set[Triple]:
 def _range(
     history: TiledGrids, snapshot: Snapshot, stat: Stat, query: Query, columns: dict[str, npt.NDArray[Any]]
 ) -> list[float] | None:  # fmt: skip
-    """Where colours begin and end: the same for every zoom into a run; of a very long run, what was asked for."""
+    """Return where colours begin and end: the same for every zoom, except in a very long run."""
     if snapshot.record_count > LONG:
         return value_range(columns["value"], stat.scale)
     port = query.text("port")
@@ -108,7 +108,7 @@ def _turned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def value_range(values: npt.NDArray[Any], scale: str) -> list[float] | None:
-    """All but the outermost hundredths, on a logarithmic scale of what is above zero; None when there is nothing."""
+    """Return the 1st and the 99th percentile, on a logarithmic scale of positive values; None when there is none."""
     flat = values.reshape(-1)
     flat = flat[:: max(1, flat.size // _SAMPLED)]
     flat = flat[np.isfinite(flat) & ((flat > 0) | (scale != "log"))]

@@ -1,4 +1,4 @@
-"""The user's metrics over the same steps: mean, least and greatest of each bin."""
+"""Show the user's metrics over the same steps: mean, least and greatest of each bin."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Series = tuple[Ints, npt.NDArray[np.float64]]
 
 
 def series_of(snapshot: Snapshot, cache: SizedCache) -> dict[str, Series]:
-    """Each metric's steps and values, sorted by step; ranks follow each other."""
+    """Return each metric's steps and values, sorted by step; ranks follow each other."""
 
     def read() -> dict[str, Series]:
         table = queries.metrics(snapshot)

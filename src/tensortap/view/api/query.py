@@ -1,4 +1,4 @@
-"""What a request asks for: its parameters as numbers, names and ranges, with errors that say what would be right."""
+"""Read the parameters of a request, with errors that say what would be right."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ class Query:
         return urlencode(sorted(self._given.items()))
 
     def text(self, name: str, default: str = "") -> str:
-        """A word."""
+        """Return a word."""
         return self._given.get(name, default)
 
     def number(self, name: str, default: Any = None) -> Any:
-        """A whole number."""
+        """Return a whole number."""
         given = self._given.get(name, "")
         try:
             return int(given) if given else default
         except ValueError:
-            raise RequestError(f"{name}={given!r} is no whole number", f"write {name}=600") from None
+            raise RequestError(f"{name} must be a whole number, got {given!r}", f"write {name}=600") from None
 
     @property
     def width(self) -> int:
@@ -55,18 +55,18 @@ class Query:
         return int(min(max(self.number("width", 800), 1), WIDEST))
 
     def span(self, steps: Ints) -> tuple[int, int]:
-        """Which of the steps are asked for, from the first to before the last; `from` and `to` are both meant."""
+        """Return which of the steps are asked for, from the first to before the last; `from` and `to` are included."""
         low = np.searchsorted(steps, self._edge("from", -math.inf), "left")
         high = np.searchsorted(steps, self._edge("to", math.inf), "right")
         return int(low), max(int(low), int(high))
 
     def window(self, name: str, size: int) -> tuple[int, int]:
-        """A part `a:b` of an axis, within it."""
+        """Return a part `a:b` of an axis, within it."""
         first, colon, last = self._given.get(name, ":").partition(":")
         try:
             low, high = int(first or 0), int(last or size) if colon else int(first) + 1
         except ValueError:
-            raise RequestError(f"{name}={self._given[name]!r} is no range", f"write {name}=0:100") from None
+            raise RequestError(f"{name} must be a range, got {self._given[name]!r}", f"write {name}=0:100") from None
         low = min(max(low, 0), size)
         return low, min(max(high, low), size)
 
@@ -75,5 +75,5 @@ class Query:
         try:
             edge = float(given) if given else default
         except ValueError:
-            raise RequestError(f"{name}={given!r} is no step", f"write {name}=100") from None
+            raise RequestError(f"{name} must be a step, got {given!r}", f"write {name}=100") from None
         return default if math.isnan(edge) else edge

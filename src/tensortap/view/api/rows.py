@@ -1,4 +1,4 @@
-"""The records of some places, or of some steps, from every file that has any."""
+"""Read the records of some places, or of some steps, from every file that has any."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows_of(
     snapshot: Snapshot, columns: Sequence[str], *, places: Sequence[Triple] = (), first: int = 0,
     last: int = 1 << 62, ports: Sequence[str] = (), every: int = 1,
 ) -> Any:  # fmt: skip
-    """Columns of the records of places, or of all, by step; what was recomputed is left out.
+    """Return columns of the records of places, or of all, by step; what was recomputed is left out.
 
     With `every` only every n-th of the recorded steps is read.
     """
@@ -48,14 +48,14 @@ def rows_of(
 
 
 def of_place(snapshot: Snapshot, place: Triple) -> ReadColumns:
-    """A place's records, read when they are asked for."""
+    """Return a place's records, read when they are asked for."""
     return lambda columns, first, last: rows_of(snapshot, columns, places=[place], first=first, last=last)
 
 
 def by_place(
     snapshot: Snapshot, columns: Sequence[str], places: Sequence[Triple], every: int = 1
 ) -> Iterator[tuple[Triple, ReadColumns]]:  # fmt: skip
-    """Many places' records, read in one pass and held in memory."""
+    """Yield many places' records, read in one pass and held in memory."""
     keys = ("site", "port", "slot")
     table = rows_of(snapshot, list(dict.fromkeys([*keys, *columns])), places=places, every=every)
     for triple in places:

@@ -1,4 +1,4 @@
-"""The runs below a folder, and nothing else: what is asked for by name is one of those that were found."""
+"""Find the runs below a folder; only those can be asked for by name."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunFinder:
             raise NotARunError(f"there is neither a run nor a folder of runs at {self.path!r}")
 
     def ids(self) -> list[str]:
-        """The runs there are, in the order of their names."""
+        """Return the runs there are, in the order of their names."""
         if self.alone:
             return [self._own_id()]
         assert self.root is not None
@@ -38,7 +38,7 @@ class RunFinder:
         return sorted(found)[:_MOST]
 
     def where(self, ident: str) -> str:
-        """The path of a run, which may be named by nothing when it is the only one."""
+        """Return the path of a run, which may be named by nothing when it is the only one."""
         if self.alone:
             if ident in ("", self._own_id()):
                 return self._checked(self.path)
@@ -81,7 +81,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _links(folder: Path) -> Iterator[Path]:
-    """The symbolic links in a run's folder."""
+    """Yield the symbolic links in a run's folder."""
     for entry in _entries(folder):
         if entry.is_symlink():
             yield Path(entry.path)

@@ -1,4 +1,4 @@
-"""One place closely: its statistics over steps, its distribution, its last record, and what hangs together with it."""
+"""Show one place closely: its statistics over steps, its distribution, its last record, its neighbours."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def _buckets(query: Query) -> int:
 
 
 def _some(tensors: list[dict[str, Any]]) -> dict[str, Any]:
-    """The kept tensors to choose from; of very many, evenly spread ones, the last among them."""
+    """Return the kept tensors to choose from; of very many, evenly spread ones, the last among them."""
     every = -(-len(tensors) // TENSORS) or 1
     return {"tensors": tensors[::-1][::every][::-1], "tensors_total": len(tensors)}
 
 
 def _read(read: ReadColumns, snapshot: Snapshot, query: Query, low: int, high: int) -> tuple[Any, Any]:
-    """The numbers of all records, and the histograms of as many as are to be had in memory, in one pass."""
+    """Return the numbers of all records, and the histograms of as many as are to be had in memory, in one pass."""
     numbers, shapes, stride = [], [], _stride(high - low)
     for a in range(low, high, HISTOGRAMS):
         last = int(snapshot.steps[min(a + HISTOGRAMS, high) - 1])
@@ -97,7 +97,7 @@ def _bin_of(rows: Any, snapshot: Snapshot, bins: StepBins) -> Ints:
 
 
 def _statistics(rows: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Means of a bin's records with their extremes; the least minimum, the greatest maximum, what was not finite."""
+    """Return each bin's means with their extremes, least minimum, greatest maximum, and what was not finite."""
     known = {name: rows[name].to_numpy() for name in _NUMBERS[3:]}
     known["zeros"] = known["zeros"] / np.maximum(known["numel"], 1)
     known["nonfinite"] = np.asarray(sum(known[name] for name in NONFINITE), np.float64)
@@ -126,7 +126,7 @@ def _per_bin(
 
 
 def _about(read: ReadColumns, snapshot: Snapshot, place: Triple, rows: Any) -> dict[str, Any]:
-    """The last record, and the places beside this one."""
+    """Return the last record, and the places beside this one."""
     calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
     return {
         "site": site_name(place), "version": snapshot.version, "calls": calls, "ranks": ranks,
@@ -142,7 +142,7 @@ def _akin(a: Triple, b: Triple) -> bool:
 
 
 def _with_line(record: dict[str, Any] | None, snapshot: Snapshot, place: Triple) -> dict[str, Any] | None:
-    """An operation's record tells the line of the watched code too."""
+    """Return an operation's record tells the line of the watched code too."""
     line = facts.lines(snapshot).get(place[0]) if record and record["op"] else None
     return {**record, "line": line} if record and line else record
 

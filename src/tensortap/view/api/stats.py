@@ -1,4 +1,4 @@
-"""The statistics a heat map can show: which columns they are made of, and how several records become one cell."""
+"""List the statistics a heat map can show: their columns, and how several records become one cell."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ STATS: Final = {
 
 
 def stat_named(name: str) -> Stat:
-    """The statistic of a name, or an error that offers those there are."""
+    """Return the statistic of a name, or an error that offers those there are."""
     if name not in STATS:
         raise RunError(f"no statistic {name!r}.{suggest(name, STATS)} There are: {', '.join(STATS)}")
     return STATS[name]

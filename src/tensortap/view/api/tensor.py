@@ -46,7 +46,7 @@ def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] =
 
 
 def _check_size(shapes: list[list[int]]) -> None:
-    """A tensor is read whole to show a part of it, and several may be asked for at a time."""
+    """Refuse a tensor that is too large: it is read whole to show a part of it, and several may be asked for."""
     if any(math.prod(shape) > LARGEST for shape in shapes):
         raise RequestError(
             f"what was kept here is of more than {LARGEST // 10**6} M elements, too many to read for a picture",
@@ -55,7 +55,7 @@ def _check_size(shapes: list[list[int]]) -> None:
 
 
 def _matrix(whole: Array, query: Query) -> tuple[Array, list[int]]:
-    """The two last axes at an index of the others; fewer axes become one row."""
+    """Return the two last axes at an index of the others; fewer axes become one row."""
     if whole.ndim < 2:
         return whole.reshape(1, -1), []
     given = [part for part in query.text("index").split(",") if part]
@@ -82,13 +82,13 @@ def _bad(part: npt.NDArray[np.float64]) -> dict[str, int]:
 
 
 def _axes(ndim: int) -> list[str]:
-    """What the axes most likely are, for labels."""
+    """Return what the axes most likely are, for labels."""
     return {1: ["element"], 2: ["row", "column"], 3: ["sample", "position", "feature"],
             4: ["sample", "channel", "height", "width"]}.get(ndim, [f"axis {i}" for i in range(ndim)])  # fmt: skip
 
 
 def _maps(shape: tuple[int, ...]) -> int:
-    """How many maps there are to show side by side: channels of an image, heads of an attention."""
+    """Return how many maps there are to show side by side: channels of an image, heads of an attention."""
     return int(shape[1]) if len(shape) == 4 else 0
 
 

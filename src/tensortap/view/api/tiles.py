@@ -1,4 +1,4 @@
-"""Every place's history of one statistic, binned: read file by file, put together, and remembered in tiles.
+"""Read every place's history of one statistic in bins, file by file, and remember it in tiles.
 
 Level 0 is what the files hold, one grid a file. Above it, whenever bins have become eight times as large, tiles of some
 hundred bins are kept, so that a long run is read once and a zoom puts together a few tiles.
@@ -158,13 +158,13 @@ def _place(canvas: Canvas, grid: FileGrid, snapshot: Snapshot, bins: StepBins) -
 
 
 def _tile_bins(rows: int) -> int:
-    """How many bins a tile has: fewer when there are very many places, so that a tile stays of a size."""
+    """Return how many bins a tile has: fewer when there are very many places, so that a tile stays of a size."""
     least, most = _TILE_BINS
     return max(least, min(most, 1 << (_TILE_CELLS // max(rows, 1)).bit_length() >> 1))
 
 
 def ahead(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], most: int = 2 * THREADS) -> Iterator[T]:
-    """The results in order, a few being made while one is used: never more than that are in memory."""
+    """Yield the results in order, a few being made while one is used: never more than that are in memory."""
     waiting: deque[Future[T]] = deque()
     for item in items:
         waiting.append(pool.submit(work, item))

@@ -1,4 +1,4 @@
-"""How answers travel: plain values as JSON, numbers as binary columns that a browser maps without parsing.
+"""Encode answers: plain values as JSON, numbers as binary columns that a browser maps without parsing.
 
 Columns are one length (uint32), a JSON header padded to a multiple of eight bytes, and the arrays one after the other.
 """
@@ -34,7 +34,7 @@ Answer = Columns | Mapping[str, Any]
 
 
 def encoded(answer: Answer) -> bytes:
-    """An answer as it is sent."""
+    """Return an answer as it is sent."""
     return pack(answer) if isinstance(answer, Columns) else encode(plain(answer)).encode()
 
 
@@ -57,7 +57,7 @@ def pack(answer: Columns) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:
-    """The other way: what the page does, for whoever reads answers in Python."""
+    """Return the other way: what the page does, for whoever reads answers in Python."""
     start = 4 + int.from_bytes(data[:4], "little")
     header = json.loads(data[4:start])
     columns = {}

@@ -93,7 +93,7 @@ def embed(run: FrozenRun, limit: int = BYTES, progress: Progress = lambda done, 
 
 
 def _fixed(run: FrozenRun, findings: Mapping[str, Any]) -> Entries:
-    """What is small whatever the run."""
+    """Return what is small whatever the run."""
     found = {"/api/findings": entry(findings)}
     listed = about.listed(run.opened.ident, run.snapshot)
     found["/api/runs"] = entry({"folder": run.opened.run.path, "runs": [listed]})
@@ -115,7 +115,7 @@ def _heat_maps(run: FrozenRun, described: Mapping[str, Any], limit: int) -> Entr
 
 
 def _heats(run: FrozenRun, stats: list[str], detail: DetailLevel) -> Entries:
-    """Every heat map of the whole run, and the scales by depth."""
+    """Return every heat map of the whole run, and the scales by depth."""
     query = {"width": str(detail.width)}
     found = {
         address("/api/heat", {"stat": stat, **query}): _closely(run, "/api/heat", {"stat": stat, **query}, detail)
@@ -129,14 +129,14 @@ def _heats(run: FrozenRun, stats: list[str], detail: DetailLevel) -> Entries:
 
 
 def _most_wanted(sites: list[dict[str, Any]], findings: Mapping[str, Any]) -> list[str]:
-    """The sites in the order in which they are embedded when not all can be: findings first, then by execution."""
+    """Return the sites in the order in which they are embedded: those with findings first, then by execution."""
     found = [finding["site"] for finding in findings.get("findings", ())]
     names = [site["site"] for site in sites]
     return list(dict.fromkeys([name for name in found if name in set(names)] + names))
 
 
 def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progress: Progress) -> Entries:
-    """Each site closely, as far as there is room."""
+    """Return each site closely, as far as there is room."""
     detail = _detail(run, order[:: max(1, len(order) // _SAMPLE)], tensors, limit / max(len(order), 1))
     found: Entries = {}
     used = 0
@@ -151,7 +151,7 @@ def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progr
 
 
 def _detail(run: FrozenRun, sample: list[str], tensors: Tensors, room: float) -> DetailLevel:
-    """How closely all can be embedded, judged by some."""
+    """Return how closely all can be embedded, judged by some."""
     reads = list(_reads(run, sample))
     for detail in SITES:
         made = dict(_site(run, name, read, detail, tensors) for name, read in reads)
@@ -161,7 +161,7 @@ def _detail(run: FrozenRun, sample: list[str], tensors: Tensors, room: float) ->
 
 
 def _reads(run: FrozenRun, names: list[str]) -> Iterator[tuple[str, ReadColumns]]:
-    """The records of each site, as many sites at once as memory allows; of a very long run every n-th step."""
+    """Yield the records of each site, as many sites at once as memory allows; of a very long run every n-th step."""
     snapshot, every = run.snapshot, _every(run)
     at_once = max(1, ROWS_AT_ONCE * every * len(snapshot.rows) // max(snapshot.record_count, 1))
     for first in range(0, len(names), at_once):
@@ -187,7 +187,7 @@ def _site(
 
 
 def _tensors(run: FrozenRun, order: list[str], limit: int) -> Iterator[tuple[str, list[tuple[str, dict[str, str]]]]]:
-    """The last kept tensor of each kind of each site, where it is a matrix, as far as there is room."""
+    """Yield the last kept tensor of each kind of each site, where it is a matrix, as far as there is room."""
     kept = {about.site_name(triple): found for triple, found in run.opened.kept(run.snapshot).items()}
     used = 0
     for name in order:
@@ -203,7 +203,7 @@ def _tensors(run: FrozenRun, order: list[str], limit: int) -> Iterator[tuple[str
 
 
 def tensor_address(site: str, item: Mapping[str, Any]) -> str:
-    """Where the page looks for a kept tensor."""
+    """Return where the page looks for a kept tensor."""
     return address("/api/tensor", _tensor_query(site, item))
 
 
@@ -256,7 +256,7 @@ def address(path: str, query: Mapping[str, str]) -> str:
 
 
 def entry(answer: Answer) -> dict[str, str]:
-    """An answer as text that cannot end a tag."""
+    """Return an answer as text that cannot end a tag."""
     packed = gzip.compress(encoded(answer), 6, mtime=0)
     kind = "columns" if isinstance(answer, Columns) else "json"
     return {"type": kind, "data": base64.b64encode(packed).decode()}

@@ -44,7 +44,7 @@ def report(
     if target.exists() and not overwrite:
         raise RunError(f"{output} is there already; give --overwrite to replace it, or another name")
     if not Files(path).exists(RUN_JSON):
-        raise RunError(f"{path!r} is no run; a report is of one run: tensortap report runs/exp1 -o report.html")
+        raise RunError(f"a report must be of one run, got {path!r}: tensortap report runs/exp1 -o report.html")
     api = Api(path)
     try:
         opened = api.opened("")
@@ -58,7 +58,7 @@ def report(
 
 
 def whole_page(static: Path, entries: Entries) -> str:
-    """The page with its script, its style and the answers inside."""
+    """Return the page with its script, its style and the answers inside."""
     page = (static / "index.html").read_text(encoding="utf-8")
     scripts, styles = _SCRIPT.findall(page), _STYLE.findall(page)
     page = _STYLE.sub("", _SCRIPT.sub("", page))
@@ -72,12 +72,12 @@ def whole_page(static: Path, entries: Entries) -> str:
 
 
 def _inside(file: Path, tag: str) -> str:
-    """A file's text, which cannot end the tag it is put into."""
+    """Return a file's text, which cannot end the tag it is put into."""
     return re.sub(f"</({tag})", r"<\\/\1", file.read_text(encoding="utf-8"), flags=re.IGNORECASE)
 
 
 def describe(done: Report) -> str:
-    """What to tell the user."""
+    """Return what to tell the user."""
     left = f"; {done.of - done.sites} of {done.of} sites only in the overview" if done.sites < done.of else ""
     thin = f"; sites show one of {done.every} steps, the overview all" if done.every > 1 else ""
     return f"{done.path}: {done.bytes / 1e6:.2g} MB, opens without a server{left}{thin}"
