@@ -10,7 +10,8 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.protocol import Clock, Plan
-from tensortap.adapters.torch.autograd.parameters import ParameterTaps, Stepping
+from tensortap.adapters.torch.autograd.members import MemberPorts
+from tensortap.adapters.torch.autograd.parameters import OptimizerEvents, ParameterTaps
 from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile.code import ModelCompileStatus
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
@@ -177,7 +178,7 @@ class TorchAdapter:
     def closing(self, step: OpenStep) -> None:
         """Take parameters and gradients that no optimizer step has shown."""
         if step is self._recorder.current:
-            self._parameters.take_rest(step)
+            self._parameters.record_rest(step)
         done = [leaf for leaf in self._observer.leaves if leaf.step is step]
         if done:
             self._observer.leaves = [leaf for leaf in self._observer.leaves if leaf.step is not step]
@@ -251,8 +252,9 @@ class TorchAdapter:
             kind: [port for name in owners if (port := self._placement.port(name, kind)) is not None]
             for kind in MEMBER_PORTS
         }
-        tell = Stepping(self._detector.optimizer_starts, self._detector.optimizer_stepped)
-        return ParameterTaps(self._observer, self._detector, owners, ports, tell, FullyShardedParameters(root))
+        members = MemberPorts(owners, ports, FullyShardedParameters(root))
+        events = OptimizerEvents(self._detector.optimizer_starts, self._detector.optimizer_stepped)
+        return ParameterTaps(self._observer, self._detector, members, events)
 
     def _collecting(self) -> bool:
         return self._parameters.any_gradient()

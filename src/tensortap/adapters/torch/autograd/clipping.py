@@ -1,8 +1,8 @@
 """Gradients just before they are clipped by their norm.
 
 `clip_grad_norm_` may have been imported anywhere, but it looks up the function that scales the gradients in its own
-module. While somebody listens, and no longer, that name leads through here. Clipping by value, and clipping written
-by hand, have no such place and are not seen.
+module. While there are listeners that name is our function. Clipping by value, and clipping written by hand, have no
+such function and are not seen.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from torch.nn.utils import clip_grad
 _NAME: Final = "_clip_grads_with_norm_"  # absent in old versions: then clipping is not seen
 
 
-class Listener(Protocol):
-    """Is told of clipping. What it raises is its own affair: it must not."""
+class ClippingListener(Protocol):
+    """Told of clipping. It must not raise."""
 
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
-        """These parameters' gradients, of this norm in all, are about to be scaled to `most` if that is less."""
+        """Called before these parameters' gradients, of this total norm, are scaled to `most` if that is less."""
 
     def after_clipping(self, parameters: list[Any]) -> None:
-        """They have been."""
+        """Called once they have been scaled."""
 
 
 class Clipping:
-    """Puts the detour in for the first listener, and takes it out after the last."""
+    """Replace the function that scales for the first listener, and put it back after the last."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Listener, ...] = ()
+        self._listeners: tuple[ClippingListener, ...] = ()
         self._original: Callable[..., Any] | None = None
 
-    def listen(self, listener: Listener, wanted: bool) -> None:
-        """Begin or end to tell a listener; asked again, it changes nothing."""
+    def listen(self, listener: ClippingListener, wanted: bool) -> None:
+        """Add or remove a listener; doing so again changes nothing."""
         others = tuple(known for known in self._listeners if known is not listener)
         self._listeners = (*others, listener) if wanted else others
         if self._listeners and self._original is None and hasattr(clip_grad, _NAME):
             self._original = getattr(clip_grad, _NAME)
             setattr(clip_grad, _NAME, self._clip)
         elif not self._listeners and self._original is not None and getattr(clip_grad, _NAME) == self._clip:
-            # Where somebody has put a detour of their own over ours, it stays, and passes everything on.
+            # Where somebody has replaced our function in turn, theirs stays and calls ours.
             setattr(clip_grad, _NAME, self._original)
             self._original = None
 

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
 
 class FullyShardedParameters:
@@ -14,30 +14,40 @@ class FullyShardedParameters:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = weakref.ref(root)
+        self._groups: list[weakref.ref[Any]] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Find the sharded modules. They can be there only once a process group is: nothing is walked without one."""
+        root = self._root()
+        there = root is not None and distributed.is_available() and distributed.is_initialized()
+        self._groups = [weakref.ref(group) for group in _groups_of(root)] if root is not None and there else []
 
     def pending(self) -> bool:
         """Return whether gradients wait unsharded for the micro-batch that will reduce them."""
         return any(_waits(parameter) for parameter in self._parameters())
 
-    def shard(self, parameter: nn.Parameter) -> nn.Parameter:
-        """Return this rank's shard of a parameter; after a forward FSDP may still have the whole one in its place."""
-        for held in self._parameters():
-            if getattr(held, "_unsharded_param", None) is parameter:
-                found: nn.Parameter = held.sharded_param
-                return found
-        return parameter
+    def shards(self) -> dict[int, nn.Parameter]:
+        """Return this rank's shards by the ids of the whole parameters that FSDP still has in their place."""
+        held = ((getattr(parameter, "_unsharded_param", None), parameter) for parameter in self._parameters())
+        return {id(whole): parameter.sharded_param for whole, parameter in held if whole is not None}
 
     def _parameters(self) -> Iterator[Any]:
-        root = self._root()
-        for module in root.modules() if root is not None else ():
-            state = getattr(module, "_get_fsdp_state", None)
-            for group in _groups(state()) if state is not None else ():
+        for reference in self._groups:
+            group = reference()
+            if group is not None:
                 yield from group.fsdp_params
 
 
 def is_sharded(module: nn.Module) -> bool:
     """Return whether FSDP2 gathers the module's parameters before it runs, and frees them after."""
     return hasattr(module, "_get_fsdp_state")
+
+
+def _groups_of(root: nn.Module) -> Iterator[Any]:
+    for module in root.modules():
+        state = getattr(module, "_get_fsdp_state", None) if hasattr(type(module), "_get_fsdp_state") else None
+        yield from _groups(state()) if state is not None else ()
 
 
 def _groups(state: Any) -> list[Any]:

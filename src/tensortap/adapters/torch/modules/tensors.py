@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -60,6 +61,10 @@ class TensorObserver:
             pass  # no plain memory: sparse, quantised, nested, wrapped by vmap
         with without_torch_function():
             return self._take_any(point, tensor, step, armed, recomputed)
+
+    def take_all(self, found: Sequence[tuple[Point, Tensor]], step: OpenStep) -> list[int]:
+        """Reduce several tensors in their order. Return their rows, as `take` does."""
+        return [self.take(point, tensor, step) for point, tensor in found]
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:

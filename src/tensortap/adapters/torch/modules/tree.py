@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tensortap.adapters.torch.autograd.parameters import Owner
+from tensortap.adapters.torch.autograd.members import Owner
 from tensortap.select.ports import BUFFER_PORTS, MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate
 
