@@ -24,7 +24,7 @@ from overhead import Transformer
 from torch import nn
 
 import tensortap as tt
-from tensortap.watch import leaves
+from tensortap.adapters.protocol import leaves
 
 DISARMED = 1.03  # of the bare compiled step
 ARMED = 1.10  # of what the same statistics cost in eager mode, in seconds

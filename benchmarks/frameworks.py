@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import tensortap as tt
-from tensortap.watch import leaves
+from tensortap.adapters.protocol import leaves
 
 LONG_ENOUGH = 0.020  # seconds: what a step must take for the figures to mean anything
 WARM_UP = 3

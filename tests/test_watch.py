@@ -83,7 +83,7 @@ def test_a_run_is_resumed_after_its_last_step(tmp_path: Path) -> None:
 
 def test_mistakes_at_set_up_raise(tmp_path: Path) -> None:
     """Bad arguments raise before anything is made, and name the corrected call."""
-    with pytest.raises(ProbeError, match="when_full='wait' is neither"):
+    with pytest.raises(ProbeError, match="when_full must be 'block' or 'drop', got 'wait'"):
         tt.watch(to=tt.Memory(), when_full="wait")  # type: ignore[arg-type]
     with tt.watch(to=tmp_path / "run"):
         pass

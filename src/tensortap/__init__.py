@@ -7,6 +7,7 @@ from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
 from tensortap.inspect import capture, locate_nonfinite, sites, verify
 from tensortap.ops import ops
+from tensortap.options import Options
 from tensortap.record.counters import TensortapWarning
 from tensortap.record.step import Record
 from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats, units
@@ -59,6 +60,7 @@ __all__ = [
     "Memory",
     "Npy",
     "OpenTelemetry",
+    "Options",
     "Probe",
     "Prometheus",
     "Record",

@@ -1,14 +1,15 @@
-"""Two models, one batch: both recorded from one random state, and the runs held against each other."""
+"""Compare two models on one batch: record both from one random state, and compare the runs."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tensortap.adapters.protocol import adapter_for, part_for
+from tensortap.adapters.lookup import adapter_for, framework_for
+from tensortap.adapters.nested import call_with
 from tensortap.adapters.rng import preserve_rng_state
 from tensortap.diff import Diff, diff
 from tensortap.diff.align import Renames
@@ -62,7 +63,7 @@ def compare(
     model_a: Any, model_b: Any, batch: Any, *probes: Choice, map: Renames = None,
     rtol: float | None = None, atol: float | None = None,
 ) -> Diff:  # fmt: skip
-    """Call two models with one batch and say where they first part.
+    """Call two models with one batch and report the first divergence.
 
     >>> import torch, tensortap as tt
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout())
@@ -86,7 +87,7 @@ def compare(
 def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None:
     if not _is_model(model):
         with _same_random(), watch(*_chosen(probes, ["**"]), to=path, strict=True) as tap:
-            _call(model, batch)
+            call_with(model, batch)
             if not tap.recorder.current.table.rows:
                 raise UnsupportedError(_NO_NAMES.format(getattr(model, "__name__", type(model).__name__)))
             tap.step()
@@ -95,8 +96,8 @@ def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None
     default = ["**", *(["**:param"] if any("param" in c.ports for c in candidates) else [])]
     chosen = _chosen(probes, default)
     backward = any(pattern.ports & NEED_BACKWARD for p in chosen for pattern in p.patterns)
-    untouched = part_for(model, "compare").untouched(model, backward)
-    with untouched as run, watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
+    isolated = framework_for(model).isolated(model, backward)
+    with isolated as run, watch(model, *chosen, to=path, strict=True, fast_path="leave") as tap:
         run(batch)
         tap.step()
 
@@ -107,15 +108,15 @@ def _explained(model_a: Any, model_b: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        kinds = [adapter_for(m).describe().get("framework") if _is_model(m) else None for m in (model_a, model_b)]
-        if None not in kinds and kinds[0] != kinds[1]:
-            error.add_note(_TWO_KINDS.format(*kinds))
+        names = [framework_for(m).capabilities.name for m in (model_a, model_b) if _is_model(m)]
+        if len(set(names)) == 2:
+            error.add_note(_TWO_KINDS.format(*names))
         raise
 
 
 def _is_model(model: Any) -> bool:
     try:
-        part_for(model, "compare")
+        framework_for(model)
     except UnsupportedError:
         if not callable(model):
             raise
@@ -128,12 +129,6 @@ def _chosen(probes: Sequence[Choice], default: Sequence[Choice]) -> list[Probe]:
     given = probes or default
     bare = [item for item in given if not isinstance(item, Probe)]
     return [*([probe(*bare, keep=KEEP)] if bare else []), *(item for item in given if isinstance(item, Probe))]
-
-
-def _call(function: Callable[..., Any], batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return function(**batch)
-    return function(*batch) if isinstance(batch, tuple) else function(batch)
 
 
 @contextmanager

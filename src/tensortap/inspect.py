@@ -1,4 +1,4 @@
-"""The quick looks at a model: what can be tapped, what comes out where, and the proof that tapping changes nothing."""
+"""Quick looks at a model: what can be tapped, what comes out where, and that tapping changes nothing."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from tensortap.adapters.lookup import adapter_for, framework_for
 from tensortap.adapters.nested import values_in
-from tensortap.adapters.protocol import adapter_for, part_for
 from tensortap.adapters.results import Captured, Origin, TensorSummary, Verification
 from tensortap.errors import ProbeError, TensortapError
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.select.probes import Probe
 from tensortap.select.sites import Candidate, Pattern
+from tensortap.verification import run_verification
 from tensortap.watch import watch
 
 
@@ -38,7 +39,7 @@ class Sites(Sequence[Candidate]):
 
 
 def sites(model: Any, batch: Any = None) -> Sites:
-    """Every place of a model that can be tapped, with its ports; and what cannot be tapped, and why.
+    """Return every place of a model that can be tapped, with its ports; and what cannot be tapped, and why.
 
     >>> import torch
     >>> print(sites(torch.nn.Sequential(torch.nn.ReLU())))
@@ -46,13 +47,11 @@ def sites(model: Any, batch: Any = None) -> Sites:
     0       ReLU        output, input, grad_output, grad_input
 
     Operations are known only while the model runs. Given a batch (one value, a tuple or a dict), it is called once
-    and left as it was, and its operations are listed too.
+    and left as it was, and its operations are listed too, where its framework shows single operations.
     """
     adapter = adapter_for(model)
-    found = adapter.candidates()
-    if batch is not None:
-        found = [*found, *part_for(model, "capture").operations(model, batch)]
-    return Sites(tuple(found), adapter.untappable())
+    operations = [] if batch is None else framework_for(model).operations(model, batch)
+    return Sites((*adapter.candidates(), *operations), adapter.untappable())
 
 
 def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candidate], bool]) -> Captured:
@@ -68,8 +67,7 @@ def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candid
     """
     if not patterns:
         raise ProbeError('capture(model, x, ...) needs at least one site, e.g. capture(model, x, "layer1")')
-    found: Captured = part_for(model, "capture").capture(model, inputs, patterns)
-    return found
+    return framework_for(model).capture(model, inputs, patterns)
 
 
 def verify(
@@ -78,7 +76,7 @@ def verify(
     *probes: Probe | str | Pattern | Callable[[Candidate], bool],
     repeats: int = 7,
 ) -> Verification:
-    """Prove on your own model that tapping changes nothing, and say what it costs.
+    """Verify on your own model that tapping changes nothing, and measure what it costs.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout())
@@ -89,8 +87,8 @@ def verify(
     (forward and backward, no optimizer) and returns what is to be compared. Runs from one seed and state, with and
     without taps; afterwards model, gradients and random state are as they were.
     """
-    found: Verification = part_for(model, "verify").verify(model, batch, probes, repeats, watch)
-    return found
+    with framework_for(model).verification(model, batch) as subject:
+        return run_verification(subject, lambda to, strict: watch(model, *probes, to=to, strict=strict), repeats)
 
 
 def locate_nonfinite(model: Any, batch: Any) -> Origin | None:
@@ -107,7 +105,7 @@ def locate_nonfinite(model: Any, batch: Any) -> Origin | None:
     `batch` is what the model is called with, or a function that runs a step. The model is left as it was. Where no
     layer made it of finite numbers and the batch holds one, the batch is named.
     """
-    found: Origin | None = part_for(model, "origin").locate(model, batch)
+    found = framework_for(model).locate_nonfinite(model, batch)
     made = found is not None and found.direction == "forward" and all(_usable(seen.summary) for seen in found.inputs)
     return found if made else _in_batch(batch) or found
 

@@ -1,11 +1,12 @@
-"""Observing code that has no module: the operations in a block of it."""
+"""Observe code that has no module: the operations in a block of it."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
+from tensortap.adapters.lookup import framework_named
+from tensortap.adapters.protocol import Adapter
 from tensortap.errors import UnsupportedError
 from tensortap.select.probes import Escalation, probe
 from tensortap.select.triggers import Trigger
@@ -36,12 +37,12 @@ def ops(
     divides it; operations are numbered within a step. `options` are those of `watch`.
     """
     sites = [name if "/" in name or name.startswith("op:") else f"op:{name}" for name in names or ("*",)]
-    return watch(_block(), probe(*sites, keep=keep, when=when, where=where, escalate=escalate), to=to, **options)
+    return watch(_adapter(), probe(*sites, keep=keep, when=when, where=where, escalate=escalate), to=to, **options)
 
 
-def _block() -> Any:
+def _adapter() -> Adapter:
     try:
-        return importlib.import_module("tensortap.adapters.torch.ops.function").FunctionAdapter()
+        return framework_named("torch").function_adapter(None)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

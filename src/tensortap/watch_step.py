@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -37,11 +36,13 @@ def watch_step(
     A step that no trigger wants runs your own function. One that is wanted is compiled as by `jax.jit`: what the
     function reads besides its arguments is read once.
     """
-    function = importlib.import_module("tensortap.adapters.jax.step")
+    from tensortap.adapters.jax import adapter  # `import tensortap` loads no framework
+    from tensortap.adapters.jax import step as jax_step
+
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
-    importlib.import_module("tensortap.adapters.jax.adapter").refuse_model(model, probes)
+    adapter.refuse_model(model, probes)
     arguments = {
         "static_argnums": static_argnums, "static_argnames": static_argnames, "donate_argnums": donate_argnums
     }  # fmt: skip
-    return function.watched(step, model, probes, watch, options, arguments)
+    return jax_step.watched(step, model, probes, watch, options, arguments)

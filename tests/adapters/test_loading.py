@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from subjects import SUBJECTS
 
-from tensortap.adapters import capabilities
+from tensortap.adapters import registry
 
 HERE = Path(__file__).resolve().parent / "contract"
 FRAMEWORKS = ("torch", "tensorflow", "keras", "jax", "flax", "equinox", "haiku", "onnx", "onnxruntime", "sklearn")
@@ -43,7 +43,7 @@ def loaded(code):
 
 def test_importing_tensortap_loads_none():
     """Nor does asking what each framework can show."""
-    code = "import json, sys, tensortap\nfrom tensortap.adapters import capabilities\ncapabilities.table()\n"
+    code = "import json, sys, tensortap\nfrom tensortap.adapters import registry\nregistry.table()\n"
     assert loaded(f"{code}print(json.dumps([name for name in {FRAMEWORKS!r} if name in sys.modules]))") == set()
 
 
@@ -57,4 +57,4 @@ def test_an_adapter_loads_only_its_own(name):
 
 def test_every_adapter_keeps_the_contract():
     """There is no adapter without a subject."""
-    assert set(capabilities.ADAPTERS) <= set(SUBJECTS)
+    assert set(registry.BY_NAME) <= set(SUBJECTS)

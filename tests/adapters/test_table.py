@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tensortap as tt
-from tensortap.adapters import capabilities
+from tensortap.adapters import capabilities, registry
 from tensortap.select.sites import Pattern
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
@@ -16,7 +16,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
 
 def markdown():
     """The table and the sentences below it, as the document must have them."""
-    adapters = capabilities.table()
+    adapters = registry.table()
     head = "| | " + " | ".join(each.title for each in adapters) + " |"
     rows = [
         f"| {title} | " + " | ".join("yes" if each.gives(feature) else "no" for each in adapters) + " |"
@@ -41,14 +41,14 @@ def test_the_document_has_the_table():
 
 def test_every_feature_is_known():
     """No adapter lacks or notes what the table has no row for."""
-    for each in capabilities.table():
+    for each in registry.table():
         assert set(each.lacks) | set(each.notes) <= set(capabilities.FEATURES), each.name
 
 
-@pytest.mark.parametrize("name", capabilities.ADAPTERS)
+@pytest.mark.parametrize("name", registry.BY_NAME)
 def test_refusals_are_sentences(name):
     """A refusal names the framework, the thing and a way out, and nothing that is given is refused."""
-    each = capabilities.of(name)
+    each = registry.capabilities_of(name)
     for feature in each.lacks:
         what = repr(feature) if feature in capabilities.PORTS else "does not give"
         assert each.title in each.refusal(feature) and what in each.refusal(feature)
@@ -60,4 +60,4 @@ def test_refusals_are_sentences(name):
 def test_operations_are_refused_where_there_are_none():
     """`op:matmul` names the framework and what to do instead."""
     with pytest.raises(tt.TensortapError, match="type:MatMul"):
-        capabilities.refuse(capabilities.of("onnx"), Pattern.parse("op:matmul"))
+        capabilities.refuse(registry.capabilities_of("onnx"), Pattern.parse("op:matmul"))

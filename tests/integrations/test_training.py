@@ -14,7 +14,7 @@ def test_muted_in_the_middle_of_a_step(net):
     """What happens while a tap is muted is in no step, carries no hooks, and the open step goes on afterwards."""
     memory, model = tt.Memory(), net()
     with tt.watch(model, "head", to=memory, start=7) as tap:
-        tap.explicit = True
+        tap.steps.explicit = True
         model(X)
         tap.mute()
         tap.mute()
@@ -33,7 +33,7 @@ def test_muted_and_paused(net):
     """A pause that came while muted is still one afterwards."""
     memory, model = tt.Memory(), net()
     with tt.watch(model, "head", to=memory) as tap:
-        tap.explicit = True
+        tap.steps.explicit = True
         tap.mute()
         tap.pause()
         tap.unmute()

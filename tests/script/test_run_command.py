@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import tensortap as tt
+from tensortap.adapters.protocol import leaves
 from tensortap.adapters.torch.script.watcher import ScriptWatcher
 from tensortap.select.probes import probe
-from tensortap.watch import leaves
 
 SOURCE = str(Path(tt.__file__).parents[1])
 OURS = "tensortap: "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.adapters.nested import values_in
-from tensortap.adapters.protocol import Adapter, Clock, OneStep, Plan, Port, offered
+from tensortap.adapters.plan import Plan, Port
+from tensortap.adapters.protocol import Adapter
 from tensortap.adapters.results import Captured
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.packed import Reduced
-from tensortap.select.probes import as_probes
 from tensortap.select.sites import Candidate
 
 Array = npt.NDArray[Any]
@@ -22,6 +22,8 @@ NO_ARRAY_OUT: Final = "returned no array"
 NO_ARRAY_IN: Final = "was given no array"
 NEVER: Final = "never ran in a step that was observed"
 NO_VALUE: Final = "no value of this name was tapped"
+# How long a compiled loop goes on is not known before: so many passes are kept, the others are counted.
+MOST_LOOPS: Final = 64
 _NO_NUMBERS: Final = frozenset("OSUTMm")
 
 
@@ -121,23 +123,12 @@ class Catcher(ArrayObserver):
             self.found.put(point.text, np.array(array, copy=True))
 
 
-class ArrayAdapter(Adapter, Protocol):
+class ArrayAdapter(Adapter):
     """An adapter that can be given its observer."""
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, observer: ArrayObserver | None = None) -> None:
         """Put the taps on."""
-
-
-def capture(adapter: ArrayAdapter, call: Callable[[], Any], patterns: Sequence[Any]) -> Captured:
-    """Call once with taps on, and give copies of what was seen."""
-    found = Captured()
-    recorder = Recorder(as_probes(patterns))
-    adapter.attach(recorder, offered(adapter, recorder.probes), OneStep(), Catcher(recorder, found))
-    try:
-        found.output = call()
-    finally:
-        adapter.detach()
-    return found
+        raise NotImplementedError
 
 
 class NamedArrays:
@@ -172,30 +163,3 @@ def unseen(ports: Iterable[Port], names: NamedArrays) -> dict[str, str]:
 def same(a: Array, b: Array) -> bool:
     """Bit for bit."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
-
-
-class ArrayProof:
-    """What `proof` needs of a framework, as far as arrays go."""
-
-    def __init__(self, step: Callable[[], Any]) -> None:
-        self._step = step
-
-    def observe(self) -> dict[str, Array]:
-        """What a run leaves: its outputs."""
-        self.prepare()
-        return {f"output{slot}": array.copy() for slot, array in arrays_in(self._step())}
-
-    def prepare(self) -> None:
-        """Nothing has changed that would have to be put back."""
-
-    def run(self) -> None:
-        """Run once."""
-        self._step()
-
-    def same(self, a: Array, b: Array) -> bool:
-        """Bit for bit."""
-        return same(a, b)
-
-    def apart(self, a: Array, b: Array) -> Any:
-        """The largest difference of two elements."""
-        return np.abs(a.astype(np.complex128) - b).max() if a.shape == b.shape else "?"

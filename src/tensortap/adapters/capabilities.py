@@ -5,7 +5,6 @@ Nothing here imports a framework, so the table can be printed where none is inst
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,8 +13,6 @@ from tensortap.errors import UnsupportedError
 from tensortap.select.ports import PORT_INFO, PORTS
 from tensortap.select.sites import Pattern
 
-# Adapters that are there, in the order of the table; each has a folder with a file `capabilities.py`.
-ADAPTERS: Final = ("torch", "keras", "jax", "numpy", "onnx")
 # What can be asked of an adapter, and how the table calls it. The ports come first, under their own names.
 FEATURES: Final[Mapping[str, str]] = {
     **{port: f"`:{port}`" for port in PORTS},
@@ -31,12 +28,15 @@ FEATURES: Final[Mapping[str, str]] = {
     "compare": "`tt.compare`",
     "origin": "`tt.locate_nonfinite`",
     "exact": "bit for bit the same outputs",
+    "blocks": "operations of plain functions, `tt.ops`",
+    "compiled": "`tt.tap` in compiled code where no model is watched",
+    "global_stats": "`global_stats=True` on several ranks",
 }
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """One adapter's row of the table: what it lacks, each with what to do instead, and conditions on the rest.
+    """One framework's column of the table: what it lacks, each with the alternative, and conditions on the rest.
 
     Optional ports (see `select/ports.py`) are lacking unless `optional` names them.
     """
@@ -54,36 +54,25 @@ class Capabilities:
         object.__setattr__(self, "lacks", {**self.lacks, **absent})
 
     def gives(self, feature: str) -> bool:
-        """Whether it can be asked for.
+        """Return whether it can be asked for.
 
-        >>> of("torch").gives("grad_output")
-        True
+        >>> Capabilities("numpy", "NumPy", lacks={"grad": "keep it in an attribute"}).gives("grad")
+        False
         """
         return feature not in self.lacks
 
     def refusal(self, feature: str) -> str:
-        """The sentence for whoever asks for what there is not."""
+        """Return the sentence for whoever asks for what it lacks: framework, feature and alternative."""
         port = f"there is no port {feature!r} in {self.title}"
         other = f"{self.title} does not give {FEATURES[feature]}".replace("`", "")
         return f"{port if feature in PORTS else other}: {self.lacks[feature]}"
 
     def refusals(self) -> dict[str, list[str]]:
-        """What to do instead, and of which features that is said."""
+        """Return every alternative with the features it stands for."""
         grouped: dict[str, list[str]] = {}
         for feature, instead in self.lacks.items():
             grouped.setdefault(instead, []).append(f":{feature}" if feature in PORTS else FEATURES[feature])
         return grouped
-
-
-def of(adapter: str) -> Capabilities:
-    """The capabilities of an adapter, by the name of its folder."""
-    found: Capabilities = importlib.import_module(f"tensortap.adapters.{adapter}.capabilities").CAPABILITIES
-    return found
-
-
-def table() -> list[Capabilities]:
-    """All of them."""
-    return [of(adapter) for adapter in ADAPTERS]
 
 
 def refuse(capabilities: Capabilities, pattern: Pattern) -> None:

@@ -8,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.adapters.arrays import ArrayAdapter, Catcher
-from tensortap.adapters.protocol import OneStep, offered
 from tensortap.adapters.results import Captured, Origin, TensorSummary
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.summary import Summary, summarize
@@ -60,7 +59,8 @@ def locate(adapter: ArrayAdapter, call: Callable[[], Any]) -> Origin | None:
     recorder = Recorder(as_probes(["**:{input,output}"]))
     types = {candidate.path: candidate.types[0] for candidate in adapter.candidates() if candidate.types}
     finder = _Finder(recorder, types)
-    adapter.attach(recorder, offered(adapter, recorder.probes), OneStep(), finder)
+    adapter.attach(recorder, adapter.plan(recorder.probes), finder)
+    adapter.steps.explicit = True
     try:
         call()
     finally:

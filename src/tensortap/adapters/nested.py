@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from types import CodeType
 from typing import Any, Final, TypeVar
@@ -43,6 +43,13 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     """The names of a named tuple's entries, `torch.return_types.max` and its like included."""
     names = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and getattr(kind, "__match_args__", None))
     return names or None
+
+
+def call_with(function: Callable[..., Any], inputs: Any) -> Any:
+    """Call a function with one value, a tuple of arguments or a dict of keyword arguments."""
+    if isinstance(inputs, Mapping):
+        return function(**inputs)
+    return function(*inputs) if isinstance(inputs, tuple) else function(inputs)
 
 
 def arguments_in(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> list[tuple[str, T]]:

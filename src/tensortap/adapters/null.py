@@ -1,62 +1,66 @@
-"""The adapter of a rank that does not record: it touches no model, and every call on its tap does nothing."""
+"""Adapters that touch no model: for `watch()` without one, and for a rank that does not record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tensortap.adapters.protocol import Clock, Plan
+from tensortap.adapters.plan import Plan
+from tensortap.adapters.protocol import Adapter
+from tensortap.adapters.steps import StepDetector, ThreadState
+from tensortap.errors import PatternError, UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
-from tensortap.select.sites import Candidate
+from tensortap.select.probes import Probe
+from tensortap.select.sites import Candidate, Pattern
 
 
-class NullAdapter:
-    """Stands in for the adapter that the other ranks have. A watched function is called as it is."""
+class NullAdapter(Adapter):
+    """Serve `watch()` without a model: only values that the user names are recorded."""
+
+    names_only = True
+
+    def default_sites(self) -> str | Callable[[Candidate], bool]:
+        """Every name."""
+        return "**"
+
+    def refuse(self, pattern: Pattern) -> None:
+        """Operations need code to be seen in."""
+        if pattern.kind == "op" and pattern.operation is not None:
+            raise PatternError(
+                f"{pattern.text!r}: there is no model to see operations of. Write ops({pattern.operation.text!r})"
+            )
+
+    def plan(self, probes: Sequence[Probe]) -> Plan:
+        """Names are known when they turn up."""
+        for pattern in (pattern for probe in probes for pattern in probe.patterns):
+            self.refuse(pattern)
+        return Plan({}, tuple(probes))
+
+    def attach(self, recorder: Recorder, plan: Plan) -> None:
+        """Put nothing on."""
+        self.steps = StepDetector(recorder, ThreadState)
+
+    def enter(self, step: OpenStep | None) -> OpenStep | None:
+        """Without a model no thread has steps of its own."""
+        raise UnsupportedError("span() needs a model: tensortap.watch(model)")
+
+
+class IdleAdapter(NullAdapter):
+    """Serve a rank that does not record: every call on its tap works and does nothing. A function is just called."""
+
+    names_only = False
 
     def __init__(self, function: Callable[..., Any] | None = None) -> None:
-        self.call = function
-
-    def candidates(self) -> list[Candidate]:
-        """Nothing is tapped here."""
-        return []
-
-    def untappable(self) -> dict[str, str]:
-        """Nothing was asked for."""
-        return {}
-
-    def describe(self) -> dict[str, Any]:
-        """Nothing to write."""
-        return {}
-
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
-        """Put nothing on."""
-        self._recorder = recorder
-
-    def arm(self) -> None:
-        """A step has opened."""
-
-    def detach(self) -> None:
-        """There is nothing to take off."""
-
-    def current(self) -> OpenStep:
-        """The one step that there is."""
-        return self._recorder.current
+        self.function = function
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Threads' own steps are not recorded either."""
         return None
 
-    def closing(self, step: OpenStep) -> None:
-        """A step is over."""
-
-    def left_open(self) -> list[OpenStep]:
-        """No thread has begun anything."""
-        return []
-
     def named(self, name: str, value: Any) -> bool:
-        """TensorSummary, and let go."""
+        """Take every value, and let go of it."""
         return True
 
-    def unseen(self) -> dict[str, str]:
-        """Nothing was wanted."""
-        return {}
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function that the other ranks watch."""
+        return super().call(*args, **kwargs) if self.function is None else self.function(*args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, ArrayObserver, Arrays, arrays_in, as_array
 from tensortap.adapters.nested import values_in
-from tensortap.adapters.protocol import Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Pattern

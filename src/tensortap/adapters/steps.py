@@ -1,17 +1,32 @@
-"""Finding steps where the user does not mark them, by the calls of what is watched; threads have lanes of their own."""
+"""Step detectors: find where steps begin and end by the calls of what is watched, and report each step that is over.
+
+    hooks of a framework ──┐
+    tap.step(), tap.span() ┴─► StepDetector ── StepOver ─► the listener (the tap's `StepCloser`)
+
+Events go one way. A detector forgets a step before it reports it, and the listener never calls back.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from tensortap.adapters.protocol import Clock
 from tensortap.record.recorder import OpenStep, Recorder
 
+NO_METRICS: Final[Mapping[str, float]] = MappingProxyType({})
 
-class Lane:
-    """One thread's place in the steps. `step` is its own one; the home thread has none, it uses the tap's."""
+
+class StepOver(NamedTuple):
+    """The event: this step is over. `metrics` are what the user gave to `tap.step()`."""
+
+    step: OpenStep
+    metrics: Mapping[str, float] = NO_METRICS
+
+
+class ThreadState:
+    """What a detector knows of one thread. `step` is its own; the home thread has none, it uses the tap's."""
 
     def __init__(self) -> None:
         self.thread = threading.current_thread()
@@ -21,144 +36,159 @@ class Lane:
         self.used = False  # the open step has seen a call of the root
 
     def follow(self, other: Any) -> None:
-        """Go on where another left off."""
+        """Go on where another thread left off."""
         self.used = other.used
 
     def reset(self) -> None:
-        """A step was closed."""
+        """Forget what was known of a step that is over."""
         self.used = False
 
 
-L = TypeVar("L", bound=Lane)
+S = TypeVar("S", bound=ThreadState)
 
 
-class StepDetector(Generic[L]):
-    """Steps by lane: a new call of the root closes the step before it.
+class StepDetector(Generic[S]):
+    """Find steps by thread: a new call of the root ends the step before it.
 
     The thread that calls the root first is at home: its steps are the tap's. Other threads (a server's workers) have
-    steps of their own.
+    steps of their own. With `explicit` the user ends the tap's steps by `tap.step()`, and no call does.
     """
 
-    def __init__(self, recorder: Recorder, clock: Clock, lane: Callable[[], L]) -> None:
+    def __init__(self, recorder: Recorder, state: Callable[[], S]) -> None:
+        self.explicit = False
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
         self.recorder = recorder
         self.called = False  # whether the root was ever seen to be called
-        self._clock = clock
-        self._new_lane = lane
+        self.home: int | None = None  # the thread
+        self._listener: Callable[[StepOver], None] = _ignore
+        self._new_state = state
         self._local = threading.local()
-        self._home: int | None = None  # the thread
-        self._home_lane = lane()
-        self._others: dict[int, L] = {}
+        self._home_state = state()
+        self._others: dict[int, S] = {}
         self._lock = threading.Lock()
 
     @property
     def lost(self) -> bool:
         """Whether nothing has shown where steps begin and end."""
-        return not (self.called or self._clock.explicit)
+        return not (self.called or self.explicit)
+
+    def listen(self, listener: Callable[[StepOver], None]) -> None:
+        """Report every step that is over to this function."""
+        self._listener = listener
 
     def current(self) -> OpenStep:
-        """The step that what is seen now belongs to."""
-        lane: L | None = getattr(self._local, "lane", None) if self.spread else None
-        return self.recorder.current if lane is None or lane.step is None else lane.step
+        """Return the step that what is seen now belongs to."""
+        state: S | None = getattr(self._local, "state", None) if self.spread else None
+        return self.recorder.current if state is None or state.step is None else state.step
 
     def enter(self, own: OpenStep | None) -> OpenStep | None:
-        """Give this thread a step of its own (or take it away); what it had before."""
+        """Give this thread a step of its own (or take it away), and return what it had before."""
         self.spread = True
-        lane = self._lane()
-        if lane.step is not None and not lane.span:
-            self._end(lane)
-        before = lane.step
-        lane.step, lane.span = own, own is not None
+        state = self._state()
+        if state.step is not None and not state.span:
+            self._end(state)
+        before = state.step
+        state.step, state.span = own, own is not None
         return before
 
     def left_open(self) -> list[OpenStep]:
-        """Steps that had a call and that nothing has closed yet: other threads', and the tap's own, if it has such."""
-        lanes = [lane.step for lane in list(self._others.values()) if lane.step is not None and not lane.span]
-        return [*lanes, self.recorder.current] if self._home_lane.used else lanes
+        """Return steps that had a call and are not over: other threads', and the tap's own, if it has such."""
+        states = [state.step for state in list(self._others.values()) if state.step is not None and not state.span]
+        return [*states, self.recorder.current] if self._home_state.used else states
 
-    def closed(self, step: OpenStep) -> None:
-        """A step was closed, by whomever."""
+    def finish(self, step: OpenStep | None = None, metrics: Mapping[str, float] = NO_METRICS) -> None:
+        """Report that a step is over: the tap's open one unless another is given."""
+        over = self.recorder.current if step is None else step
+        self.forget(over)
+        self._listener(StepOver(over, metrics))
+
+    def forget(self, step: OpenStep) -> None:
+        """Reset what is known of a step."""
         if step is self.recorder.current:
-            self._home_lane.reset()
+            self._home_state.reset()
             return
-        for lane in list(self._others.values()):
-            if lane.step is step and not lane.span:
-                lane.step = None
-                lane.reset()
+        for state in list(self._others.values()):
+            if state.step is step and not state.span:
+                state.step = None
+                state.reset()
 
-    def _lane(self) -> L:
-        lane: L | None = getattr(self._local, "lane", None)
-        if lane is None:
-            lane = self._local.lane = self._new_lane()
-        return lane
+    def _state(self) -> S:
+        state: S | None = getattr(self._local, "state", None)
+        if state is None:
+            state = self._local.state = self._new_state()
+        return state
 
-    def _begin(self, lane: L) -> None:
+    def _begin(self, state: S) -> None:
         ident = threading.get_ident()
         with self._lock:
-            if self._home is None:
-                self._home = ident
-        if ident == self._home:
-            lane.follow(self._home_lane)  # of another thread, when it is gone and its number used again
-            self._home_lane = lane
+            if self.home is None:
+                self.home = ident
+        if ident == self.home:
+            state.follow(self._home_state)  # of another thread, when it is gone and its number used again
+            self._home_state = state
             if not self.recorder.muted:  # what is called now is no part of any step
-                self._begin_home(lane)
+                self._begin_home(state)
             return
-        self._others_begin(lane)
-        self._next(lane)
-        if lane.step is None:
-            lane.step = self.recorder.open()
+        self._others_begin(state)
+        self._next(state)
+        if state.step is None:
+            state.step = self.recorder.open()
 
-    def _begin_home(self, lane: L) -> None:
-        if not self._clock.explicit:
-            self._next(lane)
+    def _begin_home(self, state: S) -> None:
+        if not self.explicit:
+            self._next(state)
 
-    def _others_begin(self, lane: L) -> None:
-        """Steps of threads that are gone will see no more."""
+    def _others_begin(self, state: S) -> None:
+        """End the steps of threads that are gone: they will see no more."""
         self.spread = True
         ident = threading.get_ident()
         with self._lock:
-            gone = [i for i, other in self._others.items() if other is not lane and _is_gone(i, other, ident)]
+            gone = [i for i, other in self._others.items() if other is not state and _is_gone(i, other, ident)]
             ended = [self._others.pop(i) for i in gone]
-            self._others[ident] = lane
+            self._others[ident] = state
         for other in ended:
             self._end(other)
 
-    def _next(self, lane: L) -> None:
+    def _next(self, state: S) -> None:
         """A call begins: what was open before it is over."""
-        if lane.used:
-            self._clock.advance(lane.step)
-        lane.used = True
+        if state.used:
+            self.finish(state.step)
+        state.used = True
 
-    def _end(self, lane: L) -> None:
-        step, lane.step = lane.step, None
-        lane.reset()
+    def _end(self, state: S) -> None:
+        step, state.step = state.step, None
+        state.reset()
         if step is not None:
-            self._clock.advance(step)
+            self.finish(step)
 
 
-class CallStepDetector(StepDetector[Lane]):
+class CallStepDetector(StepDetector[ThreadState]):
     """For frameworks without a backward of their own: a step is a call of the root, and other threads' end with it."""
 
-    def __init__(self, recorder: Recorder, clock: Clock) -> None:
-        super().__init__(recorder, clock, Lane)
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder, ThreadState)
 
     def begin(self) -> None:
-        """Before a call of the root. Calls within a call belong to the step that is open."""
-        lane = self._lane()
-        lane.depth += 1
-        if lane.depth > 1:
+        """Begin a step before a call of the root. Calls within a call belong to the step that is open."""
+        state = self._state()
+        state.depth += 1
+        if state.depth > 1:
             return
         self.called = True
-        if not lane.span:
-            self._begin(lane)
+        if not state.span:
+            self._begin(state)
 
     def end(self) -> None:
-        """After it, also when it failed."""
-        lane = self._lane()
-        lane.depth = max(0, lane.depth - 1)
-        if not lane.depth and not lane.span and lane is not self._home_lane:
-            self._end(lane)
+        """End the call, also when it failed."""
+        state = self._state()
+        state.depth = max(0, state.depth - 1)
+        if not state.depth and not state.span and state is not self._home_state:
+            self._end(state)
 
 
-def _is_gone(ident: int, lane: Lane, own: int) -> bool:
-    return ident == own or not lane.thread.is_alive()
+def _ignore(event: StepOver) -> None:
+    """Nobody listens: a quick look at one call, in which the user's `with` block is the step."""
+
+
+def _is_gone(ident: int, state: ThreadState, own: int) -> bool:
+    return ident == own or not state.thread.is_alive()

@@ -17,7 +17,7 @@ from typing import IO, Any, Final, NamedTuple
 import click
 from rich.text import Text
 
-from tensortap.adapters import capabilities
+from tensortap.adapters import registry
 from tensortap.adapters.capabilities import FEATURES, Capabilities
 from tensortap.cli.options import json_option, print_json
 from tensortap.reduce import kernel as kernels
@@ -56,7 +56,7 @@ def command(as_json: bool) -> None:
         print_json(checks_json(found))
     else:
         draw_checks(found)
-        draw_capabilities(capabilities.table())
+        draw_capabilities(registry.table())
 
 
 class Check(NamedTuple):
@@ -78,7 +78,7 @@ def checks_json(found: list[Check]) -> dict[str, Any]:
     groups: dict[str, dict[str, str | None]] = {}
     for check in found:
         groups.setdefault(check.group, {})[check.name] = check.found or None
-    given = {c.name: {f: c.lacks.get(f, True) for f in capabilities.FEATURES} for c in capabilities.table()}
+    given = {c.name: {f: c.lacks.get(f, True) for f in FEATURES} for c in registry.table()}
     return {**groups, "capabilities": given, "advice": {check.name: check.advice for check in found if check.advice}}
 
 

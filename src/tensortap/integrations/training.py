@@ -41,7 +41,7 @@ class TrainingSession:
             return
         again = {"resume": True} if (self._used or step) and "overwrite" not in self._options else {}
         self._tap = watch(model, *self._probes, **{"start": step, "rank": rank, **again, **self._options})
-        self._tap.explicit = True
+        self._tap.steps.explicit = True
         self._used = True
         self.leave()
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tensortap.adapters.protocol import leaves
 from tensortap.errors import ProbeError, RunError, RunExistsError
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import every
 from tensortap.store.files import Files
 from tensortap.store.names import RUN_JSON
-from tensortap.watch import leaves
 
 _KEEPS: Final = "stats, histogram, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
 _PLAIN: Final[dict[str, Callable[[], Reducer]]] = {"stats": stats, "histogram": histogram, "full": full}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tensortap.adapters.protocol import world_now
+from tensortap.adapters.lookup import world_now
 from tensortap.record import at_exit
 from tensortap.script.closing import closing_lines, say
 from tensortap.script.imports import after_import

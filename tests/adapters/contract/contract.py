@@ -21,7 +21,7 @@ import pytest
 import reference
 
 import tensortap as tt
-from tensortap.adapters import capabilities
+from tensortap.adapters import registry
 from tensortap.adapters.capabilities import PORTS
 
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
@@ -29,7 +29,7 @@ COMPARED = ("numel", "nan", "zeros", "min", "max", "mean", "std", "l1", "l2")
 
 
 def given(subject):
-    return capabilities.of(subject.framework)
+    return registry.capabilities_of(subject.framework)
 
 
 def require(subject, *features):

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tensortap as tt
-from tensortap.adapters.protocol import MOST_LOOPS
+from tensortap.adapters.arrays import MOST_LOOPS
 
 graph_or_xla = pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 

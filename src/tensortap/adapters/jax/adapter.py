@@ -11,8 +11,9 @@ import numpy as np
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import ad
 
-from tensortap.adapters.arrays import NEVER, NO_VALUE, ArrayObserver, NamedArrays
+from tensortap.adapters.arrays import NEVER, NO_VALUE, ArrayAdapter, ArrayObserver, NamedArrays
 from tensortap.adapters.jax import calls
+from tensortap.adapters.jax.capabilities import CAPABILITIES
 from tensortap.adapters.jax.intercept import INTERCEPTORS
 from tensortap.adapters.jax.layers import kind_of, value_of
 from tensortap.adapters.jax.model import JaxModel
@@ -21,7 +22,7 @@ from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.tap import JaxTap
 from tensortap.adapters.jax.trace_context import LIVE_TAPS
 from tensortap.adapters.nested import values_in
-from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import UnsupportedError, nearest
 from tensortap.record.recorder import OpenStep, Recorder
@@ -31,19 +32,16 @@ _NO_LAYERS: Final = "are known only when they run; watch_step(step, model) with 
 _NO_OPERATION: Final = "no such operation ran in a step that was observed"
 
 
-def adapt(model: Any, **options: Any) -> JaxAdapter | None:
-    """Return the adapter for a module; None for other objects of JAX's libraries."""
-    return JaxAdapter(model) if kind_of(model) in ("nnx", "equinox", "linen", "haiku") else None
-
-
-class JaxAdapter:
+class JaxAdapter(ArrayAdapter):
     """Taps on one model. `live`: values are taken as they are made; otherwise `StepFunction` hands them over."""
 
+    capabilities = CAPABILITIES
     groups = GROUPS
+    steps: CallStepDetector
 
     def __init__(self, model: Any, *, live: bool = True) -> None:
         self.model = JaxModel(model)
-        self.late = self.model.late
+        self.more_sites_later = self.model.late
         self.tap: JaxTap | None = None
         self._live = live
 
@@ -62,7 +60,8 @@ class JaxAdapter:
 
     def refuse(self, pattern: Pattern) -> None:
         """Refuse gradients of parameters that no model holds, and operations outside a whole step."""
-        if self.late and pattern.ports == {"grad"}:
+        super().refuse(pattern)
+        if self.more_sites_later and pattern.ports == {"grad"}:
             raise UnsupportedError(
                 f"{pattern.text!r}: of JAX, gradients of parameters are seen in modules of NNX and Equinox. Name the "
                 "parameters inside the loss, params = tensortap.tap(params, 'net/params'), and watch "
@@ -78,13 +77,13 @@ class JaxAdapter:
         """Return the layers, for `run.json`."""
         return self.model.describe()
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, observer: ArrayObserver | None = None) -> None:
         """Observe the calls of layers."""
         self._recorder, self._plan = recorder, plan
-        observer, self._steps = observer or ArrayObserver(recorder), CallStepDetector(recorder, clock)
+        observer, self.steps = observer or ArrayObserver(recorder), CallStepDetector(recorder)
         self._names = NamedArrays(observer, plan)
         root = self.model.cls if self.model.has_modules else None
-        self.tap = JaxTap(plan, observer, self._steps, root=root, live=self._live, late=self.late)
+        self.tap = JaxTap(plan, observer, self.steps, root=root, live=self._live, late=self.more_sites_later)
         for path, port in plan.ports:
             self.tap.selection.wants(path, port)
         self.tap.selection.seen_paths.clear()
@@ -95,9 +94,6 @@ class JaxAdapter:
                 INTERCEPTORS.add(self.tap)
             LIVE_TAPS.add(self.tap)
 
-    def arm(self) -> None:
-        """Do nothing: a step that no probe wants runs the user's own function."""
-
     def detach(self) -> None:
         """Restore the classes of layers, and the functions as they were traced before."""
         if self.tap is not None:
@@ -107,28 +103,19 @@ class JaxAdapter:
             if self._live:
                 LIVE_TAPS.remove(self.tap)
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        return self._steps.current()
-
-    def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Give the calling thread a step of its own; return the one it had."""
-        return self._steps.enter(step)
-
-    def closing(self, step: OpenStep) -> None:
+    def collect(self, step: OpenStep) -> None:
         """Record what the step has given, and parameters that no argument of it held."""
         if self.tap is not None:
             if self._live:
                 jax.effects_barrier()
             self.tap.results.record(step)
             self._record_parameters(self.tap, step)
-        self._steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
         """Return steps that nothing has closed. What the open step gave is recorded, so that it counts as seen."""
         if self.tap is not None:
             self.tap.results.record(self._recorder.current)
-        return self._steps.left_open()
+        return self.steps.left_open()
 
     def mark(self, name: str, value: Any) -> Any:
         """Return a value that the user named inside a step, tagged."""
@@ -153,7 +140,7 @@ class JaxAdapter:
         if any(not _concrete(leaf) for leaf in leaves):
             return True
         plain = jax.tree.map(lambda leaf: np.asarray(leaf) if watchable(leaf) else leaf, value) if leaves else value
-        return self._names.see(name, plain, self.current())
+        return self._names.see(name, plain, self.steps.current())
 
     def unseen(self) -> dict[str, str]:
         """Return what was wanted and never seen, with the reason."""
@@ -167,7 +154,7 @@ class JaxAdapter:
     def warn_of_unmatched(self) -> None:
         """Warn, after a first trace, of patterns that chose nothing, with the nearest names."""
         known = [] if self.tap is None else [path for path in self.tap.selection.seen_paths if path]
-        for text, _ in self._unanswered(self.tap) if self.late and self.tap is not None else ():
+        for text, _ in self._unanswered(self.tap) if self.more_sites_later and self.tap is not None else ():
             near = nearest(text.partition(":")[0], known) or known[:5]
             said = f"{text!r} has matched nothing in this step. There are {', '.join(map(repr, near)) or 'no layers'}"
             self._recorder.counters.warn(f"late:{text}", said)
@@ -186,7 +173,7 @@ class JaxAdapter:
         patterns = (pattern for probe in self._plan.probes for pattern in probe.patterns)
         names = set(self._names.unseen())
         for pattern in patterns:
-            if pattern not in answered and (pattern.text in names or self.late or pattern.kind == "op"):
+            if pattern not in answered and (pattern.text in names or self.more_sites_later or pattern.kind == "op"):
                 yield pattern.text, _NO_OPERATION if pattern.kind == "op" else NO_VALUE
 
 

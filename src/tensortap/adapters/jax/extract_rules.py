@@ -12,9 +12,9 @@ from jax.extend import core, linear_util
 from jax.interpreters import partial_eval
 from jax.sharding import PartitionSpec
 
+from tensortap.adapters.arrays import MOST_LOOPS
 from tensortap.adapters.jax.extract import Extracted, ExtractedValue, Rule, TagExtractor
 from tensortap.adapters.jax.jaxprs import debug_info, inner_closed_jaxprs, unspecified, without_consts
-from tensortap.adapters.protocol import MOST_LOOPS
 
 
 def _call(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tensortap.adapters.arrays import ArrayObserver
+from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.extract import ExtractedValue
 from tensortap.adapters.jax.selection import JaxSelection
 from tensortap.adapters.jax.tag import Mark
-from tensortap.adapters.protocol import MOST_LOOPS
 from tensortap.record.recorder import OpenStep
 from tensortap.reduce import packed
 from tensortap.types import DTYPE_CODE

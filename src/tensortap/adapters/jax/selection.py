@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import jax
 
-from tensortap.adapters.arrays import ArrayObserver, Catcher
+from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver, Catcher
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.extract import ExportedArrays
 from tensortap.adapters.jax.operations import GROUPS
 from tensortap.adapters.jax.tag import Mark
-from tensortap.adapters.protocol import MOST_LOOPS, Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.select.sites import Candidate
 
 MOST_BYTES: Final = 1 << 28  # of one tensor that leaves a step as it is

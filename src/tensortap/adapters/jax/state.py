@@ -13,14 +13,18 @@ from tensortap.adapters.jax.layers import kind_of, layers_of
 
 
 @contextmanager
-def kept(model: Any) -> Iterator[None]:
-    """Afterwards the variables of a model of NNX, its random state too, are what they were; others cannot change."""
+def preserved(model: Any) -> Iterator[Callable[[], None]]:
+    """Yield a function that puts the variables of a model of NNX back, its random state too; others cannot change."""
     before = jax.tree.map(lambda leaf: leaf, _state(model))
-    try:
-        yield
-    finally:
+
+    def restore() -> None:
         if before is not None:
             sys.modules["flax.nnx"].update(model, before)
+
+    try:
+        yield restore
+    finally:
+        restore()
 
 
 def gradient(function: Callable[..., Any], model: Any) -> Callable[..., Any]:

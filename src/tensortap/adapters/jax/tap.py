@@ -11,7 +11,7 @@ from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.jax.results import PendingResults
 from tensortap.adapters.jax.selection import JaxSelection
 from tensortap.adapters.jax.tag import LISTENERS, Mark
-from tensortap.adapters.protocol import Plan
+from tensortap.adapters.plan import Plan
 from tensortap.adapters.steps import CallStepDetector
 
 _NUMBERS: Final = itertools.count(1)

@@ -9,12 +9,13 @@ from typing import Any, Final
 import keras
 import numpy as np
 
-from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
+from tensortap.adapters.arrays import ArrayAdapter, ArrayObserver, NamedArrays, unseen
+from tensortap.adapters.keras.capabilities import CAPABILITIES
 from tensortap.adapters.keras.layers import layers_of, variables_of
 from tensortap.adapters.keras.observer import arrays_of
 from tensortap.adapters.keras.taps import KerasTaps
 from tensortap.adapters.operations import Groups
-from tensortap.adapters.protocol import Clock, Plan
+from tensortap.adapters.plan import Plan
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
@@ -35,13 +36,10 @@ def _of_tensorflow(name: str, otherwise: Any) -> Any:
     return getattr(importlib.import_module(f"{__package__}.graphs.operations"), name)
 
 
-def adapt(model: Any, **options: Any) -> KerasAdapter | None:
-    """Return the adapter for a layer or model; None for other objects."""
-    return KerasAdapter(model) if isinstance(model, keras.Layer) else None
-
-
-class KerasAdapter:
+class KerasAdapter(ArrayAdapter):
     """Taps on one model and its layers."""
+
+    capabilities = CAPABILITIES
 
     def __init__(self, model: Any) -> None:
         self._root = weakref.ref(model)
@@ -57,6 +55,7 @@ class KerasAdapter:
 
     def refuse(self, pattern: Pattern) -> None:
         """Refuse operations outside TensorFlow, and weights of layers that are not built."""
+        super().refuse(pattern)
         if pattern.kind == "op" and keras.backend.backend() != "tensorflow":
             raise UnsupportedError(_NO_OPERATIONS.format(pattern.text))
         if pattern.ports and pattern.ports <= set(PARAMETER_PORTS) and not self._built(pattern):
@@ -79,10 +78,6 @@ class KerasAdapter:
         groups: Groups = _of_tensorflow("GROUPS", {})
         return groups
 
-    def untappable(self) -> dict[str, str]:
-        """Return nothing: there is nothing known that could not be tapped."""
-        return {}
-
     def describe(self) -> dict[str, Any]:
         """Return the tree of layers, for `run.json`."""
         layers = layers_of(self._model())
@@ -98,13 +93,14 @@ class KerasAdapter:
             "modules": tree,
         }
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, observer: ArrayObserver | None = None) -> None:
         """Put the taps on."""
         self._recorder, self._plan = recorder, plan
         self._known = {candidate.path for candidate in self.candidates()}
         observer = observer or ArrayObserver(recorder)
         self._names = NamedArrays(observer, plan)
-        self._taps = KerasTaps(observer, plan, clock)
+        self._taps = KerasTaps(observer, plan)
+        self.steps = self._taps.backend.steps
         self._taps.attach(self._model())
 
     def arm(self) -> None:
@@ -115,32 +111,27 @@ class KerasAdapter:
         """Take every tap off."""
         self._taps.detach()
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        return self._taps.backend.steps.current()
-
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own; return the one it had."""
-        before = self._taps.backend.steps.enter(step)
+        before = self.steps.enter(step)
         if step is not None:
             self._taps.backend.arm(bool(step.armed), False)
         return before
 
-    def closing(self, step: OpenStep) -> None:
+    def collect(self, step: OpenStep) -> None:
         """Record what graphs have left, and the variables."""
-        if step is self.current():
+        if step is self.steps.current():
             self._taps.backend.collect(step)
         self._taps.record_variables(step)
-        self._taps.backend.steps.closed(step)
 
     def left_open(self) -> list[OpenStep]:
         """Return steps that nothing has closed, after recording what a graph may have left for the last one."""
         self._taps.backend.collect(self._recorder.current)
-        return self._taps.backend.steps.left_open()
+        return self.steps.left_open()
 
     def named(self, name: str, value: Any) -> bool:
         """Record a value the user named."""
-        return self._names.see(name, arrays_of(value), self.current())
+        return self._names.see(name, arrays_of(value), self.steps.current())
 
     def unseen(self) -> dict[str, str]:
         """Return layers, variables and names that were wanted but never seen, with the reason."""

@@ -9,6 +9,9 @@ CAPABILITIES: Final = Capabilities(
     "Keras",
     lacks={
         "update": "watch the weight itself, 'dense.kernel:param', and take differences between steps",
+        "blocks": "watch the layer or model that computes them: tensortap.watch(model, 'op:matmul')",
+        "compiled": "watch the model whose call holds it: tensortap.watch(model)",
+        "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",
     },
     notes={
         "exact": "in eager mode; in a graph usually, but fusion may round otherwise",

@@ -11,7 +11,7 @@ from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from tensortap.adapters.keras.observer import KerasObserver
-from tensortap.adapters.protocol import Port, bits_of
+from tensortap.adapters.plan import Port, bits_of
 
 NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
 OperationScope = Callable[[], contextlib.AbstractContextManager[None]]

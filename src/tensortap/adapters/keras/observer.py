@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.nested import arguments_in, values_in
-from tensortap.adapters.protocol import Port
+from tensortap.adapters.plan import Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError
 from tensortap.record.recorder import OpenStep, Point
@@ -25,7 +25,7 @@ class KerasStepDetector(CallStepDetector):
 
     def cancel(self) -> None:
         """Forget the call that began: it found no more data."""
-        self._lane().reset()
+        self._state().reset()
 
 
 class _TensorType(type):

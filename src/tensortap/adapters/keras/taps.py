@@ -13,7 +13,7 @@ from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.backends.base import KerasBackend
 from tensortap.adapters.keras.layers import KerasLayer, KerasVariable, layers_of, variables_of
 from tensortap.adapters.keras.wrappers import wrap_method
-from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import MODULE_PORTS
@@ -26,14 +26,13 @@ _METHODS: Final = ("call", "quantized_call")
 class KerasTaps:
     """The hooks of one tap on one model."""
 
-    def __init__(self, observer: ArrayObserver, plan: Plan, clock: Clock) -> None:
+    def __init__(self, observer: ArrayObserver, plan: Plan) -> None:
         self.ports: list[Port] = []
         self._observer = observer
         self._recorder = observer.recorder
         self._plan = plan
-        self._clock = clock
         self._limits = _loss_limits(observer.recorder)
-        self.backend = _backend(observer, clock, [limit for _, limit in self._limits])
+        self.backend = _backend(observer, [limit for _, limit in self._limits])
         self._params: list[tuple[KerasVariable, Port]] = []
         self._undo: list[Callable[[], None]] = []
 
@@ -49,7 +48,7 @@ class KerasTaps:
     def arm(self) -> None:
         """Tell graphs what the step is wanted for; hooks that run eagerly ask by themselves."""
         step = self._recorder.current
-        decided_in_graph = 0 if self._clock.explicit else sum(probe for probe, _ in self._limits)
+        decided_in_graph = 0 if self.backend.steps.explicit else sum(probe for probe, _ in self._limits)
         self.backend.arm(bool(step.armed & ~decided_in_graph), bool(step.armed & decided_in_graph))
 
     def detach(self) -> None:
@@ -93,7 +92,7 @@ class KerasTaps:
         return port
 
 
-def _backend(observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> KerasBackend:
+def _backend(observer: ArrayObserver, limits: Sequence[tuple[str, float]]) -> KerasBackend:
     name = keras.backend.backend()
     if name not in _BACKENDS:
         raise UnsupportedError(
@@ -101,7 +100,7 @@ def _backend(observer: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, 
             "name values instead: with tensortap.watch(): tensortap.tap(x, 'name')"
         )
     module = importlib.import_module(f"{__package__}.backends.{name}")
-    backend: KerasBackend = getattr(module, _BACKENDS[name])(observer, clock, limits)
+    backend: KerasBackend = getattr(module, _BACKENDS[name])(observer, limits)
     return backend
 
 

@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
+from tensortap.adapters.arrays import ArrayAdapter, ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.numpy import mlp, operations
-from tensortap.adapters.numpy.layers import CALL_METHODS, NumpyMembers, has_layers, layers_of
+from tensortap.adapters.numpy.capabilities import CAPABILITIES
+from tensortap.adapters.numpy.layers import CALL_METHODS, NumpyMembers, layers_of
 from tensortap.adapters.numpy.taps import NumpyTaps, joined
-from tensortap.adapters.protocol import Clock, Plan
+from tensortap.adapters.plan import Plan
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import FORWARD_PORTS
@@ -23,15 +24,12 @@ NOT_CALLED: Final = (
 )
 
 
-def adapt(model: Any, **options: Any) -> NumpyAdapter | None:
-    """Return the adapter for an object; None when it holds nothing to call."""
-    return NumpyAdapter(model) if has_layers(model) else None
-
-
-class NumpyAdapter:
+class NumpyAdapter(ArrayAdapter):
     """Taps on one object and its layers."""
 
+    capabilities = CAPABILITIES
     groups = operations.GROUPS
+    steps: CallStepDetector
 
     def __init__(self, root: Any) -> None:
         self._root = _reference(root)
@@ -69,46 +67,30 @@ class NumpyAdapter:
         ]
         return {"framework": "numpy", "class": type(self._model()).__name__, "modules": tree}
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, observer: ArrayObserver | None = None) -> None:
         """Put the taps on."""
         self._recorder = recorder
         observer = observer or ArrayObserver(recorder)
-        self._steps = CallStepDetector(recorder, clock)
+        self.steps = CallStepDetector(recorder)
         self._names = NamedArrays(observer, plan)
-        self._taps = NumpyTaps(observer, self._steps, plan)
+        self._taps = NumpyTaps(observer, self.steps, plan)
         self._taps.attach(self._model(), self._members())
-
-    def arm(self) -> None:
-        """Do nothing: a hook that no probe wants asks one question and returns."""
 
     def detach(self) -> None:
         """Take every hook off."""
         self._taps.detach()
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        return self._steps.current()
-
-    def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Give the calling thread a step of its own; return the one it had."""
-        return self._steps.enter(step)
-
-    def closing(self, step: OpenStep) -> None:
+    def collect(self, step: OpenStep) -> None:
         """Record the arrays that layers hold."""
         self._taps.record_arrays(step)
-        self._steps.closed(step)
-
-    def left_open(self) -> list[OpenStep]:
-        """Return steps that nothing has closed."""
-        return self._steps.left_open()
 
     def named(self, name: str, value: Any) -> bool:
         """Record a value the user named."""
-        return self._names.see(name, value, self.current())
+        return self._names.see(name, value, self.steps.current())
 
     def unseen(self) -> dict[str, str]:
         """Return layers and names that were wanted but never seen, with the reason."""
-        if self._steps.lost and any(port.seen for port in self._taps.ports):
+        if self.steps.lost and any(port.seen for port in self._taps.ports):
             self._recorder.counters.warn("root", NOT_CALLED)
         found = unseen(self._taps.ports, self._names) | self._taps.unseen_operations()
         return {site: why for site, why in found.items() if why}

@@ -7,7 +7,7 @@ from typing import Any
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, ArrayObserver, Arrays, arrays_in, as_array
 from tensortap.adapters.nested import arguments_in
-from tensortap.adapters.protocol import Port, bits_of
+from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError
 

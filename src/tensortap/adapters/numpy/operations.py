@@ -16,7 +16,7 @@ import numpy as np
 
 from tensortap.adapters.numpy.traced import LAYER_CALLS, strip, wrap
 from tensortap.adapters.operations import Groups, OperationTaps, operation_patterns
-from tensortap.adapters.protocol import Plan
+from tensortap.adapters.plan import Plan
 from tensortap.select.sites import Pattern
 
 MISSED: Final = (

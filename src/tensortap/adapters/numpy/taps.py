@@ -12,7 +12,7 @@ from tensortap.adapters.numpy.function_wrapper import FunctionWrapper
 from tensortap.adapters.numpy.hooks import NumpyLayerHook, NumpyRootHook
 from tensortap.adapters.numpy.layers import CALL_METHODS, NumpyMember, NumpyMembers, definer_of, methods_of
 from tensortap.adapters.numpy.references import Reference
-from tensortap.adapters.protocol import Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.record.recorder import OpenStep
 

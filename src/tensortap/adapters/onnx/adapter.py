@@ -6,13 +6,12 @@ import weakref
 from functools import partial
 from typing import Any, Final
 
-import onnxruntime
-
-from tensortap.adapters.arrays import ArrayObserver, NamedArrays, unseen
+from tensortap.adapters.arrays import ArrayAdapter, ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.onnx import dispatch
+from tensortap.adapters.onnx.capabilities import CAPABILITIES
 from tensortap.adapters.onnx.graph import OnnxGraph
 from tensortap.adapters.onnx.instrumented import InstrumentedSession, OnnxSite
-from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import nearest
 from tensortap.record.recorder import OpenStep, Recorder
@@ -22,13 +21,11 @@ from tensortap.select.sites import Candidate
 GIVEN: Final = "is given to the session: ':input{}' shows it"
 
 
-def adapt(model: Any, **options: Any) -> OnnxAdapter | None:
-    """Return the adapter for a session; None for other objects of ONNX Runtime."""
-    return OnnxAdapter(model) if isinstance(model, onnxruntime.InferenceSession) else None
-
-
-class OnnxAdapter:
+class OnnxAdapter(ArrayAdapter):
     """Taps on one session. Its optimised graph is dumped when the adapter is made."""
+
+    capabilities = CAPABILITIES
+    steps: CallStepDetector
 
     def __init__(self, session: Any) -> None:
         self._session = weakref.ref(session)
@@ -64,12 +61,12 @@ class OnnxAdapter:
             "twin_bytes": self.graph.nbytes,
         }
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: ArrayObserver | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, observer: ArrayObserver | None = None) -> None:
         """Observe the session's runs."""
         session = self._model()
         self._recorder, self._plan = recorder, plan
         self._observer = observer or ArrayObserver(recorder)
-        self._steps = CallStepDetector(recorder, clock)
+        self.steps = CallStepDetector(recorder)
         self._names = NamedArrays(self._observer, plan)
         tensors = (self._site(node.given, name, name) for node in self.graph.nodes for name in node.gives)
         sites = [site for site in tensors if site.inputs or site.outputs]
@@ -77,12 +74,9 @@ class OnnxAdapter:
         root = self._site(given, "\n".join(value.name for value in session.get_outputs()), "")
         ports = (self._port(name, "param") for name in self.graph.constants)
         self._constants = [port for port in ports if port is not None]
-        self._instrumented = InstrumentedSession(self.graph, self._observer, self._steps, sites, root)
+        self._instrumented = InstrumentedSession(self.graph, self._observer, self.steps, sites, root)
         self._warn_of_unknown_names()
         dispatch.add_observer(session, self._instrumented)
-
-    def arm(self) -> None:
-        """Do nothing: a step that no probe wants runs the session itself."""
 
     def detach(self) -> None:
         """Restore the session's `run`."""
@@ -90,28 +84,15 @@ class OnnxAdapter:
         if session is not None and self._instrumented is not None:
             dispatch.remove_observer(session, self._instrumented)
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        return self._steps.current()
-
-    def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Give the calling thread a step of its own; return the one it had."""
-        return self._steps.enter(step)
-
-    def closing(self, step: OpenStep) -> None:
+    def collect(self, step: OpenStep) -> None:
         """Record the initializers."""
         for port in self._constants:
             if step is self._recorder.current and step.armed & port.bits:
                 self._observer.take_late(port, partial(self.graph.constant, port.path), step)
-        self._steps.closed(step)
-
-    def left_open(self) -> list[OpenStep]:
-        """Return steps that nothing has closed."""
-        return self._steps.left_open()
 
     def named(self, name: str, value: Any) -> bool:
         """Record a value the user named."""
-        return self._names.see(name, value, self.current())
+        return self._names.see(name, value, self.steps.current())
 
     def unseen(self) -> dict[str, str]:
         """Return tensors and names that were wanted but never seen, with the reason."""

@@ -18,6 +18,9 @@ CAPABILITIES: Final = Capabilities(
         "nested": _OWN_TENSORS,
         "reused": _OWN_TENSORS,
         "shared": _OWN_TENSORS,
+        "blocks": "every tensor of the graph has a name: watch the session",
+        "compiled": "every tensor of the graph has a name: watch the session",
+        "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",
     },
     notes={
         "output": "as optimised: tensors that were fused away are named as such",

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, ArrayObserver, Catcher, arrays_in, same
 from tensortap.adapters.onnx.graph import OnnxGraph, row_of
-from tensortap.adapters.protocol import Port, bits_of
+from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError, UnsupportedError
 from tensortap.reduce import packed

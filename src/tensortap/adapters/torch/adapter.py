@@ -9,9 +9,12 @@ from typing import Any, Final
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.protocol import Clock, Plan
-from tensortap.adapters.torch.autograd.members import MemberPorts
-from tensortap.adapters.torch.autograd.parameters import OptimizerEvents, ParameterTaps
+from tensortap.adapters.plan import Plan
+from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions
+from tensortap.adapters.torch.autograd.members import MemberPorts, Owner, PendingGradients
+from tensortap.adapters.torch.autograd.optimizers import OptimizerHooks
+from tensortap.adapters.torch.autograd.parameters import ParameterTaps
+from tensortap.adapters.torch.capabilities import CAPABILITIES
 from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile.code import ModelCompileStatus
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
@@ -43,26 +46,28 @@ EXPORTED: Final = (
 _FAST_PATHS: Final = ("keep", "leave")
 
 
-def adapt(model: Any, **options: Any) -> TorchAdapter | None:
-    """The adapter for a module or a pipeline's stage, or nothing for other objects that PyTorch defines."""
+def adapt(model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> TorchAdapter | None:
+    """Return the adapter for a module or a pipeline's stage, or None for other objects that PyTorch defines."""
     if is_stage(model):
         root, called = tree_of(model)
-        return TorchAdapter(root, called=called, **options)
+        return TorchAdapter(root, options, called=called)
     if type(model).__name__ == "ExportedProgram":
         raise UnsupportedError(EXPORTED)
-    return TorchAdapter(modules.unwrapped(model), **options) if isinstance(model, nn.Module) else None
+    return TorchAdapter(modules.unwrapped(model), options) if isinstance(model, nn.Module) else None
 
 
-class TorchAdapter:
+class TorchAdapter(Adapter):
     """Taps on one module tree. It holds no reference that would keep the model alive."""
 
+    capabilities = CAPABILITIES
+    steps: TorchStepDetector
+
     def __init__(
-        self, root: nn.Module, *, called: nn.Module | None = None, fast_path: str = "keep", origins: bool = False
+        self, root: nn.Module, options: AdapterOptions = DEFAULT_OPTIONS, *, called: nn.Module | None = None
     ) -> None:
-        if fast_path not in _FAST_PATHS:
-            raise UnsupportedError(f"fast_path={fast_path!r} is neither 'keep' nor 'leave'")
-        self.fast_path = fast_path
-        self.origins = origins
+        if options.fast_path not in _FAST_PATHS:
+            raise UnsupportedError(f"fast_path must be 'keep' or 'leave', got {options.fast_path!r}")
+        self.fast_path, self.origins = options
         self._root = weakref.ref(root)
         self._called = self._root if called is None else weakref.ref(called)
         self._tree = None if called in (None, root) else root  # a tree made for the names, which nobody else holds
@@ -86,17 +91,18 @@ class TorchAdapter:
         root = self._model()
         return {"framework": "torch", "class": type(self._called()).__name__, "modules": modules.describe_tree(root)}
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock, observer: TensorObserver | None = None) -> None:
+    def attach(self, recorder: Recorder, plan: Plan, observer: TensorObserver | None = None) -> None:
         """Put hooks on what the probes want, and two on the root to find steps."""
         root = self._model()
         self._recorder, self._plan = recorder, plan
         self._observer = observer or observer_for(recorder)
-        self._detector = TorchStepDetector(recorder, clock, self._collecting)
+        owners, sharded = modules.owners_of(root), FullyShardedParameters(root)
+        self.steps = TorchStepDetector(recorder, PendingGradients(owners, sharded).any)
         self._compile_status = ModelCompileStatus(root)
-        self._names = NamedValues(self._observer, self._detector, plan, self._compile_status)
-        self._placement = HookPlacement(self._observer, self._detector, plan, self._compile_status, self.origins)
+        self._names = NamedValues(self._observer, self.steps, plan, self._compile_status)
+        self._placement = HookPlacement(self._observer, self.steps, plan, self._compile_status, self.origins)
         called = root if (found := self._called()) is None else found
-        receiver = RootReceiver(self._detector, self.arm, called, self._compile_status)
+        receiver = RootReceiver(self.steps, self.arm, called, self._compile_status)
         self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
         fused = {path: self._fused_set(layer) for path, layer in modules.encoder_layers(root)}
         plain = HookSet()
@@ -108,7 +114,8 @@ class TorchAdapter:
                 (inside or plain).add(module, puts, bits, paths)
         self._sets = [plain, *fused.values()]
         self._ops = self._attach_ops(root, fused)
-        self._parameters = self._attach_parameters(root)
+        self._parameters = self._attach_parameters(owners, sharded)
+        self._optimizers = OptimizerHooks(self.steps, self._parameters)
         self._refused = self._scripted(root)
         self._learn_shards()
         self._adjust(self._recorder.current.armed)
@@ -130,7 +137,7 @@ class TorchAdapter:
                 self._ops.visibility.invalidate()
         if compile_status.compiled:
             compile_status.guard()
-        armed = -1 if self._detector.spread else self._recorder.current.armed
+        armed = -1 if self.steps.spread else self._recorder.current.armed
         if armed:
             self._threads.update()
         self._adjust(-1 if compile_status.compiled else armed)
@@ -152,6 +159,7 @@ class TorchAdapter:
             hooks.remove()
         if self._ops is not None:
             self._ops.close()
+        self._optimizers.remove()
         self._parameters.remove()
         for leaf in self._observer.leaves:
             leaf.remove()
@@ -161,22 +169,14 @@ class TorchAdapter:
             compiled_code.reset_compiled(root)
         self._compile_status.release()
 
-    def current(self) -> OpenStep:
-        """The calling thread's step."""
-        return self._detector.current()
-
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own."""
-        before = self._detector.enter(step)
+        before = self.steps.enter(step)
         self.arm()
         return before
 
-    def left_open(self) -> list[OpenStep]:
-        """Other threads' steps that still wait for a backward."""
-        return self._detector.left_open()
-
-    def closing(self, step: OpenStep) -> None:
-        """Take parameters and gradients that no optimizer step has shown."""
+    def collect(self, step: OpenStep) -> None:
+        """Record parameters and gradients that no optimizer step has shown."""
         if step is self._recorder.current:
             self._parameters.record_rest(step)
         done = [leaf for leaf in self._observer.leaves if leaf.step is step]
@@ -184,7 +184,6 @@ class TorchAdapter:
             self._observer.leaves = [leaf for leaf in self._observer.leaves if leaf.step is not step]
             for leaf in done:
                 leaf.remove()
-        self._detector.closed(step)
 
     def named(self, name: str, value: Any) -> bool:
         """A value the user named, and its gradient."""
@@ -192,14 +191,14 @@ class TorchAdapter:
 
     def unseen(self) -> dict[str, str]:
         """Modules, ports and names that were wanted but never seen."""
-        if self._detector.lost and any(port.seen for port in self._placement.ports):
+        if self.steps.lost and any(port.seen for port in self._placement.ports):
             self._recorder.counters.warn("root", unseen.NOT_CALLED)
         fused = {path for hooks in self._sets if getattr(hooks, "was_fused", False) for path in hooks.paths}
-        hidden = compiled_code.graph_count() > 0 and not (self._compile_status.ran or self._detector.called)
+        hidden = compiled_code.graph_count() > 0 and not (self._compile_status.ran or self.steps.called)
         found = unseen.explain(self._placement.ports, self._root(), fused, hidden)
         if self._compile_status.ran:
             found = unseen.inside_graphs(found)
-        if not self._detector.lost and unseen.all_hidden(self._placement.ports, found):
+        if not self.steps.lost and unseen.all_hidden(self._placement.ports, found):
             self._recorder.counters.warn("compiled", unseen.ALL_HIDDEN)
         found |= self._refused | self._names.unseen()
         if self._ops is None:
@@ -230,7 +229,7 @@ class TorchAdapter:
         patterns = op_patterns(self._plan, [path for paths in tappable(root).values() for path in paths])
         if not patterns:
             return None
-        taps = OpTaps(self._observer, self._detector, self._plan, patterns, self.fast_path == "keep")
+        taps = OpTaps(self._observer, self.steps, self._plan, patterns, self.fast_path == "keep")
         around, handles = place_hooks(taps, root, fused)
         self._sets.append(around)
         self._handles += handles
@@ -246,15 +245,9 @@ class TorchAdapter:
             if self._plan.port_for_named_value(self._recorder, candidate, port)
         }
 
-    def _attach_parameters(self, root: nn.Module) -> ParameterTaps:
-        owners = modules.owners_of(root)
+    def _attach_parameters(self, owners: dict[str, Owner], sharded: FullyShardedParameters) -> ParameterTaps:
         ports = {
             kind: [port for name in owners if (port := self._placement.port(name, kind)) is not None]
             for kind in MEMBER_PORTS
         }
-        members = MemberPorts(owners, ports, FullyShardedParameters(root))
-        events = OptimizerEvents(self._detector.optimizer_starts, self._detector.optimizer_stepped)
-        return ParameterTaps(self._observer, self._detector, members, events)
-
-    def _collecting(self) -> bool:
-        return self._parameters.any_gradient()
+        return ParameterTaps(self._observer, self.steps, MemberPorts(owners, ports, sharded))

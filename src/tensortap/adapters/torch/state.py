@@ -1,14 +1,30 @@
-"""Everything a run of a model can change, kept and put back."""
+"""Running a user's model for a look at it: one step, and everything a step can change, kept and put back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tensortap.adapters.nested import call_with
 from tensortap.adapters.rng import preserve_rng_state
+from tensortap.adapters.torch.modules.nested import tensors_in
+
+
+def as_step(model: nn.Module, batch: Any) -> Callable[[], Any]:
+    """Return the user's own function of a step, or one that calls the model and differentiates what it returns."""
+    return batch if callable(batch) and not isinstance(batch, (nn.Module, Tensor)) else lambda: _step(model, batch)
+
+
+def _step(model: nn.Module, batch: Any) -> Any:
+    output = call_with(model, batch)
+    parts = [t.float().mean() for _, t in tensors_in(output) if t.requires_grad and not t.is_complex()]
+    if parts:
+        torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
+    return output
 
 
 @contextmanager

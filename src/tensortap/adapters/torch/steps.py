@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from tensortap.adapters import steps
-from tensortap.adapters.protocol import Clock
 from tensortap.adapters.torch.autograd.gradients import backward_task
 from tensortap.adapters.torch.distributed.pipeline import SHAPE_INFERENCE, microbatch
 from tensortap.adapters.torch.modules.nested import tensors_in
@@ -23,8 +22,8 @@ MOST_MARKS: Final = 8
 _CALL: Final = nn.Module._call_impl.__code__
 
 
-class Lane(steps.Lane):
-    """One thread's place in the steps, and what backward and the optimizer have told of the open one."""
+class TorchThreadState(steps.ThreadState):
+    """What is known of one thread, and what backward and the optimizer have told of the open one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +34,7 @@ class Lane(steps.Lane):
         self.rehearsed = False  # what the open step has seen so far was made up by a pipeline
         self.optimizers: set[int] = set()  # those that have stepped in the open step
 
-    def follow(self, other: Lane) -> None:
+    def follow(self, other: TorchThreadState) -> None:
         """Go on where another left off."""
         super().follow(other)
         self.backward, self.stepped, self.micro = other.backward, other.stepped, other.micro
@@ -48,14 +47,14 @@ class Lane(steps.Lane):
         self.optimizers.clear()
 
 
-class TorchStepDetector(steps.StepDetector[Lane]):
+class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     """A new call of the root closes the step before it, unless that one is still collecting gradients.
 
     Other threads' steps end with the call unless a backward may follow.
     """
 
-    def __init__(self, recorder: Recorder, clock: Clock, collecting: Callable[[], bool] = lambda: True) -> None:
-        super().__init__(recorder, clock, Lane)
+    def __init__(self, recorder: Recorder, collecting: Callable[[], bool] = lambda: True) -> None:
+        super().__init__(recorder, TorchThreadState)
         self._by_optimizer = False
         self._collecting = collecting
 
@@ -66,14 +65,14 @@ class TorchStepDetector(steps.StepDetector[Lane]):
 
     def root_called(self, root: nn.Module) -> None:
         """Before the root's forward. Calls within a call, and recomputation, belong to the step that is open."""
-        lane = self._lane()
-        lane.depth += 1
-        if (lane.depth > 1 and running_twice(root)) or backward_task() != -1:
+        state = self._state()
+        state.depth += 1
+        if (state.depth > 1 and running_twice(root)) or backward_task() != -1:
             return
-        lane.depth = 1
+        state.depth = 1
         self.called = True
-        if not lane.span:
-            self._begin(lane)
+        if not state.span:
+            self._begin(state)
         step = self.current()
         if root.training:
             step.phase = "train"
@@ -82,87 +81,87 @@ class TorchStepDetector(steps.StepDetector[Lane]):
 
     def root_returned(self, output: Any, awaits: bool | None = None) -> None:
         """After the root's forward, also when it failed. In a compiled graph, `awaits` says if backward may come."""
-        lane = self._lane()
-        lane.depth = max(0, lane.depth - 1)
-        if lane.depth or lane.span:
+        state = self._state()
+        state.depth = max(0, state.depth - 1)
+        if state.depth or state.span:
             return
-        if lane is self._home_lane and self._clock.explicit:  # nobody will ask whether a backward came
+        if state is self._home_state and self.explicit:  # nobody will ask whether a backward came
             return
         if awaits is None:
-            awaits = torch.is_grad_enabled() and self._mark(output, lane)
-        if lane is not self._home_lane and not awaits and backward_task() == -1:
-            self._end(lane)
+            awaits = torch.is_grad_enabled() and self._mark(output, state)
+        if state is not self._home_state and not awaits and backward_task() == -1:
+            self._end(state)
 
     def backward_came(self) -> None:
         """A gradient reached what the root returned, inside a compiled graph."""
-        self._lane().backward = True
+        self._state().backward = True
 
     def optimizer_starts(self, optimizer: Any, closure: Any) -> None:
         """A closure calls the root inside the optimizer's step, and that is where the next step begins.
 
         Where the root is never seen to be called (it is compiled), a second step of the same optimizer tells.
         """
-        lane = self._lane()
-        unseen = not self.called and id(optimizer) in lane.optimizers
-        again = closure is not None and lane is self._home_lane and (lane.stepped or lane.stepping)
-        if (unseen or again) and not self._clock.explicit:
+        state = self._state()
+        unseen = not self.called and id(optimizer) in state.optimizers
+        again = closure is not None and state is self._home_state and (state.stepped or state.stepping)
+        if (unseen or again) and not self.explicit:
             self._by_optimizer |= unseen
-            self._clock.advance()
-        lane.stepping = closure is not None
+            self.finish()
+        state.stepping = closure is not None
         if not self.called:
             self.recorder.current.phase = "train"
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """The optimizer has used the gradients."""
-        lane = self._lane()
-        lane.stepped, lane.stepping = True, False
-        lane.optimizers.add(id(optimizer))
+        state = self._state()
+        state.stepped, state.stepping = True, False
+        state.optimizers.add(id(optimizer))
 
-    def closed(self, step: OpenStep) -> None:
-        """A step was closed, by whomever."""
+    def forget(self, step: OpenStep) -> None:
+        """Reset what is known of a step."""
         if step is self.recorder.current:
-            self._lane().optimizers.clear()
-        super().closed(step)
+            self._state().optimizers.clear()
+        super().forget(step)
 
-    def _begin_home(self, lane: Lane) -> None:
+    def _begin_home(self, state: TorchThreadState) -> None:
         chunk = microbatch()
-        if not self._clock.explicit and self._first_of(lane, chunk):
-            self._next(lane)
-        self._rehearse(lane, chunk)
+        if not self.explicit and self._first_of(state, chunk):
+            self._next(state)
+        self._rehearse(state, chunk)
 
-    def _first_of(self, lane: Lane, chunk: int | None) -> bool:
+    def _first_of(self, state: TorchThreadState, chunk: int | None) -> bool:
         """Whether a call can be the first of a step: later microbatches of a pipeline are not."""
-        return chunk is None or chunk == SHAPE_INFERENCE or (chunk == 0 and not lane.rehearsed)
+        return chunk is None or chunk == SHAPE_INFERENCE or (chunk == 0 and not state.rehearsed)
 
-    def _rehearse(self, lane: Lane, chunk: int | None) -> None:
+    def _rehearse(self, state: TorchThreadState, chunk: int | None) -> None:
         """Forget what a pipeline's rehearsal showed as soon as the first true microbatch comes."""
-        if lane.rehearsed and chunk != SHAPE_INFERENCE:
+        if state.rehearsed and chunk != SHAPE_INFERENCE:
             self.recorder.restart(self.current())
-            lane.reset()
-            lane.used = True
-        lane.rehearsed = chunk == SHAPE_INFERENCE
+            state.reset()
+            state.used = True
+        state.rehearsed = chunk == SHAPE_INFERENCE
 
-    def _next(self, lane: Lane) -> None:
-        collecting = lane.backward and not lane.stepped and (lane.stepping or self._collecting())
-        if lane.used and not collecting:
-            self._clock.advance(lane.step)
+    def _next(self, state: TorchThreadState) -> None:
+        collecting = state.backward and not state.stepped and (state.stepping or self._collecting())
+        if state.used and not collecting:
+            self.finish(state.step)
         elif collecting:
-            lane.backward = False
-            lane.micro += 1
-            if lane.micro == _MANY:
+            state.backward = False
+            state.micro += 1
+            if state.micro == _MANY:
                 self.recorder.counters.warn(
                     "micro-batches",
                     f"{_MANY} calls with a backward but no optimizer step were taken as micro-batches of one step; if "
                     "they are steps of their own, close each with tap.step()",
                 )
-        lane.used = True
+        state.used = True
 
-    def _mark(self, output: Any, lane: Lane) -> bool:
+    def _mark(self, output: Any, state: TorchThreadState) -> bool:
         """Ask to be told when backward reaches what the root returned; False when it never will."""
         with without_torch_function():
             nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
         for node in list(nodes)[:MOST_MARKS]:
-            node.register_prehook(_Mark(lane))
+            node.register_prehook(_Mark(state))
         return bool(nodes)
 
 
@@ -179,10 +178,10 @@ def running_twice(root: nn.Module) -> bool:
 class _Mark:
     """Notes that backward reached the root's output."""
 
-    __slots__ = ("lane",)
+    __slots__ = ("state",)
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, state: TorchThreadState) -> None:
+        self.state = state
 
     def __call__(self, gradients: Any) -> None:
-        self.lane.backward = True
+        self.state.backward = True

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad, clip_grad_norm_
 
 import tensortap as tt
-from tensortap.adapters import capabilities
+from tensortap.adapters import capabilities, registry
 from tensortap.errors import PatternError, UnsupportedError
 from tensortap.select.sites import Pattern
 
@@ -117,7 +117,7 @@ def test_two_optimizer_steps_in_one_step_are_two_rows_before_clipping(watch):
         (size * model(x()).sum()).backward()
         clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
-        seen.tap.explicit = True  # one step, as the user means it
+        seen.tap.steps.explicit = True  # one step, as the user means it
     seen.tap.step()
     assert [r["mean"] for r in seen.of("2.bias:grad")] == [5.0, 10.0]
     assert all(list(r.numbers) == ["clip"] for r in seen.records)
@@ -343,4 +343,4 @@ def test_buffers_elsewhere_are_refused_by_name():
     """A framework without the port says what to write instead."""
     for framework in ("keras", "jax", "numpy", "onnx"):
         with pytest.raises(UnsupportedError, match=r"no port 'buffer' in .*: .*write 'bn.moving_mean:param'"):
-            capabilities.refuse(capabilities.of(framework), Pattern.parse("**:buffer"))
+            capabilities.refuse(registry.capabilities_of(framework), Pattern.parse("**:buffer"))

@@ -12,7 +12,7 @@ from tensortap.adapters.keras.observer import KerasObserver
 from tensortap.adapters.keras.optimizers import OPTIMIZER_HOOKS
 from tensortap.adapters.keras.training import TrainingTaps
 from tensortap.adapters.keras.wrappers import CallHook
-from tensortap.adapters.protocol import Plan, Port
+from tensortap.adapters.plan import Plan, Port
 
 Undo = Callable[[], None]
 

@@ -19,7 +19,7 @@ from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.backends.base import KerasBackend, Undo
 from tensortap.adapters.keras.layers import KerasVariable
 from tensortap.adapters.keras.observer import KerasObserver, KerasStepDetector
-from tensortap.adapters.protocol import Clock, Port
+from tensortap.adapters.plan import Port
 from tensortap.record.recorder import OpenStep, Point
 
 
@@ -94,8 +94,8 @@ class KerasOnJax(KerasBackend):
 
     observer: KerasJaxObserver
 
-    def __init__(self, arrays: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
-        super().__init__(KerasJaxObserver(arrays, KerasStepDetector(arrays.recorder, clock)))
+    def __init__(self, arrays: ArrayObserver, limits: Sequence[tuple[str, float]]) -> None:
+        super().__init__(KerasJaxObserver(arrays, KerasStepDetector(arrays.recorder)))
 
     def attach_training(self, model: Any, gradients: Sequence[tuple[KerasVariable, Port]]) -> list[Undo]:
         """Observe training steps, and know whose they are."""

@@ -20,7 +20,7 @@ from tensortap.adapters.keras.hooks import KerasLayerHook
 from tensortap.adapters.keras.layers import KerasVariable
 from tensortap.adapters.keras.observer import KerasObserver, KerasStepDetector
 from tensortap.adapters.keras.wrappers import CallHook
-from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.record.recorder import OpenStep, Point
 
 _NOT_NUMERIC: Final = (tf.string, tf.resource, tf.variant)
@@ -107,8 +107,8 @@ class KerasOnTensorflow(KerasBackend):
 
     observer: KerasGraphObserver
 
-    def __init__(self, arrays: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
-        steps = KerasStepDetector(arrays.recorder, clock)
+    def __init__(self, arrays: ArrayObserver, limits: Sequence[tuple[str, float]]) -> None:
+        steps = KerasStepDetector(arrays.recorder)
         super().__init__(KerasGraphObserver(arrays, steps, GraphTaps(arrays, limits)))
         self._operations: KerasOperations | None = None
         self._watched: retracing.WatchedModel | None = None

@@ -11,7 +11,6 @@ import torch
 from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.backends.base import KerasBackend
 from tensortap.adapters.keras.observer import KerasObserver, KerasStepDetector
-from tensortap.adapters.protocol import Clock
 from tensortap.reduce.buffers import array_of, buffer_of
 
 
@@ -37,5 +36,5 @@ class KerasTorchObserver(KerasObserver):
 class KerasOnTorch(KerasBackend):
     """One tap's side of PyTorch."""
 
-    def __init__(self, arrays: ArrayObserver, clock: Clock, limits: Sequence[tuple[str, float]]) -> None:
-        super().__init__(KerasTorchObserver(arrays, KerasStepDetector(arrays.recorder, clock)))
+    def __init__(self, arrays: ArrayObserver, limits: Sequence[tuple[str, float]]) -> None:
+        super().__init__(KerasTorchObserver(arrays, KerasStepDetector(arrays.recorder)))

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tensortap.adapters.arrays import ArrayObserver
+from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver
 from tensortap.adapters.keras.graphs.rows import LoopRows
 from tensortap.adapters.keras.graphs.variables import LoopVariable, host_variable, read_variable
-from tensortap.adapters.protocol import MOST_LOOPS
 from tensortap.record.recorder import OpenStep, Point
 
 

@@ -13,7 +13,7 @@ from tensorflow.python.framework import op_callbacks
 
 from tensortap.adapters.keras.observer import KerasObserver
 from tensortap.adapters.operations import Groups, OperationTaps, operation_patterns
-from tensortap.adapters.protocol import Plan
+from tensortap.adapters.plan import Plan
 from tensortap.select.sites import Pattern
 
 GROUPS: Final[Groups] = {

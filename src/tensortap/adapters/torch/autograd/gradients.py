@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from tensortap.adapters.protocol import Port
+from tensortap.adapters.plan import Port
 from tensortap.adapters.torch.distributed.shards import add_locally
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.record.recorder import OpenStep

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tensortap.adapters.protocol import Port
+from tensortap.adapters.plan import Port
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
 from tensortap.select.ports import BUFFER_PORTS
 
@@ -43,6 +43,19 @@ class Owner(NamedTuple):
         members = getattr(module, held, None)
         # Scripted modules have no dict; an ordinary one is asked without its `__getattr__`, which is slow.
         return members.get(self.name) if isinstance(members, dict) else getattr(module, self.name, None)
+
+
+class PendingGradients:
+    """The gradients of a model's parameters that a further backward would add to."""
+
+    def __init__(self, owners: dict[str, Owner], sharded: FullyShardedParameters) -> None:
+        self._parameters = [owner for owner in owners.values() if owner.ports != BUFFER_PORTS]
+        self._sharded = sharded
+
+    def any(self) -> bool:
+        """Return whether there are any."""
+        parameters = (owner.parameter() for owner in self._parameters)
+        return any(p.grad is not None for p in parameters if p is not None) or self._sharded.pending()
 
 
 class MemberPort(NamedTuple):
@@ -97,11 +110,6 @@ class MemberPorts:
     def any_of(self, ids: set[int]) -> bool:
         """Return whether one of the model's parameters has one of these ids."""
         return any(id(owner.parameter()) in ids for owner in self._parameters.values())
-
-    def any_gradient(self) -> bool:
-        """Return whether there are gradients that a further backward would add to."""
-        parameters = (owner.parameter() for owner in self._parameters.values())
-        return any(p.grad is not None for p in parameters if p is not None) or self._sharded.pending()
 
     def refresh(self) -> None:
         """Look for sharded modules anew: `fully_shard` may have been called since the last step."""

@@ -11,13 +11,11 @@ without that number is the gradient as used.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tensortap.adapters.torch.autograd.clipping import CLIPPING
 from tensortap.adapters.torch.autograd.gradients import StepSource
@@ -34,36 +32,19 @@ NO_OPTIMIZER: Final = "no optimizer stepped it"
 _CHUNK_BYTES: Final = 16 << 20  # updates are computed together up to this size, so that no copy of the model is made
 
 
-class OptimizerEvents(NamedTuple):
-    """What the step detector is told about optimizers."""
-
-    starts: Callable[[Any, Any], None]
-    stepped: Callable[[Any], None]
-
-
 class ParameterTaps:
-    """Record the parameters that probes want, and tell when an optimizer of the model's parameters has stepped."""
+    """Record the parameters that probes want, with their gradients and updates, and buffers."""
 
-    def __init__(
-        self, observer: TensorObserver, steps: StepSource, members: MemberPorts, events: OptimizerEvents
-    ) -> None:
+    def __init__(self, observer: TensorObserver, steps: StepSource, members: MemberPorts) -> None:
         self._observer = observer
         self._steps = steps
         self._members = members
-        self._events = events
-        self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._before: dict[str, Tensor] = {}
         self._recorded: set[str] = set()  # sites
         self._clipped: dict[str, tuple[int, int]] = {}  # gradients recorded before clipping, as they became
-        self._handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
 
     def remove(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
+        """Listen to clipping no more."""
         CLIPPING.listen(self, False)
         self._before.clear()
 
@@ -100,38 +81,23 @@ class ParameterTaps:
         self._recorded.clear()
         self._clipped.clear()
 
-    def any_gradient(self) -> bool:
-        """Return whether there are gradients that a further backward would add to."""
-        return self._members.any_gradient()
+    def owns(self, optimizer: Any) -> bool:
+        """Return whether an optimizer holds any of the model's parameters."""
+        return self._members.any_of(_ids(optimizer))
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            if self._owns(optimizer):
-                closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-                self._events.starts(optimizer, closure)
-                self._observe(optimizer, self._steps.current(), gradients=closure is None)
-        except Exception as error:
-            self._failed(error)
+    def before_step(self, optimizer: Any, closure: Any) -> None:
+        """Record what an optimizer is about to use; with a closure it evaluates gradients itself."""
+        self._observe(optimizer, self._steps.current(), gradients=closure is None)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            if self._owns(optimizer):
-                step = self._steps.current()
-                if kwargs.get("closure", args[1] if len(args) > 1 else None) is not None:
-                    self._record("grad", step, _ids(optimizer), skip=self._unchanged_since_clipping())
-                if self._clipped:
-                    self._forget_clipped(_ids(optimizer))
-                if self._before:
-                    self._record_updates(step)
-                self._events.stepped(optimizer)
-        except Exception as error:
-            self._failed(error)
-
-    def _owns(self, optimizer: Any) -> bool:
-        known = self._known.get(optimizer)
-        if known is None:
-            known = self._known[optimizer] = self._members.any_of(_ids(optimizer))
-        return known
+    def after_step(self, optimizer: Any, closure: Any) -> None:
+        """Record what an optimizer has used and changed."""
+        step = self._steps.current()
+        if closure is not None:
+            self._record("grad", step, _ids(optimizer), skip=self._unchanged_since_clipping())
+        if self._clipped:
+            self._forget_clipped(_ids(optimizer))
+        if self._before:
+            self._record_updates(step)
 
     def _observe(self, optimizer: Any, step: OpenStep, gradients: bool) -> None:
         if not self._members.any_wanted(step.armed):

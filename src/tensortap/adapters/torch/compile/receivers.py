@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tensortap.adapters.protocol import Port
+from tensortap.adapters.plan import Port
 from tensortap.adapters.torch.autograd.gradients import (
     CallStack,
     StepSource,
@@ -118,7 +118,7 @@ class CompiledNamedValues(GraphReceiver):
 
     __slots__ = ("record",)
 
-    def __init__(self, record: Callable[[Any, str], None]) -> None:
+    def __init__(self, record: Callable[[Any, str], object]) -> None:
         super().__init__(CompileStatus())
         self.record = record
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from tensortap.adapters.protocol import Port, bits_of
+from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.torch.autograd.gradients import (
     CallStack,
     StepSource,

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from tensortap.adapters.protocol import Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.torch.autograd.gradients import StepSource, await_output_gradients, backward_task, count_call
 from tensortap.adapters.torch.compile import backward as compiled_backward
 from tensortap.adapters.torch.compile import operators as compiled

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.nested import names_of
-from tensortap.adapters.protocol import Plan, Port
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.torch.autograd.gradients import CallStack
 from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules import tree as modules

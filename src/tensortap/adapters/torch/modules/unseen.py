@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import nn
 
-from tensortap.adapters.protocol import Port
+from tensortap.adapters.plan import Port
 from tensortap.adapters.torch.autograd.gradients import NO_BACKWARD
 from tensortap.adapters.torch.autograd.parameters import NO_OPTIMIZER
 from tensortap.adapters.torch.modules import tree as modules

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tensortap.adapters.results import Origin, TensorSummary
-from tensortap.adapters.torch.calls import as_step
 from tensortap.adapters.torch.distributed.shards import local_of
 from tensortap.adapters.torch.modules.nested import inputs_in, tensors_in
 from tensortap.adapters.torch.modules.tensors import without_torch_function
@@ -25,7 +24,7 @@ from tensortap.adapters.torch.nonfinite.reasons import operation_name, why
 from tensortap.adapters.torch.ops.mode import without_modes
 from tensortap.adapters.torch.ops.names import op_name, returns_no_tensor
 from tensortap.adapters.torch.source import OURS, TORCH, current_line
-from tensortap.adapters.torch.state import preserved
+from tensortap.adapters.torch.state import as_step, preserved
 from tensortap.reduce.summary import summarize
 
 _MASKS: Final = 64  # calls of modules that return −inf on purpose, before the search goes on to backward

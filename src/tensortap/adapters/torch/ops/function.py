@@ -15,7 +15,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from tensortap.adapters.protocol import Clock, Plan
+from tensortap.adapters.plan import Plan
+from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions
+from tensortap.adapters.steps import StepDetector, ThreadState
+from tensortap.adapters.torch.capabilities import CAPABILITIES
 from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules.named_values import NamedValues
 from tensortap.adapters.torch.modules.tensors import observer_for
@@ -23,38 +26,22 @@ from tensortap.adapters.torch.ops.names import known_operations
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Recorder
-from tensortap.select.sites import Candidate
 
 NOT_CALLED: Final = "the watched function was never called through the tap: write tap.call(...)"
 
 
-class FunctionSteps:
-    """The open step: the tap's, unless the thread is inside `tap.span()`."""
+class FunctionStepDetector(StepDetector[ThreadState]):
+    """A call of the function ends the step before it; threads have no steps of their own but `tap.span()`."""
 
-    def __init__(self, recorder: Recorder, clock: Clock) -> None:
-        self.spread = False
-        self._recorder = recorder
-        self._clock = clock
-        self._own = threading.local()
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder, ThreadState)
         self._used = False
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        own: OpenStep | None = getattr(self._own, "step", None)
-        return self._recorder.current if own is None else own
-
-    def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Give the calling thread a step of its own, or none; return the one before."""
-        self.spread = True
-        before: OpenStep | None = getattr(self._own, "step", None)
-        self._own.step = step
-        return before
-
     def begin(self) -> None:
-        """Begin a call of the function, which closes the step before it unless the user closes steps."""
-        if getattr(self._own, "step", None) is None and not self._recorder.muted:
-            if self._used and not self._clock.explicit:
-                self._clock.advance()
+        """Begin a call of the function."""
+        if self._state().step is None and not self.recorder.muted:
+            if self._used and not self.explicit:
+                self.finish()
             self._used = True
 
 
@@ -87,39 +74,36 @@ class FusedModuleGuard:
             self._taps.leave(module)
 
 
-class FunctionAdapter:
+class FunctionAdapter(Adapter):
     """The adapter for a function, or without one for the block of code that follows."""
 
-    default_sites = "op:*"
+    capabilities = CAPABILITIES
+    steps: FunctionStepDetector
 
-    def __init__(self, function: Callable[..., Any] | None = None, *, fast_path: str = "keep", **_: Any) -> None:
+    def __init__(self, function: Callable[..., Any] | None = None, options: AdapterOptions = DEFAULT_OPTIONS) -> None:
         self.function = function
         self.path = "" if function is None else getattr(function, "__name__", type(function).__name__).strip("<>")
-        self._keep_fused = fast_path == "keep"
+        self._keep_fused = options.fast_path == "keep"
         self._called = False
 
-    def candidates(self) -> list[Candidate]:
-        """Return nothing: operations are known only while they run."""
-        return []
-
-    def untappable(self) -> dict[str, str]:
-        """Return nothing: it is not known beforehand."""
-        return {}
+    def default_sites(self) -> str:
+        """Every operation."""
+        return "op:*"
 
     def describe(self) -> dict[str, Any]:
         """Return the function's name."""
-        return {"framework": "torch", "class": self.path or type(self).__name__, "modules": []}
+        return {"framework": "torch", "class": self.path or "Operations", "modules": []}
 
     def operations(self) -> Collection[str]:
         """Return the names of operations that patterns may mean."""
         return known_operations()
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
+    def attach(self, recorder: Recorder, plan: Plan) -> None:
         """Prepare for calls; in a block, begin."""
-        self._steps = FunctionSteps(recorder, clock)
+        self.steps = FunctionStepDetector(recorder)
         self._observer = observer_for(recorder)
-        self._taps = OpTaps(self._observer, self._steps, plan, op_patterns(plan, [self.path]), self._keep_fused)
-        self._names = NamedValues(self._observer, self._steps, plan, CompileStatus())
+        self._taps = OpTaps(self._observer, self.steps, plan, op_patterns(plan, [self.path]), self._keep_fused)
+        self._names = NamedValues(self._observer, self.steps, plan, CompileStatus())
         self._guard = FusedModuleGuard(self._taps)
         self._thread = threading.get_ident()
         if self.function is None:
@@ -139,7 +123,7 @@ class FunctionAdapter:
             raise UnsupportedError("a block of code is not called: what runs inside `with tensortap.ops(...)` is seen")
         self._called = True
         if self._taps.idle():
-            self._steps.begin()
+            self.steps.begin()
             self._guard.register()
             try:
                 return self._run(args, kwargs)
@@ -154,25 +138,17 @@ class FunctionAdapter:
         for leaf in self._observer.leaves:
             leaf.remove()
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        return self._steps.current()
-
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own."""
-        before = self._steps.enter(step)
+        before = self.steps.enter(step)
         self.arm()
         return before
 
-    def closing(self, step: OpenStep) -> None:
+    def collect(self, step: OpenStep) -> None:
         """Remove the hooks on leaf tensors whose gradients have not come."""
         for leaf in [leaf for leaf in self._observer.leaves if leaf.step is step]:
             leaf.remove()
             self._observer.leaves.remove(leaf)
-
-    def left_open(self) -> list[OpenStep]:
-        """Return none: only `tap.span()` gives threads steps of their own, and it closes them."""
-        return []
 
     def named(self, name: str, value: Any) -> bool:
         """Record a value the user named, and its gradient."""
@@ -186,7 +162,7 @@ class FunctionAdapter:
         return {text: why for text, why in self._names.unseen().items() if text not in seen} | missing
 
     def _enter_block(self) -> None:
-        self._taps.enter(self, "", counts=self._steps.current().calls.setdefault(self, {}))
+        self._taps.enter(self, "", counts=self.steps.current().calls.setdefault(self, {}))
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         assert self.function is not None

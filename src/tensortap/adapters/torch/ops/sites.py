@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from tensortap.adapters.protocol import OpName, Plan, Port
+from tensortap.adapters.plan import OpName, Plan, Port
 from tensortap.adapters.torch.autograd.gradients import (
     CallInputs,
     Found,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from tensortap.adapters.protocol import OpName, Plan
+from tensortap.adapters.plan import OpName, Plan
 from tensortap.adapters.torch.autograd.gradients import StepSource
 from tensortap.adapters.torch.modules.hookset import new_hook_key
 from tensortap.adapters.torch.modules.tensors import TensorObserver, mode_is_on, without_torch_function

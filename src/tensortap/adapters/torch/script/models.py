@@ -9,8 +9,11 @@ from typing import Any
 
 from torch import nn
 
-from tensortap.adapters.protocol import Clock, Plan, Port
+from tensortap.adapters.plan import Plan, Port
+from tensortap.adapters.protocol import Adapter
+from tensortap.adapters.steps import StepDetector, StepOver, ThreadState
 from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.capabilities import CAPABILITIES
 from tensortap.adapters.torch.modules.tree import unwrapped
 from tensortap.adapters.torch.ops.names import known_operations
 from tensortap.adapters.torch.ops.taps import means_operations
@@ -54,13 +57,16 @@ class ScriptModel:
         paths = (candidate.path for pair in self.candidates() for candidate in pair)
         return bool(self.choose([pattern]).ports) or means_operations(pattern, paths)
 
-    def attach(self, recorder: Recorder, patterns: Sequence[Pattern], clock: Clock) -> None:
+    def attach(self, recorder: Recorder, patterns: Sequence[Pattern], over: Callable[[StepOver], None]) -> None:
         """Attach its hooks. Steps are found for all models together, so its adapter does not look for them."""
         # All patterns, for the recorder knows those only that mean something of the first model.
         probes = tuple(replace(probe, patterns=tuple(patterns)) for probe in recorder.probes)
-        self.adapter.attach(recorder, self.choose(patterns, probes), _PassiveClock(clock))
+        self.adapter.attach(recorder, self.choose(patterns, probes))
+        steps = self.adapter.steps
+        steps.explicit = True
+        steps.listen(over)  # threads' own steps it still finds
         # The models share the first one's thread: a step must not be written by two.
-        self.adapter._detector._home = self._home
+        steps.home = self._home
 
     def unseen(self, patterns: Collection[str]) -> dict[str, str]:
         """Return what was chosen and never seen: its sites, and patterns that could match any model."""
@@ -68,8 +74,11 @@ class ScriptModel:
         return {name if name in patterns else _joined(self.prefix, name): why for name, why in missing}
 
 
-class ScriptModels:
+class ScriptModels(Adapter):
     """The adapter of all models, for one probe. Models join while it is attached."""
+
+    capabilities = CAPABILITIES
+    steps: SharedStepDetector
 
     def __init__(self, patterns: Sequence[Pattern]) -> None:
         self.patterns = tuple(patterns)
@@ -77,13 +86,12 @@ class ScriptModels:
         self.unmatched: dict[str, str] = {}  # patterns that chose nothing so far, and what there was to choose
         self._matched: set[str] = set()
         self._recorder: Recorder | None = None
-        self._clock: Clock | None = None
 
     def join(self, model: ScriptModel) -> None:
         """Add a model."""
         self.members.append(model)
-        if self._recorder is not None and self._clock is not None:
-            model.attach(self._recorder, self.patterns, self._clock)
+        if self._recorder is not None:
+            model.attach(self._recorder, self.patterns, self.steps.over)
 
     def wants(self, model: ScriptModel, say: Callable[[str], None]) -> bool:
         """Return whether any pattern chooses something of a model; what no pattern matched is explained."""
@@ -128,11 +136,12 @@ class ScriptModels:
         """Describe the first model."""
         return self.members[0].adapter.describe()
 
-    def attach(self, recorder: Recorder, plan: Plan, clock: Clock) -> None:
+    def attach(self, recorder: Recorder, plan: Plan) -> None:
         """Attach to the models that are there; later ones are attached when they join."""
-        self._recorder, self._clock = recorder, clock
+        self._recorder = recorder
+        self.steps = SharedStepDetector(recorder, self.members)
         for model in self.members:
-            model.attach(recorder, self.patterns, clock)
+            model.attach(recorder, self.patterns, self.steps.over)
 
     def arm(self) -> None:
         """Prepare the models for the step that has opened."""
@@ -144,19 +153,15 @@ class ScriptModels:
         for model in self.members:
             model.adapter.detach()
 
-    def current(self) -> OpenStep:
-        """Return the calling thread's step."""
-        return self.members[0].adapter.current()
-
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own."""
         before = [model.adapter.enter(step) for model in self.members]
         return before[0]
 
-    def closing(self, step: OpenStep) -> None:
-        """Finish what belongs to a step before it closes."""
+    def collect(self, step: OpenStep) -> None:
+        """Record what each model only knows when a step is over."""
         for model in self.members:
-            model.adapter.closing(step)
+            model.adapter.collect(step)
 
     def left_open(self) -> list[OpenStep]:
         """Return other threads' steps that still wait for a backward."""
@@ -209,13 +214,25 @@ class _Port(Port):
         return known
 
 
-class _PassiveClock:
-    """The tap's clock for adapters that must not find steps themselves; they still close other threads' steps."""
+class SharedStepDetector(StepDetector[ThreadState]):
+    """The steps of all models together: whichever model's detector finds one over, all forget it."""
 
-    explicit = True
+    def __init__(self, recorder: Recorder, models: Sequence[ScriptModel]) -> None:
+        super().__init__(recorder, ThreadState)
+        self._models = models
 
-    def __init__(self, clock: Clock) -> None:
-        self.advance = clock.advance
+    def current(self) -> OpenStep:
+        """Return the calling thread's step."""
+        return self._models[0].adapter.steps.current()
+
+    def over(self, event: StepOver) -> None:
+        """Report what one model's detector has found."""
+        self.finish(*event)
+
+    def forget(self, step: OpenStep) -> None:
+        """Let every model's detector forget a step."""
+        for model in self._models:
+            model.adapter.steps.forget(step)
 
 
 def _explain(pattern: Pattern, model: ScriptModel) -> str:

@@ -1,53 +1,33 @@
-"""The proof that tapping changes nothing, the same for every framework: runs with and without, compared, and timed."""
+"""Run a model with and without taps from one state, compare bit for bit, and measure the cost."""
 
 from __future__ import annotations
 
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tensortap.adapters.results import Verification
+from tensortap.adapters.verification import GRADIENT, VerificationSubject
+from tensortap.watch import Tap
 
-GRADIENT = "grad "  # what the names of gradients begin with
-
-
-class Proving(Protocol):
-    """What a framework brings to the proof."""
-
-    def observe(self) -> Mapping[str, Any]:
-        """Run once from the same state; everything the run leaves, by name."""
-
-    def prepare(self) -> None:
-        """Put the state back."""
-
-    def run(self) -> None:
-        """Run once, for the time it takes."""
-
-    def traces(self) -> Mapping[str, Any]:
-        """Everything a careless tap could leave behind."""
-
-    def same(self, a: Any, b: Any) -> bool:
-        """Whether two values are equal bit for bit."""
-
-    def apart(self, a: Any, b: Any) -> Any:
-        """By how much two values differ."""
+OpenTap = Callable[[str, bool], Tap]  # where to write, and whether an error of ours raises
 
 
-def prove(subject: Proving, model: Any, probes: Sequence[Any], repeats: int, watch: Callable[..., Any]) -> Verification:
+def run_verification(subject: VerificationSubject, open_tap: OpenTap, repeats: int) -> Verification:
     """Run with and without taps, and compare."""
     bare, again, before = subject.observe(), subject.observe(), subject.traces()
     with tempfile.TemporaryDirectory(prefix="tensortap-verify-") as folder:
-        with watch(model, *probes, to=f"{folder}/run", strict=True) as tap:
+        with open_tap(f"{folder}/run", True) as tap:
             tapped = subject.observe()
             tap.step()
         left = tuple(_difference(before, subject.traces()))
         records = len(tap.run.table(columns=["step"]))
         unseen = tap.run.info.get("unseen", {})
         nbytes = sum(file.stat().st_size for file in Path(folder).rglob("seg-*.parquet"))
-        ratio = _ratio(lambda to: watch(model, *probes, to=to), subject, repeats, folder)
+        ratio = _ratio(open_tap, subject, repeats, folder)
     deterministic = not _unequal(subject, bare, again)
     wrong = _unequal(subject, bare, tapped) if deterministic else []
     outputs = [name for name in wrong if not name.startswith(GRADIENT)]
@@ -65,19 +45,19 @@ def prove(subject: Proving, model: Any, probes: Sequence[Any], repeats: int, wat
     )
 
 
-def _ratio(watch: Callable[[str], Any], subject: Proving, repeats: int, folder: str) -> float:
+def _ratio(open_tap: OpenTap, subject: VerificationSubject, repeats: int, folder: str) -> float:
     """Time with taps over time without, measured in turn, each after a run that is not counted."""
     bare, tapped = [], []
     for i in range(repeats):
         _time(subject)
         bare.append(_time(subject))
-        with watch(f"{folder}/timed{i}") as tap:
+        with open_tap(f"{folder}/timed{i}", False) as tap:
             _time(subject, tap.step)
             tapped.append(_time(subject, tap.step))
     return statistics.median(tapped) / statistics.median(bare)
 
 
-def _time(subject: Proving, then: Callable[[], None] = lambda: None) -> float:
+def _time(subject: VerificationSubject, then: Callable[[], None] = lambda: None) -> float:
     subject.prepare()
     start = time.perf_counter()
     subject.run()
@@ -91,12 +71,12 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
             yield name
 
 
-def _unequal(subject: Proving, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+def _unequal(subject: VerificationSubject, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     names = dict.fromkeys([*a, *b])
     return [name for name in names if name not in a or name not in b or not subject.same(a[name], b[name])]
 
 
-def _describe(subject: Proving, name: str, bare: Mapping[str, Any], tapped: Mapping[str, Any]) -> str:
+def _describe(subject: VerificationSubject, name: str, bare: Mapping[str, Any], tapped: Mapping[str, Any]) -> str:
     if name not in bare or name not in tapped:
         return f"{name}: only {'with' if name in tapped else 'without'} taps"
     return f"{name}: differs by at most {subject.apart(bare[name], tapped[name])}"

@@ -1,0 +1,55 @@
+"""The end of a step, in order: what is only known then, global statistics, the decision, the writer, the next step."""
+
+from __future__ import annotations
+
+import time
+
+from tensortap.adapters.nonfinite import NonFiniteMonitor
+from tensortap.adapters.protocol import Adapter
+from tensortap.adapters.steps import StepOver
+from tensortap.record.global_stats import GlobalStats, Sharing
+from tensortap.record.recorder import Recorder
+from tensortap.record.writer import Writer
+
+
+class StepCloser:
+    """Listen to a step detector: close each step that it reports as over, and arm the next one."""
+
+    def __init__(
+        self, adapter: Adapter, recorder: Recorder, writer: Writer, monitor: NonFiniteMonitor,
+        sharing: Sharing | None = None,
+    ) -> None:  # fmt: skip
+        self.alone = False  # other ranks may have gone: share no more
+        self._adapter = adapter
+        self._recorder = recorder
+        self._writer = writer
+        self._monitor = monitor
+        self._sharing = sharing
+        self._last = time.perf_counter()
+
+    @property
+    def global_stats(self) -> GlobalStats | None:
+        """What all ranks together saw in the last step that was shared."""
+        return None if self._sharing is None else self._sharing.latest
+
+    def __call__(self, event: StepOver) -> None:
+        """Close a step. An origin of a NaN is told when the step is safe: that may raise."""
+        begin = time.perf_counter()
+        step, recorder = event.step, self._recorder
+        self._adapter.collect(step)
+        if self._sharing is not None and step is recorder.current and not self.alone:
+            self._sharing.share(step, recorder.names)
+        observed = step.table.rows > 0
+        origin = self._monitor.look(step, recorder.names)
+        for finished in recorder.close(event.metrics, step=step):
+            self._writer.put(finished)
+        self._adapter.arm()
+        now = time.perf_counter()
+        recorder.account.closed(now - begin, now - self._last, observed)
+        self._last = now
+        if origin is not None:
+            self._monitor.tell(origin, step.number)
+
+    def restart_clock(self) -> None:
+        """Leave the time that has passed since the last step out of account."""
+        self._last = time.perf_counter()

@@ -1,0 +1,71 @@
+"""Keras as one object: its models are called eagerly, and their variables are what a call can change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import keras
+import numpy as np
+
+from tensortap.adapters.array_framework import ArrayFramework, Restore
+from tensortap.adapters.arrays import Array
+from tensortap.adapters.keras.adapter import KerasAdapter
+from tensortap.adapters.keras.capabilities import CAPABILITIES
+from tensortap.adapters.keras.layers import layers_of
+from tensortap.adapters.keras.observer import arrays_of
+from tensortap.adapters.keras.state import preserved
+from tensortap.adapters.verification import VerificationSubject
+from tensortap.errors import UnsupportedError
+
+
+class KerasFramework(ArrayFramework):
+    """Layers and models of Keras, on TensorFlow, PyTorch or JAX."""
+
+    capabilities = CAPABILITIES
+
+    def array_adapter(self, model: Any) -> KerasAdapter | None:
+        """Return the adapter for a layer or model."""
+        return KerasAdapter(model) if isinstance(model, keras.Layer) else None
+
+    @contextmanager
+    def preserved(self, model: Any) -> Iterator[Restore]:
+        """Put variables and random states back."""
+        with preserved(model) as restore:
+            yield restore
+
+    def on_host(self, value: Any) -> Any:
+        """Return the tensors of any backend as arrays."""
+        return arrays_of(value)
+
+    def state(self, model: Any) -> dict[str, Array]:
+        """Return all variables."""
+        return {f"variable {v.path}": np.array(v.numpy(), copy=True) for v in model.variables}
+
+    def traces(self, model: Any) -> dict[str, Any]:
+        """Return every attribute of every layer."""
+        return {
+            f"{layer.path}.{name}": id(value) for layer in layers_of(model) for name, value in vars(layer.value).items()
+        }
+
+    @contextmanager
+    def verification(self, model: Any, batch: Any) -> Iterator[VerificationSubject]:
+        """Build the model first: its first call makes the variables."""
+        if not model.built:
+            self.as_step(model, batch)()
+        with super().verification(model, batch) as subject:
+            yield subject
+
+    @contextmanager
+    def isolated(self, model: Any, backward: bool) -> Iterator[Callable[[Any], object]]:
+        """Yield a function that calls the model; its gradients are compared by runs."""
+        if backward:
+            raise UnsupportedError(
+                "gradients of Keras models are compared by runs: watch both while they train, then tensortap.diff(a, b)"
+            )
+        with super().isolated(model, backward) as run:
+            yield run
+
+
+FRAMEWORK: Final = KerasFramework()

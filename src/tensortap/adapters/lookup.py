@@ -1,0 +1,93 @@
+"""How the framework and the adapter for a model are found. A framework is imported when a model of it is given."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions, Framework
+from tensortap.adapters.registry import BY_MODULE, BY_NAME, FRAMEWORKS, Registered, registered_for
+from tensortap.distributed.ranks import World, of_environment
+from tensortap.errors import UnsupportedError
+from tensortap.record.pending import PendingNumber
+
+_A_STEP: Final = "; or watch a step of JAX: step = tensortap.watch_step(step, params)"
+
+
+def load(registered: Registered) -> Framework:
+    """Import a framework's package and return its object."""
+    found: Framework = importlib.import_module(f"{__package__}.{registered.name}.framework").FRAMEWORK
+    return found
+
+
+def framework_named(name: str) -> Framework:
+    """Return a framework by the name of its package."""
+    return load(BY_NAME[name])
+
+
+def framework_of(value: Any) -> Framework | None:
+    """Return the framework that one of a value's classes comes from."""
+    found = registered_for(value)
+    return None if found is None else load(found)
+
+
+def framework_for(model: Any) -> Framework:
+    """Return the framework that can watch a model; raise if there is none."""
+    if (found := framework_of(model)) is not None:
+        return found
+    for framework in (load(each) for each in FRAMEWORKS if each.plain_objects):
+        if framework.recognizes(model):
+            return framework
+    raise UnsupportedError(_unknown(model))
+
+
+def adapter_for(model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> Adapter:
+    """Return the adapter for a model or a plain function; an adapter stands for itself."""
+    if isinstance(model, Adapter):
+        return model
+    if inspect.isroutine(model) or isinstance(model, functools.partial):
+        return _for_function(model, options)
+    found = framework_for(model).adapter(model, options)
+    if found is None:
+        raise UnsupportedError(_unknown(model))
+    return found
+
+
+def world_now() -> World:
+    """Return which of several processes this is: what a framework in use says, else what the launcher says."""
+    said = (framework.world() for framework in _in_use("global_stats"))
+    return next(filter(None, said), None) or of_environment()
+
+
+def compiled_values(see: Callable[[Any, str], object]) -> Callable[[Any, str], bool] | None:
+    """Return what sees named values in compiled code of the frameworks in use; True: it is compiled, and seen to."""
+    return next(filter(None, (framework.compiled_values(see) for framework in _in_use("compiled"))), None)
+
+
+def number_in(value: Any) -> float | PendingNumber:
+    """Return the number in a metric; one on a device is not waited for."""
+    framework = framework_of(value)
+    return float(value) if framework is None else framework.number(value)
+
+
+def _in_use(feature: str) -> Iterator[Framework]:
+    return (load(each) for each in FRAMEWORKS if each.in_use and each.capabilities.gives(feature))
+
+
+def _for_function(function: Any, options: AdapterOptions) -> Adapter:
+    """A plain function shows its operations, if they are those of a framework that is in use."""
+    for framework in _in_use("blocks"):
+        return framework.function_adapter(function, options)
+    raise UnsupportedError(_unknown(function))
+
+
+def _unknown(model: Any) -> str:
+    return (
+        f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there are some for "
+        f"models of {', '.join(BY_MODULE)}, and for objects whose layers are callables). Name values instead: "
+        f"with tensortap.watch(): tensortap.tap(x, 'name'){_A_STEP if 'jax' in sys.modules else ''}"
+    )

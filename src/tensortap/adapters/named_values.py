@@ -1,0 +1,58 @@
+"""Values that users name with `tt.tap(x, "name")`: given to the adapter first, recorded as memory otherwise."""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+from tensortap.adapters.lookup import compiled_values
+from tensortap.adapters.protocol import Adapter
+from tensortap.record.recorder import Point, Recorder
+from tensortap.reduce.buffers import buffer_of
+from tensortap.select.sites import Candidate
+from tensortap.types import Place
+
+T = TypeVar("T")
+_UNDECIDED: Final = Point(Place(""), -1, 0, 0)
+
+
+class NamedValueRecorder:
+    """Record named values for one tap."""
+
+    def __init__(self, adapter: Adapter, recorder: Recorder) -> None:
+        self._adapter = adapter
+        self._recorder = recorder
+        self._points: dict[str, Point | None] = {}
+        self._compiled = compiled_values(self.see) if adapter.names_only else None
+
+    def see(self, value: T, name: str) -> T:
+        """Record a value and return it: in a traced step, with a tag on it."""
+        try:
+            value = self._adapter.mark(name, value)
+            if self._adapter.named(name, value) or (self._compiled is not None and self._compiled(value, name)):
+                return value
+            point = self._points.get(name, _UNDECIDED)
+            if point is _UNDECIDED:
+                point = self._points[name] = self._decide(name)
+            step = self._adapter.steps.current()
+            if point is not None and step.armed & point.probes:
+                self._recorder.observe(point, buffer_of(value), value, step=step)
+        except Exception as error:
+            self._recorder.counters.failed("skipped_values", f"recording {name!r}", error)
+        return value
+
+    def unseen(self) -> dict[str, str]:
+        """Return the patterns that no name has matched, where patterns can only mean names."""
+        if not self._adapter.names_only:
+            return {}
+        seen = [Candidate(name, (), ("output",)) for name in self._points]
+        patterns = [pattern for probe in self._recorder.probes for pattern in probe.patterns]
+        return {p.text: "no value of this name" for p in patterns if not any(p.matches(c, "output") for c in seen)}
+
+    def _decide(self, name: str) -> Point | None:
+        candidate = Candidate(name, (), ("output",))
+        wanted = sum(
+            1 << i
+            for i, probe in enumerate(self._recorder.probes)
+            if any(pattern.matches(candidate, "output") for pattern in probe.patterns)
+        )
+        return self._recorder.point(Place(name), wanted) if wanted else None

@@ -1,0 +1,163 @@
+"""What the probes chose of a model: a plan of ports, each with a point for every slot that turns up."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from tensortap.errors import PatternError, nearest
+from tensortap.record.recorder import Point, Recorder
+from tensortap.select.operations import GROUPS
+from tensortap.select.probes import Probe
+from tensortap.select.sites import Candidate, Pattern, select
+from tensortap.types import Place
+
+
+class Port:
+    """One port of one module: the probes that want it, and a point for every slot that turns up in it.
+
+    `note` says why nothing has turned up, as far as that is known; `op` is the operation, if it is that of one.
+    """
+
+    __slots__ = ("bits", "note", "op", "path", "patterns", "points", "port", "recorder")
+
+    def __init__(
+        self, recorder: Recorder, path: str, port: str, patterns: Sequence[tuple[Pattern, int]], op: str = ""
+    ) -> None:
+        self.recorder = recorder
+        self.path = path
+        self.port = port
+        self.op = op
+        self.patterns = tuple(patterns)
+        self.bits = 0
+        for _, bit in patterns:
+            self.bits |= bit
+        self.points: dict[str, Point] = {}
+        self.note = ""
+
+    @property
+    def seen(self) -> bool:
+        """Whether anything that a probe wants has turned up."""
+        return any(point.probes for point in self.points.values())
+
+    def point(self, slot: str) -> Point:
+        """The point of a slot; made, and its probes decided, the first time."""
+        known = self.points.get(slot)
+        if known is None:
+            wanted = 0
+            for pattern, bit in self.patterns:
+                wanted |= bit if pattern.matches_slot(slot) else 0
+            known = self.points[slot] = self.recorder.point(Place(self.path, self.port, slot, self.op), wanted)
+        return known
+
+
+def bits_of(ports: Iterable[Port]) -> int:
+    """The probes that want any of these ports."""
+    bits = 0
+    for port in ports:
+        bits |= port.bits
+    return bits
+
+
+class OpName(NamedTuple):
+    """One operation of a module: the module's path, what it does, and its number in one call of the module."""
+
+    path: str
+    op: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"/{self.op}#{self.number}"
+
+
+class Plan(NamedTuple):
+    """What the probes chose of a model: for every path and port the patterns, with their probes as bits."""
+
+    ports: dict[tuple[str, str], list[tuple[Pattern, int]]]
+    probes: tuple[Probe, ...] = ()
+
+    def of(self, recorder: Recorder, path: str, port: str) -> Port | None:
+        """The port of a module, if any probe wants it."""
+        patterns = self.ports.get((path, port))
+        return Port(recorder, path, port, patterns) if patterns else None
+
+    def port_for_named_value(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
+        """The port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
+        patterns = [
+            (pattern, 1 << i)
+            for i, probe in enumerate(self.probes)
+            for pattern in probe.patterns
+            if _chooses(pattern, candidate, port)
+        ]
+        return Port(recorder, candidate.path, port, patterns) if patterns else None
+
+    def site(self, path: str) -> str:
+        """What the run calls a path of this model."""
+        return path
+
+    def port_for_operation(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
+        """The port of an operation, which is known only while it runs; `mask` leaves probes out."""
+        patterns = [
+            (pattern, 1 << i)
+            for i, probe in enumerate(self.probes)
+            for pattern in probe.patterns
+            if mask >> i & 1 and self._means(pattern, call, port)
+        ]
+        return Port(recorder, f"{self.site(call.path)}{call}", port, patterns, call.op) if patterns else None
+
+    def _means(self, pattern: Pattern, call: OpName, port: str) -> bool:
+        paths = {call.path, self.site(call.path)}
+        return any(pattern.matches_op(path, call.op, call.number, port, GROUPS) for path in paths)
+
+    def waiting(self, names: Iterable[str], ports: Sequence[str]) -> list[Pattern]:
+        """The patterns that could only mean values the user names, and that none of these names answers."""
+        seen = [Candidate(name, (), tuple(ports)) for name in names]
+        late = [pattern for probe in self.probes for pattern in probe.patterns if _only_late(pattern)]
+        return [p for p in late if not any(p.matches(candidate, port) for candidate in seen for port in ports)]
+
+
+def _only_late(pattern: Pattern) -> bool:
+    return pattern.is_op and pattern.kind == "path"
+
+
+def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
+    """As `pattern.matches`; a user's function that expects a module says no to anything else."""
+    try:
+        return pattern.matches(candidate, port)
+    except PatternError:
+        return False
+
+
+def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bool = False) -> Plan:
+    """Decide once which probes want which places. A pattern that matches nothing raises, unless more come late."""
+    ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
+    for i, probe in enumerate(probes):
+        for matches in select(probe.patterns, candidates, late=late):
+            for match in matches:
+                ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
+    return Plan(ports, tuple(probes))
+
+
+Groups = Mapping[str, frozenset[str]]
+
+
+def check_operation(pattern: Pattern, known: Collection[str], groups: Groups = GROUPS) -> None:
+    """Raise for a pattern `op:name` that matches no operation of the framework, with the names nearest to it."""
+    operation = pattern.operation if pattern.kind == "op" else None
+    if operation is None:
+        return
+    if not known:
+        raise PatternError(f"{pattern.text!r}: single operations are not seen in this framework")
+    if unknown := [group for group in operation.groups if group not in groups]:
+        near = _or([f"op:@{name}" for name in nearest(unknown[0], groups, 1)])
+        raise PatternError(
+            f"{pattern.text!r}: there is no group {unknown[0]!r} of operations, only {', '.join(groups)}.{near}"
+        )
+    if not any(operation.means(name, groups) for name in known):
+        group = [f"op:@{operation.text}"] if operation.text in groups else []
+        near = _or([*group, *(f"op:{name}" for name in nearest(operation.text, sorted(known)))])
+        raise PatternError(f"{pattern.text!r}: {operation.text!r} is none of {len(known)} operations.{near}")
+
+
+def _or(offers: Sequence[str]) -> str:
+    return f" Did you mean {' or '.join(map(repr, offers))}?" if offers else ""

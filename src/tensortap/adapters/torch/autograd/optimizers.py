@@ -1,0 +1,62 @@
+"""Hooks on every optimizer's step: first the step detector is told, then parameters are recorded."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from tensortap.adapters.torch.autograd.parameters import ParameterTaps
+from tensortap.adapters.torch.steps import TorchStepDetector
+
+
+class OptimizerHooks:
+    """Pass the steps of optimizers that own one of the model's parameters on to the detector and the taps.
+
+    The hooks are global, so that no reference to the user's optimizer is needed.
+    """
+
+    def __init__(self, steps: TorchStepDetector, parameters: ParameterTaps) -> None:
+        self._steps = steps
+        self._parameters = parameters
+        self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+        self._handles = [
+            register_optimizer_step_pre_hook(self._before),
+            register_optimizer_step_post_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            if self._owns(optimizer):
+                closure = _closure(args, kwargs)
+                self._steps.optimizer_starts(optimizer, closure)
+                self._parameters.before_step(optimizer, closure)
+        except Exception as error:
+            self._failed(error)
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        try:
+            if self._owns(optimizer):
+                self._parameters.after_step(optimizer, _closure(args, kwargs))
+                self._steps.optimizer_stepped(optimizer)
+        except Exception as error:
+            self._failed(error)
+
+    def _owns(self, optimizer: Any) -> bool:
+        known = self._known.get(optimizer)
+        if known is None:
+            known = self._known[optimizer] = self._parameters.owns(optimizer)
+        return known
+
+    def _failed(self, error: Exception) -> None:
+        self._steps.recorder.counters.failed("skipped_tensors", "observing an optimizer's step", error)
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    return kwargs.get("closure", args[1] if len(args) > 1 else None)

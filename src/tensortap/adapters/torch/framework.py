@@ -1,0 +1,206 @@
+"""PyTorch as one object: the adapter for a module, a function or a block, and the quick looks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from tensortap.adapters.nested import call_with
+from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions, Doubles, Framework
+from tensortap.adapters.results import Captured, Origin
+from tensortap.adapters.torch import metrics
+from tensortap.adapters.torch.adapter import TorchAdapter, adapt
+from tensortap.adapters.torch.capabilities import CAPABILITIES
+from tensortap.adapters.torch.compile.receivers import CompiledNamedValues
+from tensortap.adapters.torch.distributed import world
+from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
+from tensortap.adapters.torch.nonfinite import origin
+from tensortap.adapters.torch.ops.function import FunctionAdapter
+from tensortap.adapters.torch.state import as_step, preserved
+from tensortap.adapters.verification import GRADIENT, VerificationSubject
+from tensortap.distributed.ranks import World
+from tensortap.record.pending import PendingNumber
+from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.select.ports import OP_PORTS
+from tensortap.select.probes import as_probes
+from tensortap.select.sites import Candidate
+
+
+class TorchFramework(Framework):
+    """Modules, stages of a pipeline, functions and blocks of PyTorch."""
+
+    capabilities = CAPABILITIES
+
+    def adapter(self, model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> TorchAdapter | None:
+        """Return the adapter for a module or a pipeline's stage."""
+        return adapt(model, options)
+
+    def function_adapter(
+        self, function: Callable[..., Any] | None, options: AdapterOptions = DEFAULT_OPTIONS
+    ) -> FunctionAdapter:
+        """Return the adapter for a function, or for the block of code that follows."""
+        return FunctionAdapter(function, options)
+
+    def capture(self, model: nn.Module, inputs: Any, patterns: Sequence[Any]) -> Captured:
+        """Call the model once and return copies of the tensors at the chosen sites."""
+        found = Captured()
+        recorder = Recorder(as_probes(patterns))
+        found.output = _call_with_taps(model, inputs, Catcher(recorder, found))
+        return found
+
+    def operations(self, model: nn.Module, inputs: Any) -> list[Candidate]:
+        """Call the model once and return the operations it did, in order; the model is left as it was."""
+        lister = Lister(Recorder(as_probes(["op:*"])))
+        with preserved(model):
+            _call_with_taps(model, inputs, lister)
+        return [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items()]
+
+    @contextmanager
+    def verification(self, model: nn.Module, batch: Any) -> Iterator[VerificationSubject]:
+        """Yield the subject of a verification: forward and backward from one seed and state."""
+        with preserved(model) as restore:
+            yield TorchSubject(model, as_step(model, batch), restore)
+
+    def locate_nonfinite(self, model: nn.Module, batch: Any) -> Origin | None:
+        """Run one step and return the operation that made the first NaN or infinity."""
+        return origin.locate(model, batch)
+
+    @contextmanager
+    def isolated(self, model: nn.Module, backward: bool) -> Iterator[Callable[[Any], object]]:
+        """Yield a function that calls the model, and where wanted differentiates the mean of its outputs."""
+
+        def run(batch: Any) -> None:
+            if backward:
+                model.zero_grad(set_to_none=True)
+                as_step(model, batch)()
+            else:
+                with torch.no_grad():
+                    call_with(model, batch)
+
+        with preserved(model), torch.random.fork_rng(devices=_cuda_devices(model)):
+            yield run
+
+    def compiled_values(self, see: Callable[[Any, str], object]) -> Callable[[Any, str], bool]:
+        """Return what sees named values in code that torch.compile compiles."""
+        return CompiledNamedValues(see)
+
+    def number(self, value: Any) -> float | PendingNumber:
+        """Return the number in a tensor, now or when it has come from its device."""
+        return metrics.number(value) if isinstance(value, Tensor) else float(value)
+
+    def world(self) -> World | None:
+        """Return the rank, once there is a process group."""
+        return world.world()
+
+    def summed(self, numbers: Doubles) -> Doubles:
+        """Return the sum over all ranks by one all-reduce on the default group."""
+        return world.summed(numbers)
+
+
+class Catcher(TensorObserver):
+    """Keeps copies instead of reducing."""
+
+    __slots__ = ("found",)
+
+    def __init__(self, recorder: Recorder, found: Captured) -> None:
+        super().__init__(recorder)
+        self.found = found
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """Copy a tensor under its site's name."""
+        if point.probes and not recomputed:
+            with without_torch_function():
+                self.found.put(point.text, tensor.detach().clone())
+        return -1
+
+
+class Lister(TensorObserver):
+    """Notes which places there are."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.places: dict[str, str] = {}
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """Note the site and its operation."""
+        if point.probes:
+            self.places.setdefault(point.place.site, point.place.op)
+        return -1
+
+
+def _call_with_taps(model: nn.Module, inputs: Any, observer: TensorObserver) -> Any:
+    adapter = TorchAdapter(model, AdapterOptions(fast_path="leave"))
+    adapter.attach(observer.recorder, adapter.plan(observer.recorder.probes), observer)
+    adapter.steps.explicit = True
+    try:
+        return call_with(model, inputs)
+    finally:
+        adapter.detach()
+
+
+class TorchSubject(VerificationSubject):
+    """A module, run forward and backward."""
+
+    def __init__(self, model: nn.Module, step: Callable[[], Any], restore: Callable[[], None]) -> None:
+        self._model = model
+        self._step = step
+        self._restore = restore
+
+    def observe(self) -> dict[str, Tensor]:
+        """Return a run's outputs, gradients, buffers, parameters and random state."""
+        self._restore()
+        model = self._model
+        seen = {f"output{slot}": t.detach().clone() for slot, t in tensors_in(self._step())}
+        seen |= {f"{GRADIENT}{name}": p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        seen |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+        seen |= {f"parameter {name}": p.detach().clone() for name, p in model.named_parameters()}
+        seen["random state"] = torch.get_rng_state()
+        return seen
+
+    def run(self) -> None:
+        """Run once."""
+        self._step()
+
+    def prepare(self) -> None:
+        """Put the state back."""
+        self._restore()
+
+    def traces(self) -> dict[str, Any]:
+        """Return everything a careless tap could leave on a model."""
+        return {
+            f"{path or '(root)'}.{name}": list(value) if isinstance(value, dict) else type(value)
+            for path, module in self._model.named_modules()
+            for name, value in vars(module).items()
+        } | {
+            **{f"{name} hooks": list(p._backward_hooks or ()) for name, p in self._model.named_parameters()},
+            "function modes": torch._C._len_torch_function_stack(),
+        }
+
+    def same(self, a: Tensor, b: Tensor) -> bool:
+        """Compare bit for bit, NaN equal to the same NaN."""
+        if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
+            return False
+        if a.layout is not torch.strided:
+            return torch.equal(a.to_dense(), b.to_dense())
+        flat = (a.contiguous().reshape(-1), b.contiguous().reshape(-1))
+        return torch.equal(*(t.view(torch.uint8) if t.numel() else t for t in flat))
+
+    def apart(self, a: Tensor, b: Tensor) -> Any:
+        """Return the largest difference of two elements."""
+        return (a.double() - b.double()).abs().max() if a.shape == b.shape else "?"
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    """The CUDA devices a model is on, whose generators it draws from."""
+    found = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    return [device for device in found if device.type == "cuda"]
+
+
+FRAMEWORK: Final = TorchFramework()

@@ -1,0 +1,49 @@
+"""The options of `watch` that are rarely needed: durability, queueing, numbering."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tensortap.adapters.protocol import FastPath
+from tensortap.errors import ProbeError, nearest
+from tensortap.record.recorder import LOOKBACK_BYTES
+from tensortap.record.writer import QUEUE_BYTES
+from tensortap.types import WhenFull
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `tt.watch(model, options=tt.Options(...))` takes besides its everyday arguments.
+
+    >>> import tensortap as tt
+    >>> tt.Options(queue_bytes=1 << 20, when_full="drop").when_full
+    'drop'
+
+    `queue_bytes` is how much may wait to be written, `when_full` whether a step then waits ("block") or is dropped and
+    counted ("drop"). `lookback_bytes` bounds the steps held for look-back. `start` is the first step's number; with
+    `resume` it is at least the one after the run's last. `rank` overrides what the framework or the launcher says.
+    `fast_path="leave"` opens layers that would run fused, whose results then differ by rounding.
+    """
+
+    queue_bytes: int = QUEUE_BYTES
+    when_full: WhenFull = "block"
+    lookback_bytes: int = LOOKBACK_BYTES
+    start: int = 0
+    rank: int | None = None
+    fast_path: FastPath = "keep"
+
+    def __post_init__(self) -> None:
+        if self.when_full not in ("block", "drop"):
+            raise ProbeError(f"when_full must be 'block' or 'drop', got {self.when_full!r}")
+
+    def with_keywords(self, keywords: Mapping[str, Any], known: tuple[str, ...]) -> Options:
+        """Return these options changed by keywords of `watch` itself; raise for one that there is not."""
+        names = [field.name for field in fields(self)]
+        for name in keywords:
+            if name not in names:
+                near = nearest(name, [*names, *known], 1)
+                hint = f". Did you mean {near[0]!r}?" if near else ""
+                raise TypeError(f"watch() got an unexpected keyword argument {name!r}{hint}")
+        return replace(self, **keywords)
