@@ -21,6 +21,7 @@ import torch
 from tensortap.reduce import _kernel
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce import kernel as kernels
+from tensortap.reduce.statistics import ROW
 from tensortap.types import DTYPE_CODE, DTYPES
 
 Call = Callable[[], Any]
@@ -44,7 +45,7 @@ def in_turns(calls: dict[str, Call], repeat: int, batch: int = 1) -> dict[str, n
 
 def reducer(array: np.ndarray, dtype: int, histogram: bool) -> Call:
     """A call that reduces the array."""
-    row, counts = np.zeros(1, kernels.ROW), np.zeros(buckets.BUCKETS, np.uint32)
+    row, counts = np.zeros(1, ROW), np.zeros(buckets.BUCKETS, np.uint32)
     out, hist, address, shape = row.ctypes.data, counts.ctypes.data if histogram else 0, array.ctypes.data, array.shape
     keep = (row, counts, array)
     return lambda: (_kernel.reduce(out, hist, address, dtype, shape, None), keep)

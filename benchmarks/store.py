@@ -29,6 +29,7 @@ from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.reducers import Reducer, histogram, stats
+from tensortap.reduce.statistics import STATISTICS
 from tensortap.select.probes import probe
 from tensortap.store import segments as seal
 from tensortap.store.catalog import PLAIN_RECORDS
@@ -37,7 +38,7 @@ from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.names import new_id, segment_name
 from tensortap.store.run import open_run
-from tensortap.types import STATISTICS, Buffer, Place
+from tensortap.types import Buffer, Place
 
 SITES = 250
 SEGMENT, ROW_GROUP = 500_000, 16 * 1024  # as compact() has them

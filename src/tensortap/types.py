@@ -92,13 +92,3 @@ class StepOutcome(NamedTuple):
 
     metrics: Mapping[str, float]
     nonfinite: int = 0
-
-
-# The columns of one record, in order. They are part of the contract with everyone who reads a run.
-STATISTICS: Final = ("min", "max", "mean", "std", "l1", "l2")
-COUNTS: Final = ("nan", "posinf", "neginf", "zeros")
-COLUMNS: Final = (
-    "step", "phase", "rank", "site", "port", "slot", "call", "seq", "op", "dtype", "shape", "numel",
-    *COUNTS, *STATISTICS,
-    "hist_offset", "hist_counts", "reason", "recomputed", "time",
-)  # fmt: skip

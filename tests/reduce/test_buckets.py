@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce import kernel as kernels
+from tensortap.reduce.statistics import ROW
 from tensortap.types import DTYPE_CODE
 
 exact = settings(derandomize=True, deadline=None, max_examples=150, database=None)
@@ -19,7 +20,7 @@ exact = settings(derandomize=True, deadline=None, max_examples=150, database=Non
 
 def run(array: np.ndarray):
     """The row, offset and counts of an array."""
-    row, hist = np.zeros(1, kernels.ROW), np.zeros(buckets.BUCKETS, np.uint32)
+    row, hist = np.zeros(1, ROW), np.zeros(buckets.BUCKETS, np.uint32)
     code = DTYPE_CODE[str(array.dtype)]
     offset, length = kernels.reduce(
         row.ctypes.data, hist.ctypes.data, array.ctypes.data, code, array.shape, array.strides

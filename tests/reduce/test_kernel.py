@@ -22,8 +22,9 @@ from hypothesis.extra import numpy as hnp
 
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce import merge
+from tensortap.reduce import merge, numpy_memory
 from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.statistics import ROW
 from tensortap.types import DTYPE_CODE, DTYPES
 
 _kernel = pytest.importorskip("tensortap.reduce._kernel")
@@ -46,7 +47,7 @@ def _restore():
 
 def run(array: np.ndarray, module: Any = _kernel, name: str | None = None, histogram: bool = True):
     """The row, offset and counts of an array as it lies in memory."""
-    row, hist = np.zeros(1, kernels.ROW), np.zeros(buckets.BUCKETS, np.uint32)
+    row, hist = np.zeros(1, ROW), np.zeros(buckets.BUCKETS, np.uint32)
     code = DTYPE_CODE[name or str(array.dtype)]
     address = array.ctypes.data
     offset, length = module.reduce(
@@ -174,7 +175,7 @@ def test_histogram_is_the_naive_one(name):
 def magnitudes(array: np.ndarray) -> np.ndarray:
     """Magnitudes as the kernel rounds them."""
     with np.errstate(all="ignore"):
-        return (fallback._magnitude64 if array.dtype == np.complex64 else fallback._magnitude128)(array)
+        return (numpy_memory._magnitude64 if array.dtype == np.complex64 else numpy_memory._magnitude128)(array)
 
 
 @pytest.mark.parametrize("name", DTYPE_CODE)
@@ -215,8 +216,8 @@ def test_any_float16(array):
 
 def merged_row(*rows):
     """Several rows folded into one."""
-    table = np.array(list(rows), kernels.ROW)
-    folded = merge.merge_groups({name: table[name] for name in kernels.ROW.names}, np.array([0]))
+    table = np.array(list(rows), ROW)
+    folded = merge.merge_groups({name: table[name] for name in ROW.names}, np.array([0]))
     return {name: column[0] for name, column in folded.items()}
 
 
@@ -420,7 +421,7 @@ def test_bad_arguments_are_named(module, change, error, text):
 
 def test_nothing_at_no_address():
     """No elements need no memory."""
-    row = np.zeros(1, kernels.ROW)
+    row = np.zeros(1, ROW)
     assert _kernel.reduce(row.ctypes.data, 0, 0, 1, (0, 5), (20, 4)) == (0, -1)
     assert row[0]["numel"] == 0 and math.isnan(row[0]["min"])
 
@@ -447,7 +448,7 @@ def test_more_elements_than_a_count_can_hold():
 
 
 def make_table(rows=4, hist=9000, dims=16, keys=3) -> SimpleNamespace:
-    lengths = dict.fromkeys(("recomputed", "defined", "hist_valid"), (rows + 7) // 8)
+    lengths = dict.fromkeys(("recomputed", "finite", "hist_valid"), (rows + 7) // 8)
     lengths |= {"hist_ends": rows + 1, "dims_ends": rows + 1, "hist_counts": hist, "dims": dims, "calls": 2 * keys}
     table = SimpleNamespace(**{n: np.zeros(lengths.get(n, rows), t) for n, t in kernels.COLUMNS})
     table.header = np.zeros(kernels.HEADER_LENGTH, np.int64)
@@ -484,9 +485,9 @@ def test_record_fills_a_table(module):
     assert table.key.tolist() == [2, 2, 2, 0] and table.call.tolist() == [0, 0, 1, 0]
     assert table.seq.tolist() == [0, 1, 2, 0] and table.dtype.tolist()[:3] == [1, 0, 2]
     assert table.probes.tolist()[:2] == [2**63 + 5, 1] and table.time.tolist()[:3] == [1234] * 3
-    assert (table.recomputed[0], table.defined[0], table.hist_valid[0]) == (0b10, 0b011, 0b101)
+    assert (table.recomputed[0], table.finite[0], table.hist_valid[0]) == (0b10, 0b011, 0b101)
     row, offset, counts = run(a)
-    assert [getattr(table, name)[0] for name in kernels.ROW.names] == list(row.item())
+    assert [getattr(table, name)[0] for name in ROW.names] == list(row.item())
     assert table.hist_offset[0] == offset
     assert np.array_equal(table.hist_counts[: table.hist_ends[1]], counts)
     assert table.hist_ends[:4].tolist() == [0] + [len(counts)] * 3
@@ -510,9 +511,9 @@ def test_a_full_table_says_so_and_stays_as_it_was(module, full):
 def test_bits_are_cleared_when_a_table_is_used_again(module):
     """A reused table carries no bit over from its last use."""
     table = make_table()
-    table.recomputed[:] = table.defined[:] = table.hist_valid[:] = 0xFF
+    table.recomputed[:] = table.finite[:] = table.hist_valid[:] = 0xFF
     put(module, table, np.full(3, np.nan, np.float32), want=0)
-    assert (table.recomputed[0] & 1, table.defined[0] & 1, table.hist_valid[0] & 1) == (0, 0, 0)
+    assert (table.recomputed[0] & 1, table.finite[0] & 1, table.hist_valid[0] & 1) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("commit", [kernels.commit, fallback.append])
@@ -544,7 +545,7 @@ def test_commit_without_histogram_or_elements():
         assert np.array_equal(getattr(one, name), getattr(two, name), equal_nan=getattr(one, name).dtype.kind == "f"), (
             name
         )
-    assert one.defined[0] == 2 and one.hist_valid[0] == 2 and one.call[:2].tolist() == [0, 1]
+    assert one.finite[0] == 2 and one.hist_valid[0] == 2 and one.call[:2].tolist() == [0, 1]
     with pytest.raises(TypeError):
         kernels.commit("no address", 0, 3, False, 1, (), (0,) * 11, 0, None)
 
@@ -602,9 +603,10 @@ USE = """
 import sys
 {before}
 import numpy as np
-from tensortap.reduce import kernels
+from tensortap.reduce import kernel as kernels
+from tensortap.reduce.statistics import ROW
 print(kernels.ACTIVE)
-row, x = np.zeros(1, kernels.ROW), np.arange(5, dtype=np.float32)
+row, x = np.zeros(1, ROW), np.arange(5, dtype=np.float32)
 for _ in range(3):
     kernels.reduce(row.ctypes.data, 0, x.ctypes.data, 1, (5,), None)
 print(float(row["mean"][0]))
@@ -651,7 +653,7 @@ def test_dtype_table_matches_the_kernel():
     """Every type's size is the one the kernel steps by."""
     for dtype in DTYPES:
         zero = (ctypes.c_char * (4 * dtype.itemsize))()
-        row = np.zeros(1, kernels.ROW)
+        row = np.zeros(1, ROW)
         _kernel.reduce(
             row.ctypes.data, 0, ctypes.addressof(zero), dtype.code, (2, 2), (2 * dtype.itemsize, dtype.itemsize)
         )
@@ -671,7 +673,7 @@ def test_threads_are_taken_back_during_a_reduction() -> None:
 
     lent = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(team)
     large = np.full(1 << 19, 1e200)  # is reduced twice: as it is, and scaled
-    row = np.zeros((), kernels.ROW)
+    row = np.zeros((), ROW)
     _kernel.borrow(ctypes.cast(lent, ctypes.c_void_p).value, 2)
     try:
         for _ in range(8):  # alone a few times, to see how fast that is

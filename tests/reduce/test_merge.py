@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tensortap.reduce.merge import merge_groups, merge_histograms
+from tensortap.reduce.statistics import COUNTS, NUMBERS, STATISTICS
 from tensortap.reduce.summary import Summary, summarize
-from tensortap.types import COUNTS, STATISTICS
 
-NUMBERS = ("numel", *COUNTS, *STATISTICS)
 SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, -2.2e-308, 1.7e308, -1.7e308, 1.0, 1e8]
 
 floats = st.one_of(st.sampled_from(SPECIAL), st.floats(width=64), st.floats(-10, 10))

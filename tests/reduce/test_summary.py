@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tensortap.reduce.histogram import RELATIVE_ERROR
+from tensortap.reduce.statistics import COLUMNS, COUNTS, STATISTICS
 from tensortap.reduce.summary import Summary, summarize
-from tensortap.types import COLUMNS, COUNTS, STATISTICS
 
 
 def expected(array: np.ndarray[Any, Any]) -> dict[str, float]:

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from tensortap.errors import RunError
 from tensortap.record.step import Record
+from tensortap.reduce.statistics import COLUMNS
 from tensortap.reduce.summary import summarize
 from tensortap.sinks.csv import Csv
 from tensortap.sinks.jsonl import JsonLines
 from tensortap.sinks.linefile import LineFile
-from tensortap.types import COLUMNS, Place
+from tensortap.types import Place
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 FILE_SINKS = pytest.mark.parametrize("sink", [JsonLines, Csv])

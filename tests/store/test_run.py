@@ -21,12 +21,13 @@ from tensortap.record.writer import Writer
 from tensortap.reduce.buffers import buffer_of
 from tensortap.reduce.histogram import dense, edges
 from tensortap.reduce.reducers import histogram, quantiles, stats
+from tensortap.reduce.statistics import COLUMNS, COUNTS, NUMBERS
 from tensortap.reduce.summary import summarize
 from tensortap.select.probes import probe
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import Run, open_run
-from tensortap.types import COLUMNS, COUNTS, STATISTICS, Place
+from tensortap.types import Place
 
 PLACES = [
     Place("stem", "input"), Place("stem"), Place("blocks.0.mlp"), Place("blocks.1.mlp"),
@@ -109,7 +110,7 @@ def test_every_record_is_what_was_seen(run: Run) -> None:
     for record in run.records(steps=(3, 6)):
         x = value(record.place, record.step, record.call, record.rank)
         known = summarize(x)
-        for name in ("dtype", "shape", "numel", *COUNTS, *STATISTICS):
+        for name in ("dtype", "shape", *NUMBERS):
             assert record[name] == known[name], name
         assert record["hist_offset"] == known.hist_offset
         assert record["hist_counts"].tolist() == known.hist_counts.tolist()  # type: ignore[union-attr]
@@ -177,7 +178,7 @@ def whole(place: Place, step: int) -> np.ndarray[Any, Any]:
     return np.concatenate([value(place, step, call, rank).ravel() for call in range(calls) for rank in range(2)])
 
 
-@pytest.mark.parametrize("stat", ["numel", *COUNTS, *STATISTICS, "nonfinite", "absmax", "q0.5", "q1", "q0.25"])
+@pytest.mark.parametrize("stat", [*NUMBERS, "nonfinite", "absmax", "q0.5", "q1", "q0.25"])
 def test_a_series_folds_calls_and_ranks(run: Run, stat: str) -> None:
     """One value a step: that of all calls and ranks together, and recomputed calls do not count again."""
     for place in (PLACES[1], PLACES[2]):

@@ -14,6 +14,7 @@ import { SitePage } from "./site.ts";
 import type { Source } from "./source.ts";
 import { failed, loading } from "./states.ts";
 import * as theme from "./theme.ts";
+import { learn } from "./stats.ts";
 import type { RunInfo, Runs } from "./types.ts";
 import type { Context, View } from "./view.ts";
 
@@ -106,6 +107,7 @@ export class Shell {
     this.silence();
     fill(this.main, loading("the run"));
     this.run = await this.source.json<RunInfo>("/api/run", { run: id });
+    learn(this.run.labels);
     document.title = `${this.run.id || "run"} · tensortap`;
     this.silence = this.source.live ? this.listen(id) : () => undefined;
   }

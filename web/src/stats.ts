@@ -1,22 +1,13 @@
-// The statistics a heat map can show, in words.
+// The statistics a heat map can show, in words: the server's registry names them.
 
-export const STATS: Record<string, string> = {
-  std: "standard deviation",
-  mean: "mean",
-  absmean: "|mean|",
-  rms: "root mean square",
-  l2: "L2 norm",
-  min: "least",
-  max: "greatest",
-  zeros: "zeros (share)",
-  nonfinite: "not finite (count)",
-  numel: "elements",
-  grad: "gradient norm",
-  update: "update ratio ‖Δw‖/‖w‖",
-};
+let labels: Readonly<Record<string, string>> = {};
+
+export function learn(known: Readonly<Record<string, string>> | undefined): void {
+  labels = known ?? {};
+}
 
 export function nameOf(stat: string): string {
-  return STATS[stat] ?? stat;
+  return labels[stat] ?? stat;
 }
 
 /** The one before or after in a list, round and round. */

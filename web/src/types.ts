@@ -56,6 +56,7 @@ export interface RunInfo {
   metrics: string[];
   stats: string[];
   ports: PortInfo[];
+  labels?: Record<string, string>;
   counts: Counts;
   unseen: Counts;
   cost: Counts | null;

@@ -15,17 +15,17 @@ import pyarrow.compute as pc
 from tensortap.diagnose.duplicates import without_duplicates
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
+from tensortap.reduce.statistics import NUMBERS
 from tensortap.select.ports import module_of
 from tensortap.store import facts, queries
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tensor_index import KeptTensor, kept_tensors
-from tensortap.types import COUNTS, STATISTICS, Place
+from tensortap.types import Place
 
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
-_NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
 _KEYS: Final = ("step", "rank", "site", "port", "slot", "op", "call", "recomputed")
 LAST: Final = 10  # histograms and units are looked at over so many of a site's last steps
 
@@ -206,7 +206,7 @@ class RunHistory:
 
     def _of_port(self, port: str) -> list[SiteHistory]:
         if port not in self._sites:
-            table = self.table(ports=port, columns=[*_KEYS, "dtype", "shape", *_NUMBERS])
+            table = self.table(ports=port, columns=[*_KEYS, "dtype", "shape", *NUMBERS])
             self._sites[port] = list(self._split(self._folded(table, ("ranks", "calls"))))
         return self._sites[port]
 
@@ -215,7 +215,7 @@ class RunHistory:
         return fold(table, list(over), queries.replicas(self.snapshot))
 
     def _split(self, rows: Any) -> Iterator[SiteHistory]:
-        columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in _NUMBERS}
+        columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in NUMBERS}
         steps = rows["step"].to_numpy()
         for place, index in _by_place(rows):
             index = index[np.argsort(steps[index], kind="stable")]
@@ -233,7 +233,7 @@ class RunHistory:
     def _read_histograms(self, port: str, last: int) -> Iterator[tuple[Place, SiteHistogram]]:
         ends = [site.steps[-last:] for site in self._of_port(port)]
         wanted = np.unique(np.concatenate(ends)).tolist() if ends else []
-        table = self.table(ports=port, steps=wanted, columns=[*_KEYS, *_NUMBERS, "hist_offset", "hist_counts"])
+        table = self.table(ports=port, steps=wanted, columns=[*_KEYS, *NUMBERS, "hist_offset", "hist_counts"])
         rows = self._folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
         for place, index in _by_place(rows):
             row = rows.slice(int(index[0]), 1).to_pylist()[0]

@@ -10,11 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.diff.tolerance import Tolerance
+from tensortap.reduce.statistics import REGISTRY
 from tensortap.reduce.summary import Summary
 
 Array = npt.NDArray[Any]
 _AT_ONCE: Final = 1 << 20
 _EXTREME: Final = 2.0**400
+_ORDER: Final = ("moment", "sum", "norm", "extreme")
+_COMPARED: Final = [(s.name, bound) for bound in _ORDER for s in REGISTRY if s.bound == bound]
 
 
 class ElementDifference(NamedTuple):
@@ -106,11 +109,11 @@ def relative(a: Summary, b: Summary) -> dict[str, float]:
 def _differences(a: Summary, b: Summary) -> Iterator[tuple[str, float, float]]:
     """Yield each statistic of both, the difference, and the scale on which an element's tolerance bounds it."""
     rms, count = rms_of(a), max(a.finite, 1)
-    per_element = {"l1": count, "l2": math.sqrt(count)}
-    for name in ("mean", "std", "l1", "l2", "min", "max"):
-        x, y = (s[name] / per_element.get(name, 1) for s in (a, b))
+    per_element = {"sum": count, "norm": math.sqrt(count)}
+    for name, bound in _COMPARED:
+        x, y = (s[name] / per_element.get(bound, 1) for s in (a, b))
         if math.isfinite(x) and math.isfinite(y):
-            yield name, abs(x - y), rms + (abs(x) if name in ("min", "max") else rms)
+            yield name, abs(x - y), rms + (abs(x) if bound == "extreme" else rms)
 
 
 def rms_of(summary: Summary) -> float:

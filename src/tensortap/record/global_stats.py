@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +15,18 @@ from tensortap.record.counters import Counters
 from tensortap.record.recorder import OpenStep
 from tensortap.record.table import Names, StepTable
 from tensortap.reduce.merge import merge_groups
+from tensortap.reduce.statistics import BY_NAME, NUMBERS, REGISTRY
 from tensortap.select.probes import Probe
 from tensortap.select.triggers import Answer
-from tensortap.types import COUNTS, STATISTICS
 
 Doubles = npt.NDArray[np.float64]
 Sum = Callable[[Doubles], Doubles]
-COLUMNS: Final = ("numel", *COUNTS, *STATISTICS)
 
 
 class GlobalStats(Mapping[str, Mapping[str, float]]):
     """Statistics over all ranks of the last combined step, by `path:port`. Counts are exact.
 
-    >>> stats = GlobalStats(3, ["fc:output"], {name: np.ones(1) for name in COLUMNS})
+    >>> stats = GlobalStats(3, ["fc:output"], {name: np.ones(1) for name in NUMBERS})
     >>> stats.step, stats["fc:output"]["mean"]
     (3, 1.0)
     """
@@ -76,7 +75,7 @@ class Sharing:
         """Combine a closing step, if a probe wants it by its number: then all ranks do this in the same step."""
         if not any(probe.when.before(step.number) is Answer.YES for probe in self._probes):
             return
-        packed = np.zeros((self._world.size, len(self._ports), len(COLUMNS)))
+        packed = np.zeros((self._world.size, len(self._ports), len(NUMBERS)))
         try:
             self._pack(step.table, names, packed[self._world.rank])
         except Exception as error:  # the other ranks are waiting: send zeros
@@ -92,8 +91,8 @@ class Sharing:
             return
         rows = rows[np.argsort(port[rows], kind="stable")]
         used, starts = np.unique(port[rows], return_index=True)
-        merged = merge_groups({name: table.column(name)[rows] for name in COLUMNS}, starts.astype(np.int64))
-        into[used] = np.nan_to_num(np.stack([merged[name].astype(np.float64) for name in COLUMNS], axis=1))
+        merged = merge_groups({name: table.column(name)[rows] for name in NUMBERS}, starts.astype(np.int64))
+        into[used] = np.nan_to_num(np.stack([merged[name].astype(np.float64) for name in NUMBERS], axis=1))
 
     def _port(self, names: Names, key: int) -> int:
         place = names.places[key]
@@ -137,13 +136,13 @@ def check(probes: Sequence[Probe], *, model: bool, all_ranks: bool, budget: bool
 def _merged(rows: Doubles) -> dict[str, npt.NDArray[Any]]:
     """Merge the slots of all ranks, place by place. Slots without finite elements add nothing to the moments."""
     ranks, places, _ = rows.shape
-    flat = rows.transpose(1, 0, 2).reshape(ranks * places, len(COLUMNS))
-    columns = {name: flat[:, i].copy() for i, name in enumerate(COLUMNS)}
+    flat = rows.transpose(1, 0, 2).reshape(ranks * places, len(NUMBERS))
+    columns = {name: flat[:, i].copy() for i, name in enumerate(NUMBERS)}
     finite = columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]
-    for name in ("min", "max", "mean", "std"):
+    for name in (s.name for s in REGISTRY if s.defined != "always"):
         columns[name][finite == 0] = np.nan
     return merge_groups(columns, np.arange(places, dtype=np.int64) * ranks) if places else columns
 
 
 def _number(column: str, value: Any) -> float:
-    return int(value) if column == "numel" or column in COUNTS else float(value)
+    return int(value) if BY_NAME[column].is_count else float(value)

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 class CopiedRows(NamedTuple):
-    """Values that have reached the host: their row numbers, a `kernel.ROW` for each, and histograms by row number."""
+    """Values that have reached the host: their row numbers, a `statistics.ROW` for each, and histograms by row."""
 
     rows: Array
     values: Array

@@ -102,7 +102,7 @@ class Recorder:
         epoch = table.epoch
         address, dtype, shape, strides, _ = buffer
         want = 1 if armed & step.hist else 0
-        row = table._append(point.key, armed, want, recomputed, dtype, address, shape, strides)
+        row = table.record_if_room(point.key, armed, want, recomputed, dtype, address, shape, strides)
         if row < 0:
             row = table.record(point.key, armed, want, recomputed, dtype, address, shape, strides)
         if row < 0:  # another thread closed the step meanwhile

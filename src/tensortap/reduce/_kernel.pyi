@@ -1,8 +1,9 @@
-"""Types of the C extension; what it computes is described in _kernel.c."""
+"""Types of the C extension; what it computes is described in csrc/kernel.c."""
 
 from typing import Final
 
 LEVELS: Final[tuple[str, ...]]
+STATISTICS: Final[tuple[str, ...]]
 
 def level() -> str: ...
 def set_level(name: str, /) -> None: ...

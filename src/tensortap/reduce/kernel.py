@@ -11,18 +11,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce import numpy_kernel
+from tensortap.reduce.statistics import CONDITIONS, NUMBERS, REGISTRY, ROW
 
 try:
     from tensortap.reduce import _kernel
 except ImportError:
     _kernel = None  # type: ignore[assignment]
-
-ROW: Final = np.dtype(
-    [(name, np.int64) for name in ("numel", "nan", "posinf", "neginf", "zeros")]
-    + [(name, np.float64) for name in ("min", "max", "mean", "std", "l1", "l2")]
-)
-"""One reduction, as `reduce` writes it."""
+if _kernel is not None and getattr(_kernel, "STATISTICS", None) != NUMBERS:
+    _kernel = None  # type: ignore[assignment]  # built from other sources: its rows have another layout
 
 # A step table's header: these counters, room for more, then the address of each column in this order.
 HEADER: Final = (
@@ -32,17 +29,17 @@ HEADER: Final = (
 FIRST_POINTER: Final = 16
 COLUMNS: Final = (
     ("key", np.int32), ("call", np.int32), ("seq", np.int32), ("dtype", np.int8), ("recomputed", np.uint8),
-    ("probes", np.uint64), ("time", np.int64), ("numel", np.int64), ("nan", np.int64), ("posinf", np.int64),
-    ("neginf", np.int64), ("zeros", np.int64), ("min", np.float64), ("max", np.float64), ("mean", np.float64),
-    ("std", np.float64), ("l1", np.float64), ("l2", np.float64), ("defined", np.uint8), ("hist_offset", np.int32),
-    ("hist_valid", np.uint8), ("hist_ends", np.int32), ("hist_counts", np.uint32), ("dims_ends", np.int32),
-    ("dims", np.int64), ("calls", np.int32), ("cost", np.int64),
+    ("probes", np.uint64), ("time", np.int64),
+    *((statistic.name, statistic.dtype) for statistic in REGISTRY),
+    *((condition, np.uint8) for condition in CONDITIONS),
+    ("hist_offset", np.int32), ("hist_valid", np.uint8), ("hist_ends", np.int32), ("hist_counts", np.uint32),
+    ("dims_ends", np.int32), ("dims", np.int64), ("calls", np.int32), ("cost", np.int64),
 )  # fmt: skip
 HEADER_LENGTH: Final = FIRST_POINTER + len(COLUMNS)
 
 _MISSING = (
-    "tensortap's C kernel is not built, so NumPy reduces the tensors: the same results, but slower. Install a C "
-    "compiler and run `pip install --force-reinstall --no-binary tensortap tensortap`."
+    "tensortap's C kernel is not built, or from other sources, so NumPy reduces the tensors: the same results, but "
+    "slower. Install a C compiler and run `pip install --force-reinstall --no-binary tensortap tensortap`."
 )
 
 
@@ -72,12 +69,12 @@ def _warn_once() -> None:
 
 def _numpy_reduce(*args: Any) -> tuple[int, int]:
     _warn_once()
-    return fallback.reduce(*args)
+    return numpy_kernel.reduce(*args)
 
 
 def _numpy_record(*args: Any) -> int:
     _warn_once()
-    return fallback.record(*args)
+    return numpy_kernel.record(*args)
 
 
 reduce = _numpy_reduce if ACTIVE == "numpy" else _kernel.reduce
@@ -94,14 +91,14 @@ Reduces and appends a row to the step table that `bind` was given; -1, with noth
 to grow first. Bit 1 of `want` asks for the histogram.
 """
 
-borrow = fallback.borrow if ACTIVE == "numpy" else _kernel.borrow
+borrow = numpy_kernel.borrow if ACTIVE == "numpy" else _kernel.borrow
 """`borrow(address, threads)`: let a framework's threads help with large tensors.
 
 The address is that of a function like libgomp's `GOMP_parallel`; 0 means threads of our own. The results are the same.
 """
 MOST_THREADS: Final = 64
 
-address = fallback.address if ACTIVE == "numpy" else _kernel.address
+address = numpy_kernel.address if ACTIVE == "numpy" else _kernel.address
 """`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
 
 xla = None if ACTIVE == "numpy" else _kernel.xla
@@ -144,7 +141,7 @@ def _c_commit(
     return _kernel.commit(bound, key, probes, recomputed, dtype, shape, _kernel.address(values), *histogram)
 
 
-commit = fallback.append if ACTIVE == "numpy" else _c_commit
+commit = numpy_kernel.append if ACTIVE == "numpy" else _c_commit
 """`commit(bound, key, probes, recomputed, dtype, shape, row, hist_offset, hist_counts) -> row`.
 
 Appends a row that was computed elsewhere; `hist_counts` None says it has no histogram. -1, with nothing written, says

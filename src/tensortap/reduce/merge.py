@@ -7,17 +7,18 @@ from it are taken in two passes, which is Chan's formula without its order of me
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.reduce.histogram import BUCKETS
-from tensortap.types import COUNTS
+from tensortap.reduce.statistics import REGISTRY
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
 _GROUPS_AT_ONCE = 2048
+_TOGETHER: Final[Mapping[str, np.ufunc]] = {"sum": np.add, "min": np.fmin, "max": np.fmax}
 
 
 def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
@@ -33,12 +34,10 @@ def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
     """
     with np.errstate(over="ignore"):
         merged: dict[str, npt.NDArray[Any]] = {
-            name: np.add.reduceat(columns[name], starts) for name in ("numel", *COUNTS, "l1")
+            s.name: _TOGETHER[s.merge].reduceat(columns[s.name], starts) for s in REGISTRY if s.merge in _TOGETHER
         }
     finite = (columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]).astype(np.float64)
     count = np.add.reduceat(finite, starts)
-    merged["min"] = np.fmin.reduceat(columns["min"], starts)
-    merged["max"] = np.fmax.reduceat(columns["max"], starts)
     sizes = np.diff(np.append(starts, len(finite)))
     scale = _scale(columns, starts)
     wide = np.repeat(scale, sizes)

@@ -10,18 +10,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.reduce import kernel as kernels
+from tensortap.reduce import statistics
 from tensortap.reduce.histogram import BUCKETS
 
 Words = npt.NDArray[np.uint32]
-ROW: Final = kernels.ROW.itemsize // 4
+ROW: Final = statistics.ROW.itemsize // 4
 HEAD: Final = ROW + 2  # the row, where the histogram begins, and how long it is
 WITH_HISTOGRAM: Final = HEAD + BUCKETS
 _SHAPE: Final = HEAD + 2  # and the type, and the number of dimensions
 
 
 class Reduced(NamedTuple):
-    """A tensor of which only the row is there. `row` has the fields of `kernels.ROW`."""
+    """A tensor of which only the row is there. `row` has the fields of `statistics.ROW`."""
 
     row: Any
     hist_offset: int
@@ -47,7 +47,7 @@ def read_all(words: Words) -> Reduced | None:
 
 
 def _row(words: Words) -> Any:
-    row = words[:ROW].view(kernels.ROW)[0]
+    row = words[:ROW].view(statistics.ROW)[0]
     if row["numel"] < 0:
         raise MemoryError("there was no memory to reduce a tensor inside the graph")
     return row

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,13 +13,14 @@ from tensortap import markup, text
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.buffers import buffer_of
+from tensortap.reduce.statistics import NUMBERS, ROW, RowValues
 from tensortap.types import DTYPES
 
 _SHORT = {d.name: d.short for d in DTYPES}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Summary(Mapping[str, Any]):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Summary(RowValues, Mapping[str, Any]):
     """What is known of one tensor: counts over all elements, statistics over the finite ones.
 
     >>> s = summarize([1.0, 2.0, 3.0, float("nan")])
@@ -31,17 +32,6 @@ class Summary(Mapping[str, Any]):
 
     dtype: str
     shape: tuple[int, ...]
-    numel: int
-    nan: int
-    posinf: int
-    neginf: int
-    zeros: int
-    min: float
-    max: float
-    mean: float
-    std: float
-    l1: float
-    l2: float
     hist_offset: int | None = None
     hist_counts: npt.NDArray[Any] | None = None
 
@@ -91,7 +81,7 @@ class Summary(Mapping[str, Any]):
         return markup.page(*_lines(self))
 
 
-_NAMES = tuple(f.name for f in fields(Summary))
+_NAMES = ("dtype", "shape", *NUMBERS, "hist_offset", "hist_counts")
 
 
 def describe(summary: Summary) -> str:
@@ -141,7 +131,7 @@ def summarize(value: Any, *, histogram: bool = True) -> Summary:
     sparse tensors by their values.
     """
     buffer = buffer_of(value)
-    row = np.zeros(1, kernels.ROW)
+    row = np.zeros(1, ROW)
     counts = np.empty(buckets.BUCKETS if histogram else 0, np.uint32)
     offset, length = kernels.reduce(
         row.ctypes.data,
@@ -154,7 +144,7 @@ def summarize(value: Any, *, histogram: bool = True) -> Summary:
     return Summary(
         dtype=DTYPES[buffer.dtype].name,
         shape=buffer.shape,
-        **dict(zip(kernels.ROW.names or (), row[0].item(), strict=True)),
+        **dict(zip(NUMBERS, row[0].item(), strict=True)),
         hist_offset=offset if length >= 0 else None,
         hist_counts=counts[:length].copy() if length >= 0 else None,
     )

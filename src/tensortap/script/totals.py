@@ -7,9 +7,7 @@ from collections import Counter
 import numpy as np
 
 from tensortap.record.step import Step
-from tensortap.types import COUNTS
-
-_BAD = COUNTS[:3]
+from tensortap.reduce.statistics import NONFINITE
 
 
 class Totals:
@@ -41,5 +39,5 @@ class Totals:
 
 def _first_bad_place(step: Step) -> str:
     columns = step.table.columns
-    bad = np.flatnonzero(sum(columns[name][: step.table.rows] for name in _BAD))
+    bad = np.flatnonzero(sum(columns[name][: step.table.rows] for name in NONFINITE))
     return str(step.place(int(bad[0]))) if len(bad) else ""

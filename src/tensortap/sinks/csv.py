@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from tensortap.errors import RunError
 from tensortap.record.step import Record
+from tensortap.reduce.statistics import COLUMNS
 from tensortap.sinks.base import RecordSink
 from tensortap.sinks.linefile import LineFile
 from tensortap.sinks.plain import encode, plain
-from tensortap.types import COLUMNS
 
 _COLUMNS: Final = (*COLUMNS, "numbers")
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from tensortap.errors import ProbeError, suggest
 from tensortap.record.step import Record
 from tensortap.reduce.histogram import rebin
+from tensortap.reduce.statistics import COUNTS, STATISTICS
 from tensortap.reduce.summary import Summary
 from tensortap.sinks.line import nonfinite
-from tensortap.types import COUNTS, STATISTICS
 
 STATS: Final = ("mean", "std", "absmax", "zero_share", "nonfinite")
 """What trackers show of a tensor unless told otherwise: a chart each, so they are few."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tensortap.record.step import Record
-from tensortap.types import COLUMNS
+from tensortap.reduce.statistics import COLUMNS
 
 
 def plain(value: Any) -> Any:

@@ -12,12 +12,11 @@ import pyarrow as pa
 from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
-from tensortap.types import COUNTS, STATISTICS
+from tensortap.reduce.statistics import NUMBERS
 
 Over = Literal["ranks", "steps", "calls"]
 _FOLDED: Final = {"ranks": "rank", "steps": "step", "calls": "call"}
 _KEYS: Final = ("step", "rank", "site", "port", "slot", "call", "op", "recomputed")
-_NUMBERS: Final = ("numel", *COUNTS, *STATISTICS)
 
 
 def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None) -> Any:
@@ -35,7 +34,7 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = N
     keys = [key for key in _KEYS if key in rows.column_names and key not in {_FOLDED[name] for name in names}]
     order, starts = _group(rows, keys)
     rows = rows.take(pa.array(order))
-    columns = {name: rows[name].to_numpy(zero_copy_only=False) for name in _NUMBERS}
+    columns = {name: rows[name].to_numpy(zero_copy_only=False) for name in NUMBERS}
     folded: dict[str, Any] = {key: rows[key].take(pa.array(starts)) for key in keys}
     folded |= {name: rows[name].take(pa.array(starts)) for name in ("dtype", "shape") if name in rows.column_names}
     folded["records"] = np.diff(np.append(starts, len(rows)))
@@ -44,7 +43,7 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = N
         folded["first_step"] = np.minimum.reduceat(steps, starts)
         folded["last_step"] = np.maximum.reduceat(steps, starts)
     merged = merge_groups(columns, starts) if len(rows) else columns
-    folded |= {name: pa.array(merged[name], from_pandas=True) for name in _NUMBERS}
+    folded |= {name: pa.array(merged[name], from_pandas=True) for name in NUMBERS}
     if "hist_counts" in rows.column_names:
         folded |= _histograms(rows, starts)
     if "ranks" in names and parts and parts.partial_sums:

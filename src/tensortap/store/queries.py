@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from tensortap.distributed.replicas import NO_REPLICAS, ReplicaGroups, replica_groups
 from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.record.step import Record
+from tensortap.reduce.statistics import NUMBERS
 from tensortap.reduce.summary import Summary
 from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset
 from tensortap.store.filters import (
@@ -25,10 +26,10 @@ from tensortap.store.filters import (
 )
 from tensortap.store.series import Series, columns_for, series_of
 from tensortap.store.snapshot import Snapshot
-from tensortap.types import COUNTS, STATISTICS, Place
+from tensortap.types import Place
 
 Replicated = SiteSelection | Mapping[str, SiteSelection]
-_OF_SUMMARY: Final = ("dtype", "numel", *COUNTS, *STATISTICS)
+_OF_SUMMARY: Final = ("dtype", *NUMBERS)
 
 
 def table(

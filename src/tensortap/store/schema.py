@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
-from tensortap.types import COUNTS, DTYPES, STATISTICS
+from tensortap.reduce.statistics import BY_NAME, REGISTRY
+from tensortap.types import DTYPES
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _SMALL_WORD = pa.dictionary(pa.int8(), pa.string())
@@ -36,9 +37,7 @@ RECORDS: Final = pa.schema(
         ("op", _WORD),
         ("dtype", _SMALL_WORD),
         ("shape", pa.list_(pa.int64())),
-        ("numel", pa.int64()),
-        *((name, pa.int64()) for name in COUNTS),
-        *((name, pa.float64()) for name in STATISTICS),
+        *((statistic.name, pa.int64() if statistic.is_count else pa.float64()) for statistic in REGISTRY),
         ("hist_offset", pa.int32()),
         ("hist_counts", pa.list_(pa.uint32())),
         ("reason", _WORD),
@@ -57,7 +56,6 @@ TENSORS: Final = pa.schema(
 )  # fmt: skip
 
 WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype", "reason")
-_DEFINED: Final = frozenset(("min", "max", "mean", "std"))
 
 
 class Batches:
@@ -93,9 +91,7 @@ class Batches:
         if field.name in WORDS:
             codes = _flat(field.type.index_type, capacity, columns[field.name])
             return pa.DictionaryArray.from_arrays(codes, self._dictionary(field.name), safe=False)
-        bitmap = columns["defined"] if field.name in _DEFINED else None
-        bitmap = columns["hist_valid"] if field.name == "hist_offset" else bitmap
-        return _flat(field.type, capacity, columns[field.name], bitmap)
+        return _flat(field.type, capacity, columns[field.name], _validity(columns, field.name))
 
     def _dictionary(self, field: str) -> Any:
         """The words of a column. The same object as long as there is no new word, so that it is written once."""
@@ -106,6 +102,14 @@ class Batches:
         if known is None or len(known) != len(words):
             known = self._words[field] = _strings(list(words))
         return known
+
+
+def _validity(columns: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any] | None:
+    """The bitmap that says where a column has values; None where it always has."""
+    if name == "hist_offset":
+        return columns["hist_valid"]
+    condition = BY_NAME[name].defined if name in BY_NAME else "always"
+    return None if condition == "always" else columns[condition]
 
 
 def _flat(kind: Any, length: int, data: npt.NDArray[Any], bitmap: npt.NDArray[Any] | None = None) -> Any:

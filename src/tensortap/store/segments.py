@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tensortap.reduce.statistics import COUNTS, STATISTICS
 from tensortap.store.files import Files
 from tensortap.store.names import segment_name, tail_id, tensors_name
 from tensortap.store.schema import WORDS
 from tensortap.store.tail import read_tail
 from tensortap.store.tensors import Stored, array_of_bytes, write_tensors
-from tensortap.types import COUNTS, STATISTICS
 
 REPLACES: Final = b"tensortap.replaces"
 PLACES: Final = b"tensortap.places"

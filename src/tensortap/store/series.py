@@ -9,10 +9,9 @@ import numpy.typing as npt
 
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.histogram import quantile
+from tensortap.reduce.statistics import COLUMNS, NUMBERS
 from tensortap.store.merging import fold
-from tensortap.types import COLUMNS, COUNTS, STATISTICS
 
-_FOLDED: Final = ("numel", *COUNTS, *STATISTICS)
 _DERIVED: Final = ("nonfinite", "absmax")
 
 
@@ -25,16 +24,16 @@ class Series(NamedTuple):
 
 def columns_for(stat: str) -> list[str]:
     """Return the columns that a statistic is made of."""
-    if stat in _FOLDED or stat in _DERIVED:
-        return list(_FOLDED)
+    if stat in NUMBERS or stat in _DERIVED:
+        return list(NUMBERS)
     if _quantile_of(stat) is not None:
-        return [*_FOLDED, "hist_offset", "hist_counts"]
+        return [*NUMBERS, "hist_offset", "hist_counts"]
     return [stat] if stat in COLUMNS else ["numbers"]
 
 
 def series_of(rows: Any, stat: str) -> Series:
     """Return a statistic of rows sorted by step; calls and ranks of one step are folded where that means something."""
-    if stat in _FOLDED or stat in _DERIVED or _quantile_of(stat) is not None:
+    if stat in NUMBERS or stat in _DERIVED or _quantile_of(stat) is not None:
         folded = fold(rows, ("ranks", "calls"))
         return Series(folded["step"].to_numpy(), _values(folded, stat))
     steps = rows["step"].to_numpy()
@@ -77,6 +76,6 @@ def _own_numbers(rows: Any, stat: str) -> npt.NDArray[np.float64]:
     numbers = [dict(pairs or ()) for pairs in rows["numbers"].to_pylist()]
     known = sorted({name for pairs in numbers for name in pairs})
     if stat not in known:
-        options = [*known, *_FOLDED, *_DERIVED, "q0.95"]
+        options = [*known, *NUMBERS, *_DERIVED, "q0.95"]
         raise RunError(f"no statistic {stat!r}.{suggest(stat, options)} There are: {', '.join(options)}")
     return np.array([pairs.get(stat, np.nan) for pairs in numbers], np.float64)

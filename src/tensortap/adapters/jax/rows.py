@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.graph_kernel import reduce_in_graph, row_from_graph
 from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.numpy_kernel import trimmed
+from tensortap.reduce.statistics import EMPTY_ROW
 
 VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
 # Where memory is the host's, the step calls the C kernel (kernel.py). "jax" has rows computed by XLA there too.
@@ -30,8 +32,8 @@ def row_of(value: Any, histogram: bool) -> tuple[Any, ...]:
     v = _real(value).reshape(-1)
     if not v.size:
         v = jnp.full(1, jnp.nan, v.dtype)  # its numbers are not read
-    counts, ends, moments, power = _moments(v)
-    return (counts, ends, moments, power, _buckets(v)) if histogram else (counts, ends, moments, power)
+    counts, moments, power = _moments(v)
+    return (counts, moments, power, _buckets(v)) if histogram else (counts, moments, power)
 
 
 def _real(value: Any) -> Any:
@@ -40,21 +42,38 @@ def _real(value: Any) -> Any:
     return (jnp.abs(value) if jnp.iscomplexobj(value) else value).astype(wide)
 
 
-def _moments(v: Any) -> tuple[Any, Any, Any, Any]:
-    finite = jnp.isfinite(v)
-    counts = [jnp.isnan(v), jnp.isposinf(v), jnp.isneginf(v), _zero(v)]
-    low = jnp.where(finite, v, jnp.inf).min()
-    high = jnp.where(finite, v, -jnp.inf).max()
-    number = finite.sum(dtype=jnp.int32)
-    power = _power(jnp.where(number > 0, jnp.maximum(abs(low), abs(high)), 0))
-    u = lax.mul(jnp.where(finite, v, 0), jnp.exp2(power.astype(v.dtype)))
-    few = jnp.maximum(number, 1).astype(v.dtype)
-    mean = _sum(u) / few
-    away = jnp.where(finite, u - mean, 0)
-    rest = _sum(away)
-    squares = jnp.maximum(_sum(away * away) - rest * (rest / few), 0)
-    moments = jnp.stack([mean + rest / few, squares, _sum(abs(u))])
-    return jnp.stack([c.sum(dtype=jnp.int32) for c in counts]), jnp.stack([low, high]), moments, power
+class _Jax:
+    """JAX's operations, for the shared graph kernel."""
+
+    isnan = staticmethod(jnp.isnan)
+    isfinite = staticmethod(jnp.isfinite)
+    where: Any = staticmethod(jnp.where)
+    min = staticmethod(jnp.min)
+    max = staticmethod(jnp.max)
+    maximum = staticmethod(jnp.maximum)
+
+    def is_zero(self, x: Any) -> Any:
+        return _zero(x)
+
+    def count(self, condition: Any) -> Any:
+        return condition.sum(dtype=jnp.int32)
+
+    def as_float(self, count: Any, like: Any) -> Any:
+        return count.astype(like.dtype)
+
+    def sum(self, x: Any) -> Any:
+        return _sum(x)
+
+
+def _moments(v: Any) -> tuple[Any, Any, Any]:
+    power: list[Any] = []
+
+    def scale(low: Any, high: Any, number: Any) -> Any:
+        power.append(_power(jnp.where(number > 0, jnp.maximum(abs(low), abs(high)), 0)))
+        return jnp.exp2(power[0].astype(v.dtype))
+
+    counts, moments = reduce_in_graph(_Jax(), v, scale)
+    return jnp.stack(counts), jnp.stack(moments), power[0]
 
 
 def _zero(v: Any) -> Any:
@@ -99,11 +118,7 @@ def _cut(v: Any) -> Any:
 def read(arrays: tuple[npt.NDArray[Any], ...], numel: int) -> tuple[Any, int, Any]:
     """Return, on the host, a row as tables hold it, the offset and the counts of the histogram (None without one)."""
     if not numel:
-        row: Any = (0, 0, 0, 0, 0, *(float("nan"),) * 4, 0.0, 0.0)
-        return row, 0, np.zeros(0, np.uint32) if len(arrays) > 4 else None
-    counts, (low, high), (mean, m2, l1), power = arrays[:4]
-    nan, posinf, neginf, zeros = map(int, counts)
-    finite = numel - nan - posinf - neginf
-    moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *map(float, (low, high, mean, m2, l1)))
-    row = (numel, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, int(power)))
-    return row, *(fallback.trimmed(arrays[4]) if len(arrays) > 4 else (0, None))
+        return EMPTY_ROW, 0, np.zeros(0, np.uint32) if len(arrays) > 3 else None
+    counts, moments, power = arrays[:3]
+    row = row_from_graph(counts, moments, int(power))
+    return row, *(trimmed(arrays[3]) if len(arrays) > 3 else (0, None))

@@ -14,7 +14,7 @@ from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import WEIGHTED, kernels, named
 from tensortap.finding import Finding
-from tensortap.types import STATISTICS
+from tensortap.reduce.statistics import STATISTICS
 
 Steps = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

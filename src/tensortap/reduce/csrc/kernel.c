@@ -3,7 +3,7 @@
  * One algorithm, fixed to the last bit. Elements are taken in storage order in blocks of 4096 that stay in the first
  * cache. Pass one finds sum, minimum, maximum and zeros; pass two adds deviations from a shift near the block's mean.
  * Blocks merge by Chan's formula in double inside chunks of 2^17 elements, chunks merge in order, and threads take
- * whole chunks: so the instruction set, the number of threads and the NumPy twin (fallback.py) give the same bits.
+ * whole chunks: so the instruction set, the number of threads and the NumPy kernel (numpy_moments.py) give the same bits.
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
@@ -96,10 +96,20 @@ typedef struct Workspace {
     uint32_t table[TABLES][BUCKETS + 16 + 272]; /* padded: tables 4 KiB apart would seem to wait for each other */
 } Workspace;
 
+/* The statistics of a row in the order of the registry (statistics.py), which the module checks when it is imported, and
+ * the conditions under which some of them have no value. */
+#define STATISTICS(COUNT, REAL)                                   \
+    COUNT(numel) COUNT(nan) COUNT(posinf) COUNT(neginf) COUNT(zeros) \
+    REAL(min) REAL(max) REAL(mean) REAL(std) REAL(l1) REAL(l2)
+#define CONDITIONS(CONDITION) CONDITION(finite, !isnan(r->min))
+
+#define COUNT(name) int64_t name;
+#define REAL(name) double name;
 typedef struct {
-    int64_t numel, nan, posinf, neginf, zeros;
-    double min, max, mean, std, l1, l2;
+    STATISTICS(COUNT, REAL)
 } Row;
+#undef COUNT
+#undef REAL
 
 /* ---- arithmetic shared by all levels ---- */
 
@@ -616,7 +626,10 @@ static double scale_for(const Plan *p, const Moments *m)
 /* Counts and ends come from the elements as they are, moments from the scaled ones. */
 static Row finish(const Moments *m, const Moments *scaled, int64_t numel, double unscale)
 {
-    Row r = {numel, m->nan, m->posinf, m->neginf, m->zeros, NAN, NAN, NAN, NAN, 0, 0};
+    Row r = {
+        .numel = numel, .nan = m->nan, .posinf = m->posinf, .neginf = m->neginf, .zeros = m->zeros,
+        .min = NAN, .max = NAN, .mean = NAN, .std = NAN,
+    };
     if (m->n) {
         const double n = (double)m->n, mean = scaled->mean, m2 = scaled->m2;
         r.min = m->min + 0.0; /* no negative zero */
@@ -933,7 +946,8 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
     if (PyErr_Occurred())
         return NULL;
     if (!row) {
-        PyErr_SetString(PyExc_ValueError, "row_address is 0; it must point to room for 11 eight-byte values");
+        PyErr_Format(PyExc_ValueError, "row_address is 0; it must point to room for %d eight-byte values",
+                     (int)(sizeof(Row) / 8));
         return NULL;
     }
     p.histogram = hist ? TRACKED : NONE;
@@ -949,9 +963,11 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
 /* Positions in the header and in the list of columns of a step table. */
 enum { ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE, FIXED_TIME, KEY_CAPACITY, POINTERS = 16 };
 enum {
-    KEY, CALL, SEQ, DTYPE, RECOMPUTED, PROBES, TIME, NUMEL, NAN_COUNT, POSINF, NEGINF, ZEROS, MIN, MAX, MEAN, STD, L1, L2,
-    DEFINED, HIST_OFFSET, HIST_VALID, HIST_ENDS, HIST_COUNTS, DIMS_ENDS, DIMS_VALUES, CALLS,
-    COST
+    KEY, CALL, SEQ, DTYPE, RECOMPUTED, PROBES, TIME,
+#define PLACE(name, ...) PLACE_##name,
+    STATISTICS(PLACE, PLACE) CONDITIONS(PLACE)
+#undef PLACE
+    HIST_OFFSET, HIST_VALID, HIST_ENDS, HIST_COUNTS, DIMS_ENDS, DIMS_VALUES, CALLS, COST
 };
 #define COLUMN(type, column) ((type *)(uintptr_t)header[POINTERS + (column)])
 
@@ -970,17 +986,14 @@ static int has_room(const int64_t *header, int64_t key, int ndim, int counts)
 
 static void put_statistics(const int64_t *header, int64_t i, const Row *r)
 {
-    COLUMN(int64_t, NUMEL)[i] = r->numel;
-    COLUMN(int64_t, NAN_COUNT)[i] = r->nan;
-    COLUMN(int64_t, POSINF)[i] = r->posinf;
-    COLUMN(int64_t, NEGINF)[i] = r->neginf;
-    COLUMN(int64_t, ZEROS)[i] = r->zeros;
-    COLUMN(double, MIN)[i] = r->min;
-    COLUMN(double, MAX)[i] = r->max;
-    COLUMN(double, MEAN)[i] = r->mean;
-    COLUMN(double, STD)[i] = r->std;
-    COLUMN(double, L1)[i] = r->l1;
-    COLUMN(double, L2)[i] = r->l2;
+#define COUNT(name) COLUMN(int64_t, PLACE_##name)[i] = r->name;
+#define REAL(name) COLUMN(double, PLACE_##name)[i] = r->name;
+#define CONDITION(name, holds) put_bit(COLUMN(uint8_t, PLACE_##name), i, holds);
+    STATISTICS(COUNT, REAL)
+    CONDITIONS(CONDITION)
+#undef COUNT
+#undef REAL
+#undef CONDITION
 }
 
 static int64_t append(int64_t *header, int64_t key, uint64_t probes, int recomputed, int dtype, const int64_t *dims,
@@ -997,7 +1010,6 @@ static int64_t append(int64_t *header, int64_t key, uint64_t probes, int recompu
     COLUMN(uint64_t, PROBES)[i] = probes;
     COLUMN(int64_t, TIME)[i] = header[FIXED_TIME] ? header[FIXED_TIME] : nanoseconds(CLOCK_REALTIME) / 1000;
     put_statistics(header, i, &result->row);
-    put_bit(COLUMN(uint8_t, DEFINED), i, result->row.numel > nonfinite && !isnan(result->row.min)); /* meta: NaN */
 
     COLUMN(int32_t, HIST_OFFSET)[i] = counts ? (int32_t)result->offset : 0;
     put_bit(COLUMN(uint8_t, HIST_VALID), i, result->length >= 0);
@@ -1241,6 +1253,22 @@ static PyObject *level_names(void)
     return names;
 }
 
+#define NAME(name) #name,
+static const char *const statistics[] = {STATISTICS(NAME, NAME)};
+#undef NAME
+
+static PyObject *statistic_names(void)
+{
+    const Py_ssize_t count = sizeof statistics / sizeof *statistics;
+    PyObject *names = PyTuple_New(count);
+    for (Py_ssize_t i = 0; names && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(statistics[i]);
+        if (!name || PyTuple_SetItem(names, i, name) < 0)
+            Py_CLEAR(names);
+    }
+    return names;
+}
+
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_kernel", "Statistics and float-bit histograms of buffers, in C.", -1, functions, NULL, NULL,
     NULL, NULL,
@@ -1255,8 +1283,11 @@ PyMODINIT_FUNC PyInit__kernel(void)
         pthread_atfork(hold_workspaces, let_workspaces, forget_pool);
     }
     PyObject *module = PyModule_Create(&definition), *names = module ? level_names() : NULL;
-    if (!names || PyModule_AddObjectRef(module, "LEVELS", names) < 0)
+    PyObject *rows = names ? statistic_names() : NULL;
+    if (!rows || PyModule_AddObjectRef(module, "LEVELS", names) < 0 ||
+        PyModule_AddObjectRef(module, "STATISTICS", rows) < 0)
         Py_CLEAR(module);
     Py_XDECREF(names);
+    Py_XDECREF(rows);
     return module;
 }

@@ -51,7 +51,8 @@ def described(ident: str, snapshot: Snapshot, metrics: list[str], told: Facts) -
     return {
         "id": ident, "path": str(snapshot.files), "state": shown_state(snapshot), "version": snapshot.version,
         "steps": _steps(snapshot), "ranks": snapshot.ranks, "sites": _sites(snapshot, told), "metrics": metrics,
-        "stats": _stats(snapshot), "records": snapshot.record_count, "counts": facts.counts(snapshot),
+        "stats": _stats(snapshot), "labels": {stat.name: stat.label for stat in STATS.values()},
+        "records": snapshot.record_count, "counts": facts.counts(snapshot),
         "unseen": info.get("unseen", {}), "cost": _total_cost(snapshot),
         "probes": info.get("probes", []), "ports": [port.as_json() for port in PORT_INFO.values()],
         "model": model_name(info),

@@ -7,16 +7,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.reduce.statistics import COUNTS, NONFINITE
 from tensortap.select.ports import RESULT_PORTS
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.types import COUNTS
 from tensortap.view.api.about import site_name
 from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.grid import Floats
 from tensortap.view.api.heat import CELLS
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import rows_of
-from tensortap.view.api.stats import NONFINITE, STATS
+from tensortap.view.api.stats import STATS
 from tensortap.view.api.tiles import TiledGrids
 from tensortap.view.api.wire import Answer, Columns
 

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tensortap.reduce.statistics import NONFINITE
 from tensortap.store.catalog import Outline
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api.grid import Grid, Ints, scattered
-from tensortap.view.api.stats import NONFINITE, Stat
+from tensortap.view.api.stats import Stat
 
 _WORDS: Final = ("site", "port", "slot")
 _TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting

@@ -10,25 +10,24 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.reduce.statistics import NONFINITE, NUMBERS
 from tensortap.sinks.plain import plain
 from tensortap.store import facts
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.types import COUNTS, STATISTICS
 from tensortap.view.api.about import owner, site_name, triple_of
 from tensortap.view.api.bins import StepBins, bins_for, edges
 from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import ReadColumns, of_place
-from tensortap.view.api.stats import NONFINITE
 from tensortap.view.api.wire import Columns
 
 HISTOGRAMS: Final = 10_000  # beyond so many steps only every n-th histogram is read
 TENSORS: Final = 1000
-_NUMBERS: Final = ("step", "rank", "call", "numel", *COUNTS, *STATISTICS)
+_NUMBERS: Final = ("step", "rank", "call", *NUMBERS)
 _SHAPE: Final = ("hist_offset", "hist_counts")
 _OF_SHAPE: Final = ("step", "zeros", "min", "max", *_SHAPE)
-_RECORD: Final = ("step", "phase", "rank", "call", "seq", "op", "dtype", "shape", "numel", *COUNTS, *STATISTICS,
+_RECORD: Final = ("step", "phase", "rank", "call", "seq", "op", "dtype", "shape", *NUMBERS,
                   "reason", "numbers", "time")  # fmt: skip
 COLUMNS: Final = tuple(dict.fromkeys((*_NUMBERS, *_SHAPE, *_RECORD)))
 _MEANS: Final = ("mean", "std", "l2")

@@ -9,21 +9,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.errors import RunError, suggest
+from tensortap.reduce.statistics import NONFINITE, REGISTRY, Statistic
 from tensortap.select.ports import GRADIENT_PORTS
-from tensortap.types import COUNTS
 
 Floats = npt.NDArray[np.float64]
 Columns = Mapping[str, npt.NDArray[Any]]
-NONFINITE: Final = COUNTS[:3]
+Fold = Literal["mean", "sum", "min", "max"]
 
 
 class Stat(NamedTuple):
     """One statistic. `ports` are those it means something at; none: all. `number` is the reducer's, if it is one."""
 
     name: str
+    label: str
     columns: tuple[str, ...]
     of: Callable[[Columns], Floats]
-    fold: Literal["mean", "sum", "min", "max"] = "mean"
+    fold: Fold = "mean"
     scale: Literal["linear", "log", "share"] = "linear"
     unit: str = ""
     ports: tuple[str, ...] = ()
@@ -49,23 +50,26 @@ def _zeros(columns: Columns) -> Floats:
         return np.where(columns["numel"] > 0, columns["zeros"] / np.maximum(columns["numel"], 1), np.nan)
 
 
-STATS: Final = {
-    stat.name: stat
-    for stat in (
-        Stat("std", ("std",), _own("std"), scale="log"),
-        Stat("mean", ("mean",), _own("mean")),
-        Stat("absmean", ("mean",), lambda columns: np.abs(_own("mean")(columns)), scale="log"),
-        Stat("zeros", ("zeros", "numel"), _zeros, scale="share", unit="share"),
-        Stat("nonfinite", NONFINITE, _nonfinite, fold="sum", scale="log", unit="elements"),
-        Stat("min", ("min",), _own("min"), fold="min"),
-        Stat("max", ("max",), _own("max"), fold="max"),
-        Stat("l2", ("l2",), _own("l2"), scale="log"),
-        Stat("rms", ("l2", "numel", *NONFINITE), _rms, scale="log"),
-        Stat("numel", ("numel",), _own("numel"), scale="log", unit="elements"),
-        Stat("update", (), _own("ratio"), scale="log", unit="‖Δw‖/‖w‖", ports=("update",), number="ratio"),
-        Stat("grad", ("l2",), _own("l2"), scale="log", unit="norm", ports=GRADIENT_PORTS),
-    )
-}
+def _recorded(statistic: Statistic) -> Stat:
+    """A statistic that is a column of its own."""
+    fold: Fold = statistic.merge if statistic.merge in ("min", "max") else "mean"
+    name, scale = statistic.name, statistic.scale or "linear"
+    return Stat(name, statistic.label, (name,), _own(name), fold, scale, statistic.unit)
+
+
+_DERIVED: Final = (
+    Stat("absmean", "|mean|", ("mean",), lambda columns: np.abs(_own("mean")(columns)), scale="log"),
+    Stat("zeros", "zeros (share)", ("zeros", "numel"), _zeros, scale="share", unit="share"),
+    Stat("nonfinite", "not finite (count)", NONFINITE, _nonfinite, fold="sum", scale="log", unit="elements"),
+    Stat("rms", "root mean square", ("l2", "numel", *NONFINITE), _rms, scale="log"),
+    Stat("update", "update ratio ‖Δw‖/‖w‖", (), _own("ratio"), scale="log", unit="‖Δw‖/‖w‖", ports=("update",),
+         number="ratio"),
+    Stat("grad", "gradient norm", ("l2",), _own("l2"), scale="log", unit="norm", ports=GRADIENT_PORTS),
+)  # fmt: skip
+_FIRST: Final = ("std", "mean", "absmean", "zeros", "nonfinite")
+_ALL: Final = {stat.name: stat for stat in (*(_recorded(s) for s in REGISTRY if s.scale is not None), *_DERIVED)}
+STATS: Final = {name: _ALL[name] for name in dict.fromkeys((*_FIRST, *_ALL))}
+"""By name, in the order in which the viewer offers them."""
 
 
 def stat_named(name: str) -> Stat:

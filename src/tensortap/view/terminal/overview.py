@@ -10,16 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.record.step import Record
+from tensortap.reduce.statistics import NONFINITE
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.plain import plain, row
 from tensortap.store.run import Run
-from tensortap.types import COUNTS
 
 TREND: Final = 16  # points in a line over steps
 TREND_OF: Final = {"absmax": ("min", "max"), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
 RECENT_STEPS: Final = 256  # what can be read again every second, however long the run is
-_LIGHT: Final = ("step", "site", "port", "slot", "seq", *COUNTS[:3])
-_BAD: Final = COUNTS[:3]
+_LIGHT: Final = ("step", "site", "port", "slot", "seq", *NONFINITE)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -179,7 +178,7 @@ def _first_events(
 
 
 def _nonfinite(columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
-    return np.asarray(np.sum([columns[name] for name in _BAD], axis=0), np.float64)
+    return np.asarray(np.sum([columns[name] for name in NONFINITE], axis=0), np.float64)
 
 
 def _stat(columns: Mapping[str, npt.NDArray[Any]], name: str) -> Floats:

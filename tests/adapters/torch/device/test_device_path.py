@@ -406,7 +406,7 @@ def test_rows_are_found_again_in_parts_of_parts():
         part.wait()
         assert part.column("max").tolist() == list(want)
         assert [part.histogram(row)[1].sum() for row in range(part.rows)] == list(want)
-        assert part.column("defined").all()
+        assert part.column("finite").all()
 
 
 def test_threads_share_a_step(watch, device_path, same):

@@ -15,15 +15,15 @@ import tensorflow as tf
 from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver
 from tensortap.adapters.keras.graphs.variables import LoopVariable, host_variable, read_variable
 from tensortap.record.recorder import OpenStep, Point
-from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.graph_kernel import COUNTS, MOMENTS, reduce_in_graph, row_from_graph
 from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.numpy_kernel import trimmed
 from tensortap.reduce.packed import Reduced
 from tensortap.types import DTYPE_CODE
 
 _MOST_AXES: Final = 8
-_NUMBERS: Final = 10
+_NUMBERS: Final = len(COUNTS) + len(MOMENTS)
 _NO_BUCKET: Final = BUCKETS  # zeros and what is not finite
-_INFINITY: Final = float("inf")
 
 
 class HeldRow:
@@ -57,11 +57,9 @@ class HeldRow:
             self._record(arrays, step, read_variable(self._numbers), counts)
 
     def _record(self, arrays: ArrayObserver, step: OpenStep, numbers: Any, counts: Any) -> None:
-        nan, posinf, neginf, zeros, finite = (int(number) for number in numbers[:5])
-        moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(n) for n in numbers[5:_NUMBERS]))
-        row = (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, 0))
+        row = row_from_graph(numbers[: len(COUNTS)], numbers[len(COUNTS) : _NUMBERS])
         shape = tuple(int(size) for size in numbers[_NUMBERS:])
-        offset, kept = (0, None) if counts is None else fallback.trimmed(counts[:BUCKETS].astype(np.uint32))
+        offset, kept = (0, None) if counts is None else trimmed(counts[:BUCKETS].astype(np.uint32))
         arrays.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
 
 
@@ -94,20 +92,30 @@ def _numbers(tensor: Any, flat: Any) -> Any:
     return tf.concat([_moments(flat), tf.cast(tf.shape(tensor), tf.float64)], 0)
 
 
+class _TensorFlow:
+    """TensorFlow's operations, for the shared graph kernel."""
+
+    isnan = staticmethod(tf.math.is_nan)
+    isfinite = staticmethod(tf.math.is_finite)
+    min = staticmethod(tf.reduce_min)
+    max = staticmethod(tf.reduce_max)
+    sum = staticmethod(tf.reduce_sum)
+    where = staticmethod(tf.where)
+    maximum = staticmethod(tf.maximum)
+
+    def is_zero(self, x: Any) -> Any:
+        return x == 0.0
+
+    def count(self, condition: Any) -> Any:
+        return tf.reduce_sum(tf.cast(condition, tf.float64))
+
+    def as_float(self, count: Any, like: Any) -> Any:
+        return count
+
+
 def _moments(flat: Any) -> Any:
-    """Return counts (NaN, +inf, −inf, zeros, finite), minimum, maximum, mean, squared deviations, sum of magnitudes."""
-    v = tf.cast(flat, tf.float64)
-    finite = tf.math.is_finite(v)
-    number = tf.reduce_sum(tf.cast(finite, tf.float64))
-    few = tf.maximum(number, 1.0)
-    low = tf.reduce_min(tf.where(finite, v, _INFINITY))
-    high = tf.reduce_max(tf.where(finite, v, -_INFINITY))
-    u = tf.where(finite, v, 0.0)
-    mean = tf.reduce_sum(u) / few
-    apart = tf.where(finite, u - mean, 0.0)
-    kinds = (tf.math.is_nan(v), v == _INFINITY, v == -_INFINITY, v == 0.0)
-    counts = [tf.reduce_sum(tf.cast(kind, tf.float64)) for kind in kinds]
-    return tf.stack([*counts, number, low, high, mean, tf.reduce_sum(apart * apart), tf.reduce_sum(tf.abs(u))])
+    values = reduce_in_graph(_TensorFlow(), tf.cast(flat, tf.float64))
+    return tf.stack([*values.counts, *values.moments])
 
 
 def _buckets(flat: Any) -> Any:

@@ -14,9 +14,10 @@ from torch import Tensor
 from tensortap.adapters.torch.device.operations import COUNT_WORDS, COUNTS, POWER, WORDS, floats_on
 from tensortap.adapters.torch.device.streams import HostStream, on_stream
 from tensortap.record.pending import CopiedRows
-from tensortap.reduce import kernel as kernels
-from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce.graph_kernel import row_from_graph
 from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.numpy_kernel import trimmed
+from tensortap.reduce.statistics import ROW
 
 Array = npt.NDArray[Any]
 FIRST_WORDS: Final = 64 * (WORDS + COUNT_WORDS)
@@ -99,22 +100,18 @@ class Batch:
         hosts = [host.numpy() for host in self._hosts]
         slots = [slot for slot in self._slots if places is None or slot.row in places]
         rows = np.array([slot.row if places is None else places[slot.row] for slot in slots], np.intp)
-        values, histograms = np.zeros(len(slots), kernels.ROW), {}
+        values, histograms = np.zeros(len(slots), ROW), {}
         for i, slot in enumerate(slots):
             words = hosts[slot.buffer][slot.begin :]
             values[i] = self._row(words, slot.numel)
             if slot.histogram:
-                histograms[int(rows[i])] = fallback.trimmed(
-                    words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS]
-                )
+                histograms[int(rows[i])] = trimmed(words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS])
         return CopiedRows(rows, values, histograms)
 
     def _row(self, words: Array, numel: int) -> tuple[float, ...]:
-        nan, posinf, neginf, zeros = (int(number) for number in words[:4])
         floats = words[4:POWER].view(np.float64) if self._wide else words[4:POWER].view(np.float32)[::2]
-        finite = numel - nan - posinf - neginf
-        moments = fallback.Moments(finite, nan, posinf, neginf, zeros, *(float(number) for number in floats))
-        return numel, nan, posinf, neginf, zeros, *fallback.finished(moments, moments, int(words[POWER]))
+        finite = numel - int(words[:3].sum())
+        return row_from_graph((*words[:4], finite), floats, int(words[POWER]))
 
 
 class BatchRows:

@@ -27,14 +27,12 @@ from tensortap.adapters.torch.modules.values import CODES
 from tensortap.record.pending import HostCopy
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.record.table import StepTable, Value
-from tensortap.reduce import numpy_kernel as fallback
+from tensortap.reduce import numpy_memory
 from tensortap.reduce.reducers import Keeper
+from tensortap.reduce.statistics import EMPTY_ROW, row_without_values
 
 Reduce = Callable[[Tensor, Tensor, bool], None]
 VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
-_NAN: Final = float("nan")
-_ABSENT: Final = (0, 0, 0, 0, *(_NAN,) * 6)
-_EMPTY: Final = (0, 0, 0, 0, 0, *(_NAN,) * 4, 0.0, 0.0)
 _MOST_COUNTED: Final = 1 << 32
 
 
@@ -89,13 +87,13 @@ class DeviceReducer:
         table, numel, histogram = step.table, plain.numel(), bool(armed & step.hist)
         place = (point.key, armed, recomputed, CODES[plain.dtype], tuple(plain.shape))
         if not numel:
-            row = table.insert(*place, _EMPTY, 0, np.zeros(0, np.uint32) if histogram else None)
+            row = table.insert(*place, EMPTY_ROW, 0, np.zeros(0, np.uint32) if histogram else None)
             if row < 0:
                 self._recorder.counters.add("late_records")
             return row
         with on_stream(batch.stream):
             flat = _flat(plain)
-            row = table.insert(*place, (numel, *_ABSENT))
+            row = table.insert(*place, row_without_values(numel))
             if row < 0:
                 self._recorder.counters.add("late_records")
                 return row
@@ -157,7 +155,7 @@ def _flat(plain: Tensor) -> Tensor:
     if plain.is_contiguous():
         return plain.view(-1)
     strides = tuple(stride * size for stride in plain.stride())
-    _, runs = fallback.plan(0, CODES[plain.dtype], tuple(plain.shape), strides)
+    _, runs = numpy_memory.plan(0, CODES[plain.dtype], tuple(plain.shape), strides)
     if runs == [(plain.numel(), size)]:
         return plain.as_strided((plain.numel(),), (1,))
     return plain.contiguous().view(-1)

@@ -12,10 +12,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-# The words of a row as it leaves the device: four counts, then five floats, the power of two that the last three are
-# scaled by, and room; behind them, where a histogram is wanted, a count of 32 bits for every bucket, and one bin.
+from tensortap.reduce.graph_kernel import MOMENTS, merge_in_graph, reduce_in_graph
+
+# The words of a row as it leaves the device: four counts, the moments, the power of two that they are scaled by, and
+# room; behind them, where a histogram is wanted, a count of 32 bits for every bucket, and one bin.
 WORDS: Final = 16
-POWER: Final = 9
+POWER: Final = 4 + len(MOMENTS)
 COUNTS: Final = WORDS
 COUNT_WORDS: Final = 2048
 _BIN: Final = 2 * COUNT_WORDS - 1  # what has no bucket: zeros and what is not finite
@@ -49,7 +51,7 @@ def reduce(flat: Tensor, words: Tensor, histogram: bool) -> None:
 
 
 def as_real(flat: Tensor) -> Tensor:
-    """Complex elements by their magnitude, in the steps of `fallback`; others as they are."""
+    """Complex elements by their magnitude, in the steps of `numpy_kernel`; others as they are."""
     if not flat.is_complex():
         return flat
     floats = floats_on(flat.device)
@@ -81,32 +83,40 @@ def write_power(words: Tensor, power: Tensor | None) -> None:
         words[POWER].copy_(power)
 
 
+class _Torch:
+    """PyTorch's operations, for the shared graph kernel."""
+
+    isnan = staticmethod(torch.isnan)
+    isfinite = staticmethod(torch.isfinite)
+    where: Any = staticmethod(torch.where)
+    count = staticmethod(torch.sum)
+    sum = staticmethod(torch.sum)
+    min = staticmethod(torch.amin)
+    max = staticmethod(torch.amax)
+
+    def is_zero(self, x: Tensor) -> Tensor:
+        return x == 0
+
+    def as_float(self, count: Tensor, like: Tensor) -> Tensor:
+        return count.to(like.dtype)
+
+    def maximum(self, x: Tensor, least: float) -> Tensor:
+        return x.clamp(min=least)
+
+
+_OPERATIONS: Final = _Torch()
+
+
 def _piece(part: Tensor, floats: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """NaN, +inf, −inf, zeros and finite elements; minimum, maximum, mean, squared deviations and sum of magnitudes."""
-    v = part.to(floats)
-    finite = torch.isfinite(v)
-    number = finite.sum()
-    low, high = torch.where(finite, v, _INFINITY).amin(), torch.where(finite, v, -_INFINITY).amax()
-    u = torch.where(finite, v, 0.0)
-    u = u if scale is None else u * scale
-    few = number.clamp(min=1)
-    mean = u.sum() / few
-    deviation = torch.where(finite, u - mean, 0.0)
-    d, q = deviation.sum(), (deviation * deviation).sum()
-    moments = [low, high, mean + d / few, (q - d * (d / few)).clamp(min=0.0), u.abs().sum()]
-    counts = [torch.isnan(v).sum(), (v == _INFINITY).sum(), (v == -_INFINITY).sum(), (v == 0).sum(), number]
-    return torch.stack(counts), torch.stack(moments)
+    """The counts and the moments of one piece."""
+    values = reduce_in_graph(_OPERATIONS, part.to(floats), None if scale is None else lambda *_: scale)
+    return torch.stack(values.counts), torch.stack(values.moments)
 
 
 def _merged(counts: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
     """All pieces together."""
     n = counts.unbind(1)[4].to(moments.dtype)
-    low, high, mean, m2, l1 = moments.unbind(1)
-    whole = (mean * (n / n.sum().clamp(min=1.0))).sum()
-    apart = mean - whole
-    return counts.narrow(1, 0, 4).sum(0), torch.stack(
-        [low.amin(), high.amax(), whole, (m2 + n * apart * apart).sum(), l1.sum()]
-    )
+    return counts.narrow(1, 0, 4).sum(0), torch.stack(merge_in_graph(_OPERATIONS, n, moments.unbind(1)))
 
 
 def _count(part: Tensor, counts: Tensor) -> None:
@@ -120,7 +130,7 @@ def _count(part: Tensor, counts: Tensor) -> None:
 
 
 def _cut(v: Tensor) -> Tensor:
-    """The bits of doubles cut (never rounded) to floats, as `fallback` does."""
+    """The bits of doubles cut (never rounded) to floats, as `numpy_kernel` does."""
     bits: Any = v.view(torch.int64)
     size = bits & 0x7FFF_FFFF_FFFF_FFFF
     exponent = size >> 52

@@ -1,4 +1,4 @@
-"""The reduction kernel in Triton: the row of `reduce/fallback.py`, computed where the tensor lies.
+"""The reduction kernel in Triton: the row of `reduce/numpy_moments.py`, computed where the tensor lies.
 
 A program takes a run of blocks. A block stays in registers, so it is read once: counts and ends first, then sums around
 the block's own mean. Sums of eight elements are taken in the values' own type and go on in float64, as on the CPU; so
@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tensortap.adapters.torch.device.operations import COUNTS, as_real, scale_of, write_power
-from tensortap.reduce.numpy_kernel import FP8
+from tensortap.reduce.numpy_memory import FP8
 from tensortap.types import DTYPES
 
 _GROUPS: Final = 512  # rows of eight elements in a block
@@ -93,7 +93,7 @@ def _power64(exponent):  # type: ignore[no-untyped-def]
 
 @jit
 def _cut(v):  # type: ignore[no-untyped-def]
-    """The bits of finite doubles as float32: cut, never rounded, as `fallback._cut` does."""
+    """The bits of finite doubles as float32: cut, never rounded, as `numpy_kernel._cut` does."""
     bits = v.to(tl.int64, bitcast=True)
     size = bits & 0x7FFFFFFFFFFFFFFF
     exponent = size >> 52

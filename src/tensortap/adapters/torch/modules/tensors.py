@@ -14,8 +14,8 @@ from tensortap.adapters.torch.distributed.shards import ShardRegistry, tensor_fo
 from tensortap.adapters.torch.modules.values import CODES, values_of
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of_plain
+from tensortap.reduce.statistics import row_without_values
 
-_NO_VALUES: Final = (0, 0, 0, 0, *(float("nan"),) * 6)
 _CAPTURED: Final = (
     "a CUDA graph is being captured: what a replay computes cannot be seen, and tensors in it are recorded without "
     "values (counted as tensors_in_cuda_graphs)"
@@ -53,7 +53,7 @@ class TensorObserver:
                 # Lazy negation comes with views of complex numbers, of which only single elements are contiguous.
                 if (shape and shape[-1] != 1) or not tensor.is_neg():
                     code, address = CODES[tensor.dtype], tensor.data_ptr()
-                    row = table._append(point.key, armed, want, recomputed, code, address, shape, None)
+                    row = table.record_if_room(point.key, armed, want, recomputed, code, address, shape, None)
                     if row < 0:
                         row = table.record(point.key, armed, want, recomputed, code, address, shape, None)
                     return row if row >= 0 else self._too_late()
@@ -107,7 +107,7 @@ class TensorObserver:
     def _without_values(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         """Record the metadata of a tensor that has a shape but no values here."""
         self.recorder.counters.add("tensors_without_values")
-        values = (tensor.numel(), *_NO_VALUES)
+        values = row_without_values(tensor.numel())
         row = step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), values)
         return row if row >= 0 else self._too_late()
 

@@ -1,0 +1,95 @@
+"""The reduction written once for all graphs: against the few array operations that every framework has.
+
+JAX, TensorFlow and PyTorch give their operations as an `Operations` object, call `reduce_in_graph` while the graph is
+built (or on the device), and `row_from_graph` on the host with the numbers that came out. Counts, minimum and maximum
+are exact; moments are taken in the type of `v` around the mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from tensortap.reduce.numpy_moments import Moments, finished
+
+COUNTS: Final = ("nan", "posinf", "neginf", "zeros", "finite")
+MOMENTS: Final = ("min", "max", "mean", "m2", "l1")
+"""What a graph gives for each tensor, in this order. `m2` is the sum of squared deviations from the mean."""
+
+
+class Operations(Protocol):
+    """A framework's operations on arrays of floats and of booleans."""
+
+    def isnan(self, x: Any) -> Any:
+        """Where x is NaN."""
+
+    def isfinite(self, x: Any) -> Any:
+        """Where x is neither NaN nor infinite."""
+
+    def is_zero(self, x: Any) -> Any:
+        """Where x is zero, and not merely too small for a normal number."""
+
+    def where(self, condition: Any, x: Any, otherwise: float) -> Any:
+        """The elements of x, or a number."""
+
+    def count(self, condition: Any) -> Any:
+        """How many are true."""
+
+    def as_float(self, count: Any, like: Any) -> Any:
+        """A count in the type of `like`."""
+
+    def sum(self, x: Any) -> Any:
+        """The sum of all elements."""
+
+    def min(self, x: Any) -> Any:
+        """The smallest element."""
+
+    def max(self, x: Any) -> Any:
+        """The largest element."""
+
+    def maximum(self, x: Any, least: float) -> Any:
+        """x, but at least a number."""
+
+
+class GraphValues(NamedTuple):
+    """What a graph computes of one tensor, by the names of `COUNTS` and `MOMENTS`."""
+
+    counts: list[Any]
+    moments: list[Any]
+
+
+Scale = Callable[[Any, Any, Any], Any]
+"""Of minimum, maximum and the number of finite elements, a power of two by which to multiply them."""
+
+
+def reduce_in_graph(ops: Operations, v: Any, scale: Scale | None = None) -> GraphValues:
+    """The counts and moments of the elements of `v`, a flat array of floats."""
+    finite = ops.isfinite(v)
+    number = ops.count(finite)
+    low, high = ops.min(ops.where(finite, v, math.inf)), ops.max(ops.where(finite, v, -math.inf))
+    u = ops.where(finite, v, 0.0)
+    u = u if scale is None else u * scale(low, high, number)
+    few = ops.maximum(ops.as_float(number, u), 1.0)
+    near = ops.sum(u) / few
+    d = ops.where(finite, u - near, 0.0)
+    offset = ops.sum(d) / few  # what rounding left of the mean
+    m2 = ops.maximum(ops.sum(d * d) - offset * (offset * few), 0.0)
+    counts = [ops.isnan(v), v == math.inf, v == -math.inf, ops.is_zero(v)]
+    return GraphValues([*map(ops.count, counts), number], [low, high, near + offset, m2, ops.sum(abs(u))])
+
+
+def row_from_graph(counts: Iterable[Any], moments: Iterable[Any], power: int = 0) -> tuple[float, ...]:
+    """A row of `statistics.ROW` from the numbers that a graph gave, scaled by two to the `power`."""
+    nan, posinf, neginf, zeros, finite = map(int, counts)
+    low, high, mean, m2, l1 = map(float, moments)
+    found = Moments(finite, nan, posinf, neginf, zeros, low, high, mean, m2, l1)
+    return (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *finished(found, found, power))
+
+
+def merge_in_graph(ops: Operations, n: Any, parts: Sequence[Any]) -> list[Any]:
+    """The moments of pieces (an array for each of `MOMENTS`) with `n` finite elements each, as those of the whole."""
+    low, high, mean, m2, l1 = parts
+    whole = ops.sum(mean * (n / ops.maximum(ops.sum(n), 1.0)))
+    apart = mean - whole
+    return [ops.min(low), ops.max(high), whole, ops.sum(m2 + n * apart * apart), ops.sum(l1)]

@@ -1,0 +1,141 @@
+"""The registry of statistics: what is known of every recorded tensor, in the order in which a row holds it.
+
+The row's layout, the Arrow and Parquet schema, nulls, `Summary`, merging, the viewer's list and the table in
+docs/run-folder.md come from here or are checked against it by tests/reduce/test_statistics.py. A statistic's arithmetic
+is in csrc/ (C), numpy_moments.py (the same in NumPy) and graph_kernel.py (inside the graphs of frameworks).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Merge = Literal["sum", "min", "max", "norm", "moment"]
+Defined = Literal["always", "finite"]
+Scale = Literal["linear", "log"]
+Bound = Literal["moment", "extreme", "sum", "norm"]
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RowValues:
+    """The values of one row by name: the fields of the registry."""
+
+    numel: int
+    nan: int
+    posinf: int
+    neginf: int
+    zeros: int
+    min: float
+    max: float
+    mean: float
+    std: float
+    l1: float
+    l2: float
+
+
+class Statistic(NamedTuple):
+    """One statistic.
+
+    `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py).
+    `defined` says when there is a value: `finite` needs a finite element, and is NaN in memory and null in files
+    otherwise. `derive` gives the column of runs that were written before the statistic existed; without it their
+    column is null. `scale` is how a heat map draws it; None leaves it out of the viewer's list. `bound` says how far it
+    can move when every element moves within a tolerance, so that two runs can be compared by it (diff/metrics.py);
+    None leaves it out of comparisons.
+    """
+
+    name: str
+    dtype: type[np.int64] | type[np.float64]
+    merge: Merge
+    defined: Defined
+    label: str
+    meaning: str
+    unit: str = ""
+    scale: Scale | None = None
+    bound: Bound | None = None
+    derive: Callable[[Mapping[str, Array]], Array] | None = None
+
+    @property
+    def slot(self) -> int:
+        """Its place among the eight-byte values of a row, in C too."""
+        return REGISTRY.index(self)
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it is a whole number of elements."""
+        return self.dtype is np.int64
+
+
+_I, _F = np.int64, np.float64
+REGISTRY: Final = (
+    Statistic("numel", _I, "sum", "always", "elements", "how many elements it has", "elements", "log"),
+    Statistic("nan", _I, "sum", "always", "NaN (count)", "how many of them are NaN", "elements"),
+    Statistic("posinf", _I, "sum", "always", "+Inf (count)", "how many are +Inf", "elements"),
+    Statistic("neginf", _I, "sum", "always", "−Inf (count)", "how many are −Inf", "elements"),
+    Statistic("zeros", _I, "sum", "always", "zeros (count)", "how many are zero, −0.0 included", "elements"),
+    Statistic("min", _F, "min", "finite", "least", "the smallest finite element", scale="linear",
+              bound="extreme"),
+    Statistic("max", _F, "max", "finite", "greatest", "the largest finite element", scale="linear",
+              bound="extreme"),
+    Statistic("mean", _F, "moment", "finite", "mean", "the mean of the finite elements", scale="linear",
+              bound="moment"),
+    Statistic("std", _F, "moment", "finite", "standard deviation",
+              "their standard deviation (the population's)", scale="log", bound="moment"),
+    Statistic("l1", _F, "sum", "always", "L1 norm", "the sum of their magnitudes", bound="sum"),
+    Statistic("l2", _F, "norm", "always", "L2 norm", "the root of the sum of their squares", scale="log", bound="norm"),
+)  # fmt: skip
+
+BY_NAME: Final[Mapping[str, Statistic]] = {statistic.name: statistic for statistic in REGISTRY}
+NUMBERS: Final = tuple(BY_NAME)
+"""The names of all statistics, in the order of a row."""
+COUNTS: Final = tuple(s.name for s in REGISTRY if s.is_count and s.name != "numel")
+STATISTICS: Final = tuple(s.name for s in REGISTRY if not s.is_count)
+NONFINITE: Final = ("nan", "posinf", "neginf")
+CONDITIONS: Final[tuple[Defined, ...]] = tuple(dict.fromkeys(s.defined for s in REGISTRY if s.defined != "always"))
+"""The conditions under which some statistics have no value. A table keeps a bitmap for each."""
+
+ROW: Final = np.dtype([(statistic.name, statistic.dtype) for statistic in REGISTRY])
+"""One reduction, as the kernels write it."""
+
+COLUMNS: Final = (
+    "step", "phase", "rank", "site", "port", "slot", "call", "seq", "op", "dtype", "shape",
+    *NUMBERS,
+    "hist_offset", "hist_counts", "reason", "recomputed", "time",
+)  # fmt: skip
+"""The columns of one record, in order: a contract with everyone who reads a run."""
+
+
+def defined_rows(condition: Defined, rows: Any) -> Array:
+    """Which of `rows` (by name) have values for the statistics of a condition: the others hold NaN.
+
+    >>> defined_rows("finite", {"min": np.array([1.0, np.nan])}).tolist()
+    [True, False]
+    """
+    example = next(statistic.name for statistic in REGISTRY if statistic.defined == condition)
+    present: Array = ~np.isnan(rows[example])
+    return present
+
+
+def complete(columns: Mapping[str, Array]) -> dict[str, Array]:
+    """Add the statistics that an older run lacks: derived from the others where that is possible, otherwise NaN."""
+    found = dict(columns)
+    length = len(next(iter(columns.values())))
+    for statistic in REGISTRY:
+        if statistic.name not in found:
+            found[statistic.name] = np.full(length, np.nan) if statistic.derive is None else statistic.derive(columns)
+    return found
+
+
+def row_without_values(numel: int) -> tuple[float, ...]:
+    """The row of a tensor that has a shape but no values: no counts, and everything else undefined."""
+    return (numel, *(0 if statistic.is_count else math.nan for statistic in REGISTRY[1:]))
+
+
+EMPTY_ROW: Final = tuple(0 if s.is_count else 0.0 if s.defined == "always" else math.nan for s in REGISTRY)
+"""The row of a tensor without elements."""
