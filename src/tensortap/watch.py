@@ -20,6 +20,7 @@ from tensortap.adapters.protocol import Adapter, AdapterOptions
 from tensortap.distributed.ranks import Ranks, World, records
 from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.options import Options
+from tensortap.record import serial
 from tensortap.record.budget import Budget
 from tensortap.record.cost import Cost
 from tensortap.record.counters import Counters
@@ -160,19 +161,23 @@ class Tap(AbstractContextManager["Tap"]):
 
     def flush(self) -> None:
         """Wait until everything recorded so far is written."""
-        self.writer.flush()
+        serial.run(self.writer.flush)
 
     def close(self) -> None:
         """Close the open step if it saw anything, take the taps off, write everything. A second call does nothing."""
+        if not self.closed:
+            serial.run(self._close)  # a signal handler may close the tap while a step is being closed
+
+    def _close(self) -> None:
         if self.closed:
             return
         self.closed = self._closer.alone = True
         _ACTIVE.discard(self)
         try:
             for step in self._adapter.left_open():
-                self.steps.finish(step)
+                self.steps.finish_now(step)
             if self.recorder.current.table.rows:
-                self.steps.finish()
+                self.steps.finish_now()
         finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
             try:
                 self._note_end()
@@ -268,7 +273,7 @@ class _Active:
 
     def __init__(self) -> None:
         self.taps: tuple[Tap, ...] = ()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
 
     def add(self, watching: Tap) -> None:
         with self._lock:

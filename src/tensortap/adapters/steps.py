@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from tensortap.record import serial
 from tensortap.record.recorder import OpenStep, Recorder
 
 NO_METRICS: Final[Mapping[str, float]] = MappingProxyType({})
@@ -31,7 +33,6 @@ class ThreadState:
     def __init__(self) -> None:
         self.thread = threading.current_thread()
         self.step: OpenStep | None = None
-        self.span = False  # the user has said where the step begins and ends
         self.depth = 0
         self.used = False  # the open step has seen a call of the root
 
@@ -45,6 +46,10 @@ class ThreadState:
 
 
 S = TypeVar("S", bound=ThreadState)
+Spans = tuple[tuple[Any, OpenStep], ...]
+
+# The steps that `tap.span()` has begun, by detector. A context variable, for tasks of asyncio share a thread.
+_SPANS: ContextVar[Spans] = ContextVar("tensortap spans", default=())
 
 
 class StepDetector(Generic[S]):
@@ -65,7 +70,7 @@ class StepDetector(Generic[S]):
         self._local = threading.local()
         self._home_state = state()
         self._others: dict[int, S] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call the root
 
     @property
     def lost(self) -> bool:
@@ -78,26 +83,43 @@ class StepDetector(Generic[S]):
 
     def current(self) -> OpenStep:
         """Return the step that what is seen now belongs to."""
-        state: S | None = getattr(self._local, "state", None) if self.spread else None
+        if not self.spread:
+            return self.recorder.current
+        span = self.span()
+        if span is not None:
+            return span
+        state: S | None = getattr(self._local, "state", None)
         return self.recorder.current if state is None or state.step is None else state.step
 
+    def span(self) -> OpenStep | None:
+        """Return the step that `tap.span()` has begun in this context. A task that outlives it has none."""
+        return next((step for detector, step in _SPANS.get() if detector is self and not step.closed), None)
+
     def enter(self, own: OpenStep | None) -> OpenStep | None:
-        """Give this thread a step of its own (or take it away), and return what it had before."""
+        """Give this context (a thread, a task) a step of its own, or take it away; return what it had before."""
         self.spread = True
         state = self._state()
-        if state.step is not None and not state.span:
+        if state.step is not None:
             self._end(state)
-        before = state.step
-        state.step, state.span = own, own is not None
+        before = self.span()
+        others = tuple(entry for entry in _SPANS.get() if entry[0] is not self)
+        _SPANS.set(others if own is None else ((self, own), *others))
         return before
 
     def left_open(self) -> list[OpenStep]:
         """Return steps that had a call and are not over: other threads', and the tap's own, if it has such."""
-        states = [state.step for state in list(self._others.values()) if state.step is not None and not state.span]
+        states = [state.step for state in list(self._others.values()) if state.step is not None]
         return [*states, self.recorder.current] if self._home_state.used else states
 
     def finish(self, step: OpenStep | None = None, metrics: Mapping[str, float] = NO_METRICS) -> None:
-        """Report that a step is over: the tap's open one unless another is given."""
+        """Report that a step is over: the tap's open one unless another is given.
+
+        In a signal handler that interrupts the end of another step, this waits for that one.
+        """
+        serial.run(lambda: self.finish_now(step, metrics))
+
+    def finish_now(self, step: OpenStep | None = None, metrics: Mapping[str, float] = NO_METRICS) -> None:
+        """Report that a step is over, inside `serial.run`."""
         over = self.recorder.current if step is None else step
         self.forget(over)
         self._listener(StepOver(over, metrics))
@@ -108,7 +130,7 @@ class StepDetector(Generic[S]):
             self._home_state.reset()
             return
         for state in list(self._others.values()):
-            if state.step is step and not state.span:
+            if state.step is step:
                 state.step = None
                 state.reset()
 
@@ -175,14 +197,14 @@ class CallStepDetector(StepDetector[ThreadState]):
         if state.depth > 1:
             return
         self.called = True
-        if not state.span:
+        if self.span() is None:
             self._begin(state)
 
     def end(self) -> None:
         """End the call, also when it failed."""
         state = self._state()
         state.depth = max(0, state.depth - 1)
-        if not state.depth and not state.span and state is not self._home_state:
+        if not state.depth and state is not self._home_state and self.span() is None:
             self._end(state)
 
 

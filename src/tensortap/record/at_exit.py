@@ -11,6 +11,8 @@ import weakref
 from types import FrameType
 from typing import Any, Final, Protocol
 
+from tensortap.record import serial
+
 _PATIENCE: Final = 10.0  # seconds: the signal may have stopped the main thread where it holds a lock
 
 
@@ -60,9 +62,13 @@ def close_all(timeout: float | None = None) -> None:
 
 def _terminated(number: int, frame: FrameType | None) -> None:
     """Write what is there, then end by the signal as the process would have without us."""
-    close_all(_PATIENCE)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.kill(os.getpid(), number)
+
+    def end() -> None:
+        close_all(_PATIENCE)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    serial.run(end)  # a step that is just being closed is closed first
 
 
 def _in_main_thread() -> bool:

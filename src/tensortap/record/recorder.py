@@ -155,16 +155,11 @@ class Recorder:
                 return []
             if closing.metrics:
                 metrics = {**closing.metrics, **(metrics or {})}
-            if closing is self.current:
-                if closing.idle and not metrics and not closing.labels and not self.lookback.steps:
-                    self._triggers.fired(closing.number, _NOTHING_SEEN)
-                    closing.begin(self._triggers.arm(next(self._numbers), paused=self.paused))
-                    self._mute_again()
-                    return []
-                steps = self._close(closing, metrics or {}, phase)
-                self.current = self._open()
+            if closing.idle and closing is self.current and not (metrics or closing.labels or self.lookback.steps):
+                self._triggers.fired(closing.number, _NOTHING_SEEN)
+                closing.begin(self._triggers.arm(next(self._numbers), paused=self.paused))
                 self._mute_again()
-                return steps
+                return []
             return self._close(closing, metrics or {}, phase)
 
     def release(self, step: Step) -> None:
@@ -179,13 +174,17 @@ class Recorder:
             return OpenStep(table, self._triggers.arm(next(self._numbers), paused=self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
+        # It stays armed: a tensor that comes now, from another thread or a signal handler, is refused and counted.
         table = closing.table
-        closing.armed, closing.closed = 0, True
+        closing.closed = True
         table.close()
-        self.account.take(table)
         table.start_copies()
         outcome = _outcome(metrics, table)
         reasons = self._triggers.fired(closing.number, outcome)
+        if closing is self.current:
+            self.current = self._open()
+            self._mute_again()
+        self.account.take(table)
         self._triggers.check_metrics(metrics)
         now = int((self._clock or time.time)() * 1e6)
         step = Step(

@@ -69,7 +69,8 @@ class StepTable(Columns):
         self.epoch = 0
         self.filled: tuple[Any, ...] = ()  # what the columns of strings were filled in by
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may find its own thread holding it: then `_busy` is set
+        self._busy = False
         super().__init__(rows, hist or rows, dims, keys)
         self.header[ROW_CAPACITY] = rows
 
@@ -173,16 +174,21 @@ class StepTable(Columns):
     def _alone(self) -> Iterator[None]:
         """While this lasts, no other thread writes a row."""
         with self._lock:
+            self._busy = True
             self.header[ROW_CAPACITY] = 0
             try:
                 yield
             finally:
+                self._busy = False
                 self.header[ROW_CAPACITY] = 0 if self._closed else len(self.columns["key"])
 
     def _with_room(self, write: Callable[[], int], key: int, dims: int, hist: int) -> int:
         """The number of a row that is written, once there is room for it; −1 when the table is closed."""
         row = write()
         while row < 0:
+            with self._lock:
+                if self._busy:  # by the call that this signal handler interrupts
+                    return -1
             with self._alone():
                 if self._closed:
                     return -1
@@ -198,7 +204,13 @@ class StepTable(Columns):
 
         def locked(*args: Any) -> int:  # in Python, a row is not written in one go
             with self._lock:
-                return bound(*args)
+                if self._busy:
+                    return -1
+                self._busy = True
+                try:
+                    return bound(*args)
+                finally:
+                    self._busy = False
 
         return locked
 

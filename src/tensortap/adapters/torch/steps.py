@@ -71,7 +71,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             return
         state.depth = 1
         self.called = True
-        if not state.span:
+        if self.span() is None:
             self._begin(state)
         step = self.current()
         if root.training:
@@ -83,7 +83,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         """After the root's forward, also when it failed. In a compiled graph, `awaits` says if backward may come."""
         state = self._state()
         state.depth = max(0, state.depth - 1)
-        if state.depth or state.span:
+        if state.depth or self.span() is not None:
             return
         if state is self._home_state and self.explicit:  # nobody will ask whether a backward came
             return

@@ -57,7 +57,7 @@ class HookSet:
         self.paths: set[str] = set()
         self._hooks: list[tuple[weakref.ref[nn.Module], Register]] = []
         self._handles: list[RemovableHandle] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
 
     def add(self, module: nn.Module, registers: list[Register], bits: int, paths: list[str]) -> None:
         """Add a module with the functions that each register one hook on it."""

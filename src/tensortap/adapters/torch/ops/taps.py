@@ -90,7 +90,7 @@ class OpTaps:
         self.visibility = Visibility(observer.recorder.counters, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
         self._running = RunningModules(self)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
 
     def wants(self, function: Callable[..., Any]) -> str | None:
         """Return the operation's name, if a pattern means it."""
