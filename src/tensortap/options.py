@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Final
 
 from tensortap.adapters.protocol import FastPath
 from tensortap.errors import ProbeError, nearest
 from tensortap.record.recorder import LOOKBACK_BYTES
 from tensortap.record.writer import QUEUE_BYTES
 from tensortap.types import WhenFull
+
+_EVERYDAY: Final = (
+    "to", "lookback", "budget", "on_nonfinite", "strict", "resume", "overwrite", "ranks", "global_stats", "options",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +42,12 @@ class Options:
         if self.when_full not in ("block", "drop"):
             raise ProbeError(f"when_full must be 'block' or 'drop', got {self.when_full!r}")
 
-    def with_keywords(self, keywords: Mapping[str, Any], known: tuple[str, ...]) -> Options:
+    def with_keywords(self, keywords: Mapping[str, Any]) -> Options:
         """Return these options changed by keywords of `watch` itself; raise for one that there is not."""
         names = [field.name for field in fields(self)]
         for name in keywords:
             if name not in names:
-                near = nearest(name, [*names, *known], 1)
+                near = nearest(name, [*names, *_EVERYDAY], 1)
                 hint = f". Did you mean {near[0]!r}?" if near else ""
                 raise TypeError(f"watch() got an unexpected keyword argument {name!r}{hint}")
         return replace(self, **keywords)

@@ -1,24 +1,21 @@
-"""`watch` puts the pipeline together, from a model to the run folder; `tap` names a value in your own code."""
+"""`watch` puts the pipeline together, from a model to the run folder; a `Tap` is the running observation."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any
 
 from tensortap import markup, text
-from tensortap.adapters.closing import StepCloser
-from tensortap.adapters.lookup import adapter_for, framework_named, number_in, world_now
-from tensortap.adapters.named_values import NamedValueRecorder
+from tensortap.adapters.closing import StepCloser, sharing_over_ranks
+from tensortap.adapters.lookup import adapter_for, number_in, world_now
+from tensortap.adapters.named_values import ACTIVE, NamedValueRecorder, tap
 from tensortap.adapters.nonfinite import NonFiniteMonitor, OnNonFinite
 from tensortap.adapters.null import IdleAdapter, NullAdapter
 from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter, AdapterOptions
 from tensortap.distributed.ranks import Ranks, World, records
-from tensortap.errors import ProbeError, UnsupportedError
+from tensortap.errors import UnsupportedError
 from tensortap.options import Options
 from tensortap.record import serial
 from tensortap.record.budget import Budget
@@ -34,10 +31,7 @@ from tensortap.sinks.destinations import RunFolderMaker, open_destinations, path
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import Run, open_run
 
-T = TypeVar("T")
-_KEYWORDS: Final = (
-    "to", "lookback", "budget", "on_nonfinite", "strict", "resume", "overwrite", "ranks", "global_stats", "options",
-)  # fmt: skip
+__all__ = ["Tap", "tap", "watch"]
 
 
 class Tap(AbstractContextManager["Tap"]):
@@ -71,7 +65,7 @@ class Tap(AbstractContextManager["Tap"]):
         self._closer = StepCloser(adapter, recorder, writer, monitor, sharing)
         self.steps.listen(self._closer)
         if recorder.probes:
-            _ACTIVE.add(self)
+            ACTIVE.add(self.named_values)
 
     def __repr__(self) -> str:
         return f"<Tap on {self.watched}: {self.summary()}>"
@@ -79,9 +73,9 @@ class Tap(AbstractContextManager["Tap"]):
     def summary(self) -> str:
         """Return whether it is open, its probes, the steps so far and where they go, in a line."""
         state = "closed" if self.closed else "paused" if self.recorder.paused else "open"
-        counts = (len(self.recorder.probes), "probe"), (self.recorder.account.steps, "step")
-        where = [str(s) if isinstance(s, RunFolder) else type(s).__name__ for s in self.writer.sinks]
-        return ", ".join([state, *(text.counted(*count) for count in counts), f"to {' and '.join(where) or 'nowhere'}"])
+        probes = text.counted(len(self.recorder.probes), "probe")
+        where = " and ".join(str(s) if isinstance(s, RunFolder) else type(s).__name__ for s in self.writer.sinks)
+        return f"{state}, {probes}, {text.counted(self.recorder.account.steps, 'step')}, to {where or 'nowhere'}"
 
     def _repr_html_(self) -> str:
         said = "closed" if self.closed else f"watching, step {self.recorder.current.number}"
@@ -119,7 +113,7 @@ class Tap(AbstractContextManager["Tap"]):
         From the first call on only this closes steps; before it they find themselves.
         """
         self.steps.explicit = True
-        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        numbers: dict[str, Any] = {name: number_in(name, value) for name, value in metrics.items()}
         pending = any(isinstance(number, PendingNumber) for number in numbers.values())
         self.steps.finish(metrics=PendingMetrics(numbers) if pending else numbers)
 
@@ -172,7 +166,7 @@ class Tap(AbstractContextManager["Tap"]):
         if self.closed:
             return
         self.closed = self._closer.alone = True
-        _ACTIVE.discard(self)
+        ACTIVE.discard(self.named_values)
         try:
             for step in self._adapter.left_open():
                 self.steps.finish_now(step)
@@ -180,23 +174,13 @@ class Tap(AbstractContextManager["Tap"]):
                 self.steps.finish_now()
         finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
             try:
-                self._note_end()
+                _note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder)
             finally:
                 self._adapter.detach()
                 self.writer.close()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _note_end(self) -> None:
-        """Count what was wanted and never seen; list it, and the cost, in `run.json`."""
-        unseen = self._adapter.unseen() | self.named_values.unseen()
-        if unseen:
-            self.recorder.counters.add("unseen", len(unseen))
-        if self._folder is not None:
-            self._folder.note(**({"unseen": unseen} if unseen else {}), cost=self.cost._asdict())
 
 
 def watch(
@@ -216,21 +200,19 @@ def watch(
 ) -> Tap:
     """Observe a model, or without one the values that `tap(x, "name")` names, and write what is seen.
 
-    A plain function shows its operations when it is called by `tap.call(...)`.
-
-    `probes` are patterns or probes; none means the output of every leaf module. `to` is a path, a logger, a
-    function, a sink or a list of them; none means a new folder under `runs/`. With `strict` an error of ours is
-    raised instead of counted. `budget=0.02` observes as many steps as keep the cost below 2 % of the step time.
-    `on_nonfinite` names the origin of a NaN or an infinity: "record" warns of it, "raise" ends the training, a
-    function is called with it. Of several processes `ranks=0`, `ranks=[0, 2]` or `ranks=lambda rank, world: ...`
-    chooses those that record; `global_stats=True` adds one all-reduce at the end of an observed step, whose result is
-    `tap.global_stats`. What is rarely needed is in `options`, see `tensortap.Options`; each of its names is also
-    accepted here.
+    A plain function shows its operations when it is called by `tap.call(...)`. `probes` are patterns or probes; none
+    means the output of every leaf module. `to` is a path, a logger, a function, a sink or a list of them; none means
+    a new folder under `runs/`. With `strict` an error of ours is raised instead of counted. `budget=0.02` observes as
+    many steps as keep the cost below 2 % of the step time. `on_nonfinite` names the origin of a NaN or an infinity:
+    "record" warns of it, "raise" ends the training, a function is called with it. Of several processes `ranks=0`,
+    `ranks=[0, 2]` or `ranks=lambda rank, world: ...` chooses those that record; `global_stats=True` adds one
+    all-reduce at the end of an observed step, whose result is `tap.global_stats`. What is rarely needed is in
+    `options` (`tensortap.Options`); its names are accepted here too.
     """
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
-    options = (options or Options()).with_keywords(more, _KEYWORDS)
-    counters, world = Counters(strict=strict), _world(options.rank)
+    options = (options or Options()).with_keywords(more)
+    counters, world = Counters(strict=strict), world_now(options.rank)
     monitor = NonFiniteMonitor(on_nonfinite, counters, f" on rank {world.rank}" if world.size > 1 else "")
     looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None)
     adapter = NullAdapter() if model is None else adapter_for(model, looks)
@@ -253,43 +235,11 @@ def watch(
         sinks, counters=counters, queue_bytes=options.queue_bytes, when_full=options.when_full, release=recorder.release
     )
     try:
-        sharing = _sharing(adapter, chosen, plan, world, counters) if global_stats else None
+        sharing = sharing_over_ranks(adapter, chosen, plan, world, counters) if global_stats else None
         return Tap(adapter, plan, recorder, writer, monitor, watched=kind, folder=folder, sharing=sharing)
     except BaseException:
         writer.close()
         raise
-
-
-def tap(value: T, name: str) -> T:
-    """Name a value inside your own code, and give it back unchanged. Free when nobody watches."""
-    if _ACTIVE.taps:
-        for watching in _ACTIVE.taps:
-            value = watching.named_values.see(value, name)
-    return value
-
-
-class _Active:
-    """The taps that named values go to. A tuple that is replaced, so that reading it needs no lock."""
-
-    def __init__(self) -> None:
-        self.taps: tuple[Tap, ...] = ()
-        self._lock = threading.RLock()  # a signal handler may come in between
-
-    def add(self, watching: Tap) -> None:
-        with self._lock:
-            self.taps = (*self.taps, watching)
-
-    def discard(self, watching: Tap) -> None:
-        with self._lock:
-            self.taps = tuple(t for t in self.taps if t is not watching)
-
-
-_ACTIVE = _Active()
-
-
-def _world(rank: int | None) -> World:
-    now = world_now()
-    return now if rank is None else World(rank, max(now.size, rank + 1))
 
 
 def _unrecorded_tap(adapter: IdleAdapter, to: Any, world: World, monitor: NonFiniteMonitor, counters: Counters) -> Tap:
@@ -301,23 +251,10 @@ def _unrecorded_tap(adapter: IdleAdapter, to: Any, world: World, monitor: NonFin
     return idle
 
 
-def _sharing(adapter: Adapter, probes: Sequence[Probe], plan: Plan, world: World, counters: Counters) -> Sharing:
-    framework = framework_named(adapter.capabilities.name)
-    return Sharing(probes, plan.ports, world, framework.summed if world.size > 1 else lambda own: own, counters)
-
-
-def _number(name: str, value: Any) -> Any:
-    try:
-        return number_in(value)
-    except (TypeError, ValueError) as error:
-        raise ProbeError(f"the metric {name}={value!r} is no number ({error}); write step({name}=float(...))") from None
-
-
-def _after_fork() -> None:
-    """A forked child has the parent's taps but neither its thread nor its files: it records nothing."""
-    for watching in _ACTIVE.taps:
-        watching.recorder.pause()
-    _ACTIVE.taps = ()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+def _note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None) -> None:
+    """Count what was wanted and never seen; list it, and the cost, in `run.json`."""
+    if unseen:
+        recorder.counters.add("unseen", len(unseen))
+    if folder is not None:
+        cost = recorder.account.report(recorder.names)._asdict()
+        folder.note(**({"unseen": unseen} if unseen else {}), cost=cost)

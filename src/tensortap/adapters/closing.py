@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
+from tensortap.adapters.lookup import framework_named
 from tensortap.adapters.nonfinite import NonFiniteMonitor
+from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter
 from tensortap.adapters.steps import StepOver
+from tensortap.distributed.ranks import World
+from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing
 from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
+from tensortap.select.probes import Probe
 
 
 class StepCloser:
@@ -53,3 +59,11 @@ class StepCloser:
     def restart_clock(self) -> None:
         """Leave the time that has passed since the last step out of account."""
         self._last = time.perf_counter()
+
+
+def sharing_over_ranks(
+    adapter: Adapter, probes: Sequence[Probe], plan: Plan, world: World, counters: Counters
+) -> Sharing:
+    """Return what combines a step's rows over all ranks, by the framework's all-reduce."""
+    framework = framework_named(adapter.capabilities.name)
+    return Sharing(probes, plan.ports, world, framework.summed if world.size > 1 else lambda own: own, counters)

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions, Framework
 from tensortap.adapters.registry import BY_MODULE, BY_NAME, FRAMEWORKS, Registered, registered_for
 from tensortap.distributed.ranks import World, of_environment
-from tensortap.errors import UnsupportedError
+from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.record.pending import PendingNumber
 
 _A_STEP: Final = "; or watch a step of JAX: step = tensortap.watch_step(step, params)"
@@ -57,10 +57,11 @@ def adapter_for(model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> Adapte
     return found
 
 
-def world_now() -> World:
-    """Return which of several processes this is: what a framework in use says, else what the launcher says."""
+def world_now(rank: int | None = None) -> World:
+    """Return which of several processes this is: what the user says, or a framework in use, or the launcher."""
     said = (framework.world() for framework in _in_use("global_stats"))
-    return next(filter(None, said), None) or of_environment()
+    now = next(filter(None, said), None) or of_environment()
+    return now if rank is None else World(rank, max(now.size, rank + 1))
 
 
 def compiled_values(see: Callable[[Any, str], object]) -> Callable[[Any, str], bool] | None:
@@ -68,10 +69,13 @@ def compiled_values(see: Callable[[Any, str], object]) -> Callable[[Any, str], b
     return next(filter(None, (framework.compiled_values(see) for framework in _in_use("compiled"))), None)
 
 
-def number_in(value: Any) -> float | PendingNumber:
+def number_in(name: str, value: Any) -> float | PendingNumber:
     """Return the number in a metric; one on a device is not waited for."""
     framework = framework_of(value)
-    return float(value) if framework is None else framework.number(value)
+    try:
+        return float(value) if framework is None else framework.number(value)
+    except (TypeError, ValueError) as error:
+        raise ProbeError(f"the metric {name}={value!r} is no number ({error}); write step({name}=float(...))") from None
 
 
 def _in_use(feature: str) -> Iterator[Framework]:

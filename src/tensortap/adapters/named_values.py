@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from typing import Final, TypeVar
 
 from tensortap.adapters.lookup import compiled_values
@@ -13,6 +15,14 @@ from tensortap.types import Place
 
 T = TypeVar("T")
 _UNDECIDED: Final = Point(Place(""), -1, 0, 0)
+
+
+def tap(value: T, name: str) -> T:
+    """Name a value inside your own code, and give it back unchanged. Free when nobody watches."""
+    if ACTIVE.recorders:
+        for recorder in ACTIVE.recorders:
+            value = recorder.see(value, name)
+    return value
 
 
 class NamedValueRecorder:
@@ -40,6 +50,10 @@ class NamedValueRecorder:
             self._recorder.counters.failed("skipped_values", f"recording {name!r}", error)
         return value
 
+    def pause(self) -> None:
+        """Record nothing."""
+        self._recorder.pause()
+
     def unseen(self) -> dict[str, str]:
         """Return the patterns that no name has matched, where patterns can only mean names."""
         if not self._adapter.names_only:
@@ -56,3 +70,29 @@ class NamedValueRecorder:
             if any(pattern.matches(candidate, "output") for pattern in probe.patterns)
         )
         return self._recorder.point(Place(name), wanted) if wanted else None
+
+
+class _Active:
+    """Whom named values go to. A tuple that is replaced, so that reading it needs no lock."""
+
+    def __init__(self) -> None:
+        self.recorders: tuple[NamedValueRecorder, ...] = ()
+        self._lock = threading.RLock()  # a signal handler may come in between
+
+    def add(self, recorder: NamedValueRecorder) -> None:
+        with self._lock:
+            self.recorders = (*self.recorders, recorder)
+
+    def discard(self, recorder: NamedValueRecorder) -> None:
+        with self._lock:
+            self.recorders = tuple(other for other in self.recorders if other is not recorder)
+
+    def after_fork(self) -> None:
+        """A forked child has the parent's taps but neither its thread nor its files: it records nothing."""
+        for recorder in self.recorders:
+            recorder.pause()
+        self.recorders = ()
+
+
+ACTIVE: Final = _Active()
+os.register_at_fork(after_in_child=ACTIVE.after_fork)
