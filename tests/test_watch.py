@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from pathlib import Path
 
@@ -147,3 +148,15 @@ def test_the_tap_of_a_model_names_its_class() -> None:
     assert repr(tap) == "<Tap on Net: closed, 1 probe, 2 steps, to Memory>"
     with tt.watch("a", rank=1, ranks=0, to=tt.Memory()) as tap:
         assert repr(tap) == "<Tap on nothing: open, 0 probes, 0 steps, to nowhere>"
+
+
+def test_a_metric_beyond_the_floats_is_recorded_as_infinite() -> None:
+    """An integer that no float holds ends no training: it is infinite, counted, and warned of once."""
+    memory = tt.Memory()
+    with tt.watch(to=memory) as tap:
+        tt.tap(np.ones(2), "seen")
+        with pytest.warns(tt.TensortapWarning, match="is too large for a float"):
+            tap.step(x=10**400, y=-(10**400), z=1)
+        tap.step(x=10**400)
+    assert memory.metrics == {0: {"x": math.inf, "y": -math.inf, "z": 1.0}, 1: {"x": math.inf}}
+    assert tap.counts == {"overflowed_metrics": 3}

@@ -113,7 +113,9 @@ class Tap(AbstractContextManager["Tap"]):
         From the first call on only this closes steps; before it they find themselves.
         """
         self.steps.explicit = True
-        numbers: dict[str, Any] = {name: number_in(name, value) for name, value in metrics.items()}
+        numbers: dict[str, Any] = {
+            name: number_in(name, value, self.recorder.counters) for name, value in metrics.items()
+        }
         pending = any(isinstance(number, PendingNumber) for number in numbers.values())
         self.steps.finish(metrics=PendingMetrics(numbers) if pending else numbers)
 
@@ -174,7 +176,7 @@ class Tap(AbstractContextManager["Tap"]):
                 self.steps.finish_now()
         finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
             try:
-                _note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder)
+                _note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder, self.writer)
             finally:
                 self._adapter.detach()
                 self.writer.close()
@@ -251,10 +253,11 @@ def _unrecorded_tap(adapter: IdleAdapter, to: Any, world: World, monitor: NonFin
     return idle
 
 
-def _note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None) -> None:
+def _note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None, writer: Writer) -> None:
     """Count what was wanted and never seen; list it, and the cost, in `run.json`."""
     if unseen:
         recorder.counters.add("unseen", len(unseen))
     if folder is not None:
         cost = recorder.account.report(recorder.names)._asdict()
-        folder.note(**({"unseen": unseen} if unseen else {}), cost=cost)
+        notes = {"cost": cost, **({"unseen": unseen} if unseen else {})}
+        writer.guarded.call(f"writing to {folder}", lambda: folder.note(**notes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -13,6 +14,7 @@ from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions
 from tensortap.adapters.registry import BY_MODULE, BY_NAME, FRAMEWORKS, Registered, registered_for
 from tensortap.distributed.ranks import World, of_environment
 from tensortap.errors import ProbeError, UnsupportedError
+from tensortap.record.counters import Counters
 from tensortap.record.pending import PendingNumber
 
 _A_STEP: Final = "; or watch a step of JAX: step = tensortap.watch_step(step, params)"
@@ -69,13 +71,19 @@ def compiled_values(see: Callable[[Any, str], object]) -> Callable[[Any, str], b
     return next(filter(None, (framework.compiled_values(see) for framework in _in_use("compiled"))), None)
 
 
-def number_in(name: str, value: Any) -> float | PendingNumber:
+def number_in(name: str, value: Any, counters: Counters) -> float | PendingNumber:
     """Return the number in a metric; one on a device is not waited for."""
     framework = framework_of(value)
     try:
         return float(value) if framework is None else framework.number(value)
+    except OverflowError:
+        counters.add("overflowed_metrics")
+        counters.warn(f"overflow:{name}", f"metric {name!r} is too large for a float and is recorded as infinite")
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError) as error:
-        raise ProbeError(f"the metric {name}={value!r} is no number ({error}); write step({name}=float(...))") from None
+        raise ProbeError(
+            f"metric {name!r} must be a number, got {value!r} ({error}); write step({name}=float(...))"
+        ) from None
 
 
 def _in_use(feature: str) -> Iterator[Framework]:
