@@ -49,11 +49,11 @@ def main():
         json.dumps(
             {
                 "backend": keras.backend.backend(),
-                "equal": all(map(np.array_equal, make_again(x, y, train), bare.get_weights())),
+                "equal": all(map(same, make_again(x, y, train), bare.get_weights())),
                 "records": sorted([r.step, str(r.place)] for r in memory.records),
                 "unwanted": len(some.records),
                 "captured": {name: list(value.shape) for name, value in eager.items()},
-                "predicted": bool(np.array_equal(predicted.tensors[0].array, output)),
+                "predicted": bool(np.array_equal(predicted.tensors[0].array, output)),  # of one and the same run
                 "left": [n for n, v in vars(tapped).items() if type(v).__module__.startswith("tensortap")],
                 "refused": refused(tapped),
                 "verified": bool(tt.verify(tapped, keras.ops.convert_to_tensor(x), repeats=1)),
@@ -63,6 +63,13 @@ def main():
             }
         )
     )
+
+
+def same(a, b):
+    """The same bits where everything runs eagerly, to rounding where a step is compiled anew."""
+    if keras.backend.backend() == "torch":
+        return np.array_equal(a, b)
+    return np.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 def refused(model):

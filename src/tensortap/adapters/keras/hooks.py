@@ -10,11 +10,19 @@ from typing import Any, Final, NamedTuple
 from keras import tree
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
-from tensortap.adapters.keras.observer import KerasObserver
+from tensortap.adapters.keras.attributes import copy_attributes, copy_masks_back
+from tensortap.adapters.keras.observer import KerasObserver, KerasStepDetector
 from tensortap.adapters.plan import Port, bits_of
 
 NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
+NOTHING_CAME_BACK: Final = "had no gradient: nothing before it is learnt, or no backward ran in an observed step"
+FROM_LOGITS: Final = (
+    "had no gradient: Keras computes the loss from the logits of a sigmoid or softmax, past its output. Watch "
+    "':grad_input' of this layer, or make the activation a layer of its own and watch the one before it"
+)
 OperationScope = Callable[[], contextlib.AbstractContextManager[None]]
+Replaced = Sequence[tuple[Any, Any]]
+"""Tensors, each with the one that took its place."""
 
 
 class LayerPorts(NamedTuple):
@@ -50,9 +58,10 @@ class KerasLayerHook:
         if self.observer.paused or in_symbolic_scope():  # where Keras only infers shapes
             return call(*args, **kwargs)
         with self.step_scope():
-            args, kwargs = self._before(args, kwargs)
+            (args, kwargs), replaced = self._before(args, kwargs)
             with self.operation_scope():
                 output = call(*args, **kwargs)
+            copy_masks_back(replaced)
             return self._after(output)
 
     @contextlib.contextmanager
@@ -60,15 +69,15 @@ class KerasLayerHook:
         """Enclose a call. Only a call of the root is a step."""
         yield
 
-    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _before(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Replaced]:
         ports, probes, observer = self.ports, self.probes, self.observer
         forward, backward = observer.wants(probes.input), observer.wants(probes.grad_input)
         if not (forward or backward):
-            return args, kwargs
+            return (args, kwargs), ()
         found = observer.arguments(self._method, args, kwargs)
         if forward:
             observer.observe(ports.input, found)
-        return self._with_gradient_hooks(ports.grad_input, found, (args, kwargs)) if backward else (args, kwargs)
+        return self._with_gradient_hooks(ports.grad_input, found, (args, kwargs)) if backward else ((args, kwargs), ())
 
     def _after(self, output: Any) -> Any:
         ports, probes, observer = self.ports, self.probes, self.observer
@@ -78,18 +87,32 @@ class KerasLayerHook:
         found = observer.tensors_in(output)
         if forward:
             observer.observe(ports.output, found)
-        return self._with_gradient_hooks(ports.grad_output, found, output) if backward else output
+        if not backward:
+            return output
+        if any(observer.bypasses_gradient(tensor) for _, tensor in found):
+            _note(ports.grad_output, FROM_LOGITS)
+        return self._with_gradient_hooks(ports.grad_output, found, output)[0]
 
-    def _with_gradient_hooks(self, ports: Sequence[Port], found: Sequence[tuple[str, Any]], value: Any) -> Any:
-        """Return the value with tensors whose gradients are observed."""
+    def _with_gradient_hooks(
+        self, ports: Sequence[Port], found: Sequence[tuple[str, Any]], value: Any
+    ) -> tuple[Any, Replaced]:
+        """Return the value with tensors whose gradients are observed, and which took the place of which."""
         hooks = ((t, self.observer.with_gradient_hook(t, partial(self._gradient, ports, slot))) for slot, t in found)
-        replaced = {id(tensor): other for tensor, other in hooks if other is not None}
-        for port in ports if found and not replaced else ():
-            port.note = port.note or NO_GRADIENT
-        return tree.map_structure(lambda item: replaced.get(id(item), item), value) if replaced else value
+        replaced = [(tensor, other) for tensor, other in hooks if other is not None]
+        for tensor, other in replaced:
+            copy_attributes(tensor, other)
+        if found:
+            _note(ports, NOTHING_CAME_BACK if replaced else NO_GRADIENT)
+        others = {id(tensor): other for tensor, other in replaced}
+        return tree.map_structure(lambda item: others.get(id(item), item), value) if others else value, replaced
 
     def _gradient(self, ports: Sequence[Port], slot: str, gradient: Any) -> None:
         self.observer.observe(ports, [(slot, gradient)])
+
+
+def _note(ports: Sequence[Port], why: str) -> None:
+    for port in ports:
+        port.note = port.note or why
 
 
 class KerasRootHook(KerasLayerHook):
@@ -98,14 +121,14 @@ class KerasRootHook(KerasLayerHook):
     @contextlib.contextmanager
     def step_scope(self) -> Iterator[None]:
         """Enclose one call of the model."""
-        with self.observer.traced_function() if self.observer.tracing() else _step(self.observer):
+        with self.observer.traced_function() if self.observer.tracing() else _step(self.observer.steps):
             yield
 
 
 @contextlib.contextmanager
-def _step(observer: KerasObserver) -> Iterator[None]:
-    observer.begin_step()
+def _step(steps: KerasStepDetector) -> Iterator[None]:
+    steps.begin_call()
     try:
         yield
     finally:
-        observer.end_step()
+        steps.end_call()

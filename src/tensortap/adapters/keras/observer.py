@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.adapters.arrays import ArrayObserver
+from tensortap.adapters.keras.attributes import has_logits
 from tensortap.adapters.nested import arguments_in, values_in
 from tensortap.adapters.plan import Port
 from tensortap.adapters.steps import CallStepDetector
@@ -23,9 +24,25 @@ NO_TENSOR: Final = "had no tensor there"
 class KerasStepDetector(CallStepDetector):
     """A step is an eager call of the model, or a training, test or prediction step with such a call inside."""
 
+    def begin_call(self) -> None:
+        """Begin a call of the model, and with it a step; errors of ours are counted."""
+        self._guarded(self.begin, "beginning a step")
+
+    def end_call(self) -> None:
+        """End that call."""
+        self._guarded(self.end, "ending a step")
+
     def cancel(self) -> None:
         """Forget the call that began: it found no more data."""
         self._state().reset()
+
+    def _guarded(self, act: Callable[[], None], what: str) -> None:
+        try:
+            act()
+        except NonFiniteError:  # the user asked for it
+            raise
+        except Exception as error:
+            self.recorder.counters.failed("step_errors", what, error)
 
 
 class _TensorType(type):
@@ -77,6 +94,10 @@ class KerasObserver:
 
     def with_gradient_hook(self, tensor: Any, hook: Callable[[Any], None]) -> Any:
         """Return a tensor with the same values whose gradient is given to a hook; None if it has no gradient."""
+
+    def bypasses_gradient(self, tensor: Any) -> bool:
+        """Return whether a loss would take the logits of a tensor, so that no gradient passes through the tensor."""
+        return has_logits(tensor)
 
     @contextlib.contextmanager
     def traced_function(self) -> Iterator[None]:
@@ -136,22 +157,6 @@ class KerasObserver:
     def observe_loss(self, loss: Any) -> None:
         """Note the loss of the step as its metric."""
         self.steps.current().metrics["loss"] = float(np.mean(self.array(loss)))
-
-    def begin_step(self) -> None:
-        """Begin a step with a call of the model."""
-        self._guarded(self.steps.begin, "beginning a step")
-
-    def end_step(self) -> None:
-        """End that call."""
-        self._guarded(self.steps.end, "ending a step")
-
-    def _guarded(self, act: Callable[[], None], what: str) -> None:
-        try:
-            act()
-        except NonFiniteError:  # the user asked for it
-            raise
-        except Exception as error:
-            self.arrays.recorder.counters.failed("step_errors", what, error)
 
 
 def arrays_of(value: Any) -> Any:

@@ -45,7 +45,7 @@ class TrainingTaps:
     def _step(self, phase: str, call: Callable[..., Any], *args: Any) -> Any:
         """One call, on the host, of the function behind `fit` and the others."""
         observer = self._observer
-        observer.begin_step()
+        observer.steps.begin_call()
         try:
             observer.steps.current().phase = phase
             result = call(*args)
@@ -55,7 +55,7 @@ class TrainingTaps:
             observer.steps.cancel()
             raise
         finally:
-            observer.end_step()
+            observer.steps.end_call()
 
     def _trace(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """One step, run eagerly or traced."""

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from tensortap.adapters.arrays import ArrayObserver
 from tensortap.adapters.keras.backends.base import KerasBackend, Undo
-from tensortap.adapters.keras.graphs import retracing
+from tensortap.adapters.keras.graphs import gradients, retracing
 from tensortap.adapters.keras.graphs.operations import KerasOperations, operations
 from tensortap.adapters.keras.graphs.taps import GraphTaps
 from tensortap.adapters.keras.hooks import KerasLayerHook
@@ -82,11 +82,11 @@ class KerasGraphObserver(KerasObserver):
             return None
         if _in_branch():
             return None
-        passed = _identity(tensor, hook)
-        mask = getattr(tensor, "_keras_mask", None)
-        if mask is not None:
-            passed._keras_mask = mask
-        return passed
+        return gradients.with_gradient_hook(tensor, hook)
+
+    def bypasses_gradient(self, tensor: Any) -> bool:
+        """Return whether a loss would take the logits, so that no gradient passes through the tensor."""
+        return super().bypasses_gradient(tensor) or (isinstance(tensor, tf.Tensor) and gradients.is_asked_for(tensor))
 
     @contextlib.contextmanager
     def traced_function(self) -> Iterator[None]:
@@ -164,15 +164,3 @@ def _in_branch() -> bool:
     while graph is not None and not type(graph).__name__.startswith("Cond"):
         graph = getattr(graph, "outer_graph", None)
     return graph is not None
-
-
-def _identity(tensor: Any, hook: Callable[[Any], None]) -> Any:
-    @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def identity(x: Any) -> Any:
-        def backward(dy: Any) -> Any:
-            hook(dy)
-            return dy
-
-        return tf.identity(x), backward
-
-    return identity(tensor)

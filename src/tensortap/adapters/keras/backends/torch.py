@@ -27,9 +27,6 @@ class KerasTorchObserver(KerasObserver):
             return None
         view = tensor.view_as(tensor)
         view.register_hook(hook)  # type: ignore[no-untyped-call]  # it returns nothing, so the gradient stays
-        mask = getattr(tensor, "_keras_mask", None)
-        if mask is not None:
-            view._keras_mask = mask  # type: ignore[attr-defined]
         return view
 
 

@@ -60,7 +60,10 @@ class TracedFunction:
                 holder.write(tensor)
             return self._runs.assign_add(1, read_value=True)
 
-        tf.cond(wanted(self.loss), write, self._runs.read_value)
+        done = tf.cond(wanted(self.loss), write, self._runs.read_value)
+        graph = tf.compat.v1.get_default_graph()
+        if graph.name.startswith("__backward"):  # TensorFlow drops from it what no gradient needs
+            graph.control_outputs.append(done.op)
 
     def record(self, arrays: ArrayObserver, step: OpenStep) -> int:
         """Record what it has written; return how often it has run since the last call."""
