@@ -310,7 +310,7 @@ def test_no_tensor_is_kept_after_a_call(watch):
 
 def test_where_needs_operations():
     """A predicate for modules is refused when the probe is made, and so is one that is no function."""
-    with pytest.raises(ProbeError, match="'fc' means none"):
+    with pytest.raises(ProbeError, match="operations only, got the pattern 'fc'"):
         tt.probe("op:matmul", "fc", where=lambda call: True)
     with pytest.raises(ProbeError, match="no function of the call"):
         tt.probe("op:matmul", where=3)
