@@ -312,7 +312,7 @@ def test_where_needs_operations():
     """A predicate for modules is refused when the probe is made, and so is one that is no function."""
     with pytest.raises(ProbeError, match="operations only, got the pattern 'fc'"):
         tt.probe("op:matmul", "fc", where=lambda call: True)
-    with pytest.raises(ProbeError, match="no function of the call"):
+    with pytest.raises(ProbeError, match="must be a function of the call, got 3"):
         tt.probe("op:matmul", where=3)
 
 
