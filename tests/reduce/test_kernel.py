@@ -681,3 +681,53 @@ def test_threads_are_taken_back_during_a_reduction() -> None:
     finally:
         _kernel.borrow(0, 1)
     assert calls == [2, 2] and row["mean"] == 1e200
+
+
+def exact_mean(array: np.ndarray) -> float:
+    """The mean without rounding on the way."""
+    return math.fsum(array.ravel().tolist()) / array.size
+
+
+def layer_norm(seed: int) -> np.ndarray:
+    """What LayerNorm gives: rows in float32 whose true mean is next to nothing."""
+    x = np.random.default_rng(seed).standard_normal((64, 256), dtype=np.float32)
+    return ((x - x.mean(1, keepdims=True)) / x.std(1, keepdims=True)).astype(np.float32)
+
+
+def with_outliers(seed: int) -> np.ndarray:
+    """Normal numbers among which two outliers cancel."""
+    x = np.random.default_rng(seed).standard_normal(4096, dtype=np.float32)
+    x[[7, 1234]] = 1e7, -1e7
+    return x
+
+
+@pytest.mark.parametrize("make", [layer_norm, with_outliers])
+@pytest.mark.parametrize("level", [*_kernel.LEVELS, "numpy"])
+def test_float32_means_are_taken_in_double(make, level):
+    """Elements that cancel leave a mean that is right to the rounding of doubles, at every level."""
+    before = _kernel.level()
+    if level != "numpy":
+        _kernel.set_level(level)
+    try:
+        for seed in range(5):
+            array = make(seed)
+            row = run(array, fallback if level == "numpy" else _kernel)[0]
+            size = math.fsum(np.abs(array).ravel().astype(np.float64).tolist()) / array.size
+            assert abs(float(row["mean"]) - exact_mean(array)) <= 2.0**-50 * size
+            assert float(row["std"]) == pytest.approx(np.std(array.astype(np.float64)), rel=1e-13)
+            assert float(row["l1"]) == pytest.approx(size * array.size, rel=1e-14)
+    finally:
+        _kernel.set_level(before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=1, max_size=300),
+    st.sampled_from([np.float32, np.float64]),
+)
+def test_means_against_fsum(values, dtype):
+    """Whatever the elements, the mean is off by at most the rounding of a sum in double."""
+    array = np.array(values, dtype)
+    size = math.fsum(abs(v) for v in array.tolist()) / array.size
+    for module in (_kernel, fallback):
+        assert abs(float(run(array, module)[0]["mean"]) - exact_mean(array)) <= 2.0**-48 * size

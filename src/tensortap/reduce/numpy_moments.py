@@ -1,7 +1,7 @@
 """The arithmetic of the NumPy kernel: moments of blocks, and how they become a row. The C kernel gives the same bits.
 
 It follows csrc/ step by step, since equal results need equal roundings: blocks of 4096 elements, lanes that are
-added in a fixed order, floats flushed into doubles after eight additions, Chan's formula between blocks and chunks.
+added in a fixed order, deviations from the mean in double, Chan's formula between blocks and chunks.
 Where the C code loops over elements, whole chunks are handled here by one NumPy call per step.
 """
 
@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,19 +20,11 @@ from tensortap.types import DTYPE_CODE
 
 Array = npt.NDArray[Any]
 BLOCK: Final = 4096
-_FOLDED: Final = 16
 _ALMOST: Final = 1 - 2.0**-44  # one, but for what rounding may have added
 _WIDE_RANGE: Final = (DTYPE_CODE["float64"], DTYPE_CODE["complex128"])
 
 
-class _Way(NamedTuple):
-    """How one element type is added up: how many lanes, and how many additions before a flush into doubles."""
-
-    lanes: int
-    run: int
-
-
-_WAYS: Final = {np.dtype(np.float32): _Way(32, 8), np.dtype(np.float64): _Way(16, BLOCK // 16)}
+_LANES: Final = {np.dtype(np.float32): 32, np.dtype(np.float64): 16}  # of pass one
 
 
 @dataclass(slots=True)
@@ -82,9 +74,8 @@ def _padded(x: Array, step: int) -> Array:
     return np.pad(x, ((0, 0), (0, short))) if short else x
 
 
-def _sums(x: Array) -> Array:
-    """Pass one's sum of each block: lanes added step by step, then folded."""
-    lanes = _WAYS[x.dtype].lanes
+def _lane_sums(x: Array, lanes: int) -> Array:
+    """The sum of each block (a row of x): lanes added step by step in x's own type, then folded."""
     steps = _padded(x, lanes).reshape(len(x), -1, lanes)
     total = np.zeros((len(x), lanes), x.dtype)
     for i in range(steps.shape[1]):
@@ -92,38 +83,27 @@ def _sums(x: Array) -> Array:
     return _fold(total)
 
 
-def _flushed(x: Array) -> Array:
-    """Sum of each block in double: runs of additions in x's own type, folded to 16 lanes and flushed."""
-    way = _WAYS[x.dtype]
-    runs = _padded(x, way.lanes * way.run).reshape(len(x), -1, way.run, way.lanes)
-    short = np.zeros((len(x), runs.shape[1], way.lanes), x.dtype)
-    for i in range(way.run):
-        short += runs[:, :, i]
-    if way.lanes > _FOLDED:
-        short = short[..., :_FOLDED] + short[..., _FOLDED:]
-    total = np.zeros((len(x), _FOLDED))
-    for i in range(runs.shape[1]):
-        total += short[:, i]
-    return _fold(total)
-
-
-def _centre(x: Array, sums: Array, low: Array, high: Array) -> tuple[Array, Array, Array]:
+def _centre(x: Array, low: Array, high: Array) -> tuple[Array, ...]:
     """Mean, squared deviations and sum of magnitudes of each block, by one or two rounds around a shift."""
-    n = x.shape[1]
-    shift = np.clip(sums / x.dtype.type(n), low, high)
-    mean, m2, l1, again = _round(x, shift)
+    sums = _lane_sums(x, _LANES[x.dtype]).astype(np.float64)
+    low, high, wide = low.astype(np.float64), high.astype(np.float64), x.astype(np.float64)
+    shift = np.where(np.isfinite(sums), sums / x.shape[1], 0.5 * low + 0.5 * high)
+    found, again = _round(wide, np.clip(shift, low, high))
     if again.any():
-        x, shift = x[again], np.clip(mean[again].astype(x.dtype), low[again], high[again])
-        mean[again], m2[again], l1[again], _ = _round(x, shift)
-    return mean, np.where(m2 > 0, m2, 0.0), l1
+        more, _ = _round(wide[again], np.clip(found[0][again], low[again], high[again]))
+        for whole, part in zip(found, more, strict=True):
+            whole[again] = part
+    return found
 
 
-def _round(x: Array, shift: Array) -> tuple[Array, Array, Array, Array]:
-    deviation = x - shift[:, None]
-    d, q, a = _flushed(deviation), _flushed(deviation * deviation), _flushed(np.abs(x))
-    offset = d / x.shape[1]
-    bias = d * offset
-    return shift.astype(np.float64) + offset, q - bias, a, bias > 0.5 * q
+def _round(x: Array, shift: Array) -> tuple[tuple[Array, ...], Array]:
+    """The moments of each block from sums around a shift; where the shift was too far from the mean."""
+    d = x - shift[:, None]
+    sum_d, sum_q, l1 = (_lane_sums(values, 16) for values in (d, d * d, np.abs(x)))
+    offset = sum_d / x.shape[1]
+    bias = sum_d * offset
+    m2 = sum_q - bias
+    return (shift + offset, np.where(m2 > 0, m2, 0.0), l1), bias > 0.5 * sum_q
 
 
 def _finite_blocks(x: Array) -> list[Moments]:
@@ -132,15 +112,9 @@ def _finite_blocks(x: Array) -> list[Moments]:
     low, high = x.min(axis=1), x.max(axis=1)
     zeros = n - np.count_nonzero(x, axis=1)
     mean, m2, l1 = low.astype(np.float64), np.zeros(len(x)), n * np.abs(low.astype(np.float64))
-    most = np.maximum(np.abs(low), np.abs(high))
     varied = low != high
-    wide = varied & ((most < 2.0**-38) | (most > 2.0**60)) if x.dtype == np.float32 else np.zeros(len(x), bool)
-    for chosen, values in ((varied & ~wide, x), (wide, x.astype(np.float64) if wide.any() else x)):
-        if chosen.any():
-            block, ends = values[chosen], values.dtype.type
-            mean[chosen], m2[chosen], l1[chosen] = _centre(
-                block, _sums(block), low[chosen].astype(ends), high[chosen].astype(ends)
-            )
+    if varied.any():
+        mean[varied], m2[varied], l1[varied] = _centre(x[varied], low[varied], high[varied])
     rows = zip(zeros, low, high, mean, m2, l1, strict=True)
     return [Moments(n, 0, 0, 0, int(z), *map(float, rest)) for z, *rest in rows]
 

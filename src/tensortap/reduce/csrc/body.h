@@ -1,5 +1,5 @@
 /* Everything that touches elements, for one instruction set. Included by kernel.c once per level with
- *   LEVEL   a suffix for names     VBYTES  the width of a vector     GROUP  vectors accumulated side by side
+ *   LEVEL   a suffix for names     VBYTES  the width of a vector
  * Results are the same bit for bit at every level: the lanes, their order and every rounding are fixed by the
  * algorithm, and the level only decides how many lanes one instruction takes.
  */
@@ -20,8 +20,7 @@ typedef uint64_t L(vu64) __attribute__((vector_size(VBYTES), aligned(8), may_ali
 #define VREAL L(vfloat)
 #define VBITS L(vu32)
 #define LANES 32
-#define RUN 8
-#define FOLD(p) __builtin_convertvector(*(const L(vhalf) *)(p) + *(const L(vhalf) *)((p) + 16), L(vdouble))
+#define LOAD(p) __builtin_convertvector(*(const L(vhalf) *)(p), L(vdouble))
 #define T(name) JOIN(L(name), f32)
 #define VMIN VMIN_F32
 #define VMAX VMAX_F32
@@ -33,8 +32,7 @@ typedef uint64_t L(vu64) __attribute__((vector_size(VBYTES), aligned(8), may_ali
 #define VREAL L(vdouble)
 #define VBITS L(vu64)
 #define LANES 16
-#define RUN (BLOCK / LANES)
-#define FOLD(p) (*(const L(vdouble) *)(p))
+#define LOAD(p) (*(const L(vdouble) *)(p))
 #define T(name) JOIN(L(name), f64)
 #define VMIN VMIN_F64
 #define VMAX VMAX_F64
@@ -57,7 +55,6 @@ static void L(block_f64)(Workspace *w, const double *x, int n, Moments *m, ptrdi
         JOIN(L(centre), f64)(x, n, first, m, ahead);
 }
 
-/* Squares of floats stay normal floats for magnitudes in [2^-38, 2^60]; other blocks are computed in double. */
 static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m, ptrdiff_t ahead)
 {
     JOIN(L(First), f32) first = JOIN(L(pass_one), f32)(x, n);
@@ -71,16 +68,8 @@ static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m, ptrdif
         first = JOIN(L(pass_one), f32)(x, n);
     }
     begin_block(m, n, first.zeros, first.min, first.max);
-    if (first.min == first.max)
-        return;
-    const float most = fabsf(first.min) > fabsf(first.max) ? fabsf(first.min) : fabsf(first.max);
-    if (most < 0x1p-38f || most > 0x1p60f) {
-        for (int i = 0; i < n; i++)
-            w->wide[i] = x[i];
-        JOIN(L(centre), f64)(w->wide, n, JOIN(L(pass_one), f64)(w->wide, n), m, 0);
-    } else {
+    if (first.min != first.max)
         JOIN(L(centre), f32)(x, n, first, m, ahead);
-    }
 }
 
 /* ---- other types, converted exactly (64-bit integers: to the nearest double) ---- */
@@ -311,7 +300,6 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
 #undef JOIN_
 #undef LEVEL
 #undef VBYTES
-#undef GROUP
 #undef VMIN_F32
 #undef VMAX_F32
 #undef VZEROS_F32

@@ -1,8 +1,8 @@
 /* The reduction kernel: one row of exact statistics, and on request a complete float-bit histogram, from a buffer.
  *
  * One algorithm, fixed to the last bit. Elements are taken in storage order in blocks of 4096 that stay in the first
- * cache. Pass one finds sum, minimum, maximum and zeros; pass two adds deviations from a shift near the block's mean.
- * Blocks merge by Chan's formula in double inside chunks of 2^17 elements, chunks merge in order, and threads take
+ * cache. Pass one finds sum, minimum, maximum and zeros; pass two adds deviations from a shift near the block's mean, in
+ * double. Blocks merge by Chan's formula in double inside chunks of 2^17 elements, chunks merge in order, and threads take
  * whole chunks: so the instruction set, the number of threads and the NumPy kernel (numpy_moments.py) give the same bits.
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
@@ -153,6 +153,27 @@ static double fold_lanes(double *lanes)
     return lanes[0];
 }
 
+/* What pass two adds up in lane l (of vectors, or of the doubles that remain), and how lanes become one. */
+#define SUMS 3
+#define ADD_SUMS(sums, l, deviation, magnitude) \
+    {                                           \
+        sums[0][l] += deviation;                \
+        sums[1][l] += deviation * deviation;    \
+        sums[2][l] += magnitude;                \
+    }
+#define FOLD_SUMS(lanes) ((Second){fold_lanes(lanes[0]), fold_lanes(lanes[1]), fold_lanes(lanes[2])})
+
+/* The moments of n elements from their sums around a shift; whether the shift was too far from the mean. */
+static int shifted_moments(Second sums, int n, double shift, Moments *m)
+{
+    const double offset = sums.d / n, bias = sums.d * offset;
+    m->mean = shift + offset;
+    m->m2 = sums.q - bias;
+    m->m2 = m->m2 > 0 ? m->m2 : 0;
+    m->l1 = sums.a;
+    return bias > 0.5 * sums.q;
+}
+
 /* ---- elements of the plan, as dense blocks ---- */
 
 #define GATHER(size)                                      \
@@ -225,7 +246,6 @@ static int in_place(const Workspace *w, const void *raw, const void *values)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
 #define LEVEL avx512
 #define VBYTES 64
-#define GROUP 2
 #define VMIN_F32 _mm512_min_ps
 #define VMAX_F32 _mm512_max_ps
 #define VZEROS_F32(x) POPCOUNT(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ))
@@ -245,7 +265,6 @@ static int in_place(const Workspace *w, const void *raw, const void *values)
 #pragma GCC target("avx2,f16c,bmi,bmi2,popcnt")
 #define LEVEL avx2
 #define VBYTES 32
-#define GROUP 4
 #define VMIN_F32 _mm256_min_ps
 #define VMAX_F32 _mm256_max_ps
 #define VZEROS_F32(x) POPCOUNT(_mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)))
@@ -286,7 +305,6 @@ static inline int pair_zeros(pair x)
 
 #define LEVEL plain
 #define VBYTES 16
-#define GROUP 4
 #define VMIN_F32 quad_min
 #define VMAX_F32 quad_max
 #define VZEROS_F32 quad_zeros

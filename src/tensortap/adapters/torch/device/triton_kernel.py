@@ -1,9 +1,8 @@
 """The reduction kernel in Triton: the row of `reduce/numpy_moments.py`, computed where the tensor lies.
 
 A program takes a run of blocks. A block stays in registers, so it is read once: counts and ends first, then sums around
-the block's own mean. Sums of eight elements are taken in the values' own type and go on in float64, as on the CPU; so
-do blocks, merged by Chan's formula, and the programs' results, by the same formula for many parts at once. float32
-blocks are scaled by a power of two first, which is exact and keeps squares in range. Nothing depends on the order in
+the block's own mean. Sums are taken in float64, as on the CPU; blocks merge by Chan's formula, and the programs'
+results by the same formula for many parts at once. Nothing depends on the order in
 which programs run: floats are added in a fixed order, and only integers by atomics.
 """
 
@@ -69,26 +68,13 @@ def _load(x, table, at, inside, KIND: tl.constexpr, WIDE: tl.constexpr):  # type
 
 @jit
 def _total(v):  # type: ignore[no-untyped-def]
-    """A block's sum: eight elements in their own type, then float64."""
-    return tl.sum(tl.sum(v, axis=1).to(tl.float64), axis=0)
+    """A block's sum, in groups of eight."""
+    return tl.sum(tl.sum(v, axis=1), axis=0)
 
 
 @jit
 def _count(flags):  # type: ignore[no-untyped-def]
     return tl.sum(tl.sum(flags.to(tl.int32), axis=1), axis=0).to(tl.float64)
-
-
-@jit
-def _unit(low, high):  # type: ignore[no-untyped-def]
-    """The power of two that brings the largest magnitude of a float32 block near one, and its exponent."""
-    most = tl.maximum(tl.abs(low), tl.abs(high))
-    exponent = tl.minimum(tl.maximum((most.to(tl.int32, bitcast=True) >> 23) & 0xFF, 2), 252)
-    return ((254 - exponent) << 23).to(tl.float32, bitcast=True), exponent
-
-
-@jit
-def _power64(exponent):  # type: ignore[no-untyped-def]
-    return (exponent.to(tl.int64) << 52).to(tl.float64, bitcast=True)
 
 
 @jit
@@ -127,7 +113,6 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
         high = tl.max(tl.max(tl.where(finite, v, float("-inf")), axis=1), axis=0)
         number = _count(finite)
         some = number > 0
-        first, last = tl.where(some, low, 0.0), tl.where(some, high, 0.0)
         v = tl.where(inside, v, 1.0)
         nan += _count(v != v)
         posinf += _count(infinite & (v > 0))
@@ -140,26 +125,20 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
             bits = _cut(known) if WIDE else known.to(tl.int32, bitcast=True)
             bucket = ((bits >> 19) & 0xFFE) | ((bits >> 31) & 1)
             tl.atomic_add(counts + bucket, 1, mask=finite & (v != 0), sem="relaxed")
-        back = tl.full((), 1.0, tl.float64)
-        unit = tl.full((), 1.0, v.dtype)
-        if not WIDE:
-            unit, exponent = _unit(first, last)
-            back = _power64(exponent.to(tl.int64) - 127 + 1023)
+        u = tl.where(finite, v, 0.0).to(tl.float64)
         if SCALED:
-            unit = tl.load(scale)
-        u = tl.where(finite, v, 0.0) * unit
+            u = u * tl.load(scale)
         few = tl.maximum(number, 1.0)
-        shift = (_total(u) / few).to(v.dtype)
-        shift = tl.minimum(tl.maximum(shift, first * unit), last * unit)
+        shift = _total(u) / few
         deviation = tl.where(finite, u - shift, 0.0)
         d = _total(deviation)
         q = tl.maximum(_total(deviation * deviation) - d * (d / few), 0.0)
-        centre = (shift.to(tl.float64) + d / few) * back
+        centre = shift + d / few
         share = number / tl.maximum(n + number, 1.0)
         delta = tl.where(some, centre - mean, 0.0)
         mean += delta * share
-        m2 += q * back * back + delta * delta * (n * share)
-        l1 += _total(tl.abs(u)) * back
+        m2 += q + delta * delta * (n * share)
+        l1 += _total(tl.abs(u))
         n += number
     out = parts + program * PARTS
     tl.store(out + 0, n)
