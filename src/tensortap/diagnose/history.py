@@ -21,7 +21,7 @@ from tensortap.store import facts, queries
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
-from tensortap.store.tensor_index import KeptTensor, kept_tensors
+from tensortap.store.tensor_index import TensorEntry, kept_tensors
 from tensortap.types import Place
 
 Floats = npt.NDArray[np.float64]
@@ -184,7 +184,7 @@ class RunHistory:
 
     def tensors(self, *kinds: str, last: int = 1) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
         """Return what was kept of tensors, as (step, array), at the last steps that have any."""
-        kept: dict[Place, list[KeptTensor]] = {}
+        kept: dict[Place, list[TensorEntry]] = {}
         for item in kept_tensors(self.snapshot):
             if item.key.kind in kinds and not item.key.recomputed:
                 kept.setdefault(item.key.place, []).append(item)
@@ -243,7 +243,7 @@ class RunHistory:
                 yield place, SiteHistogram(row["hist_offset"], counts, row["zeros"], row["min"], row["max"], steps)
 
 
-def _latest(items: list[KeptTensor], last: int) -> list[KeptTensor]:
+def _latest(items: list[TensorEntry], last: int) -> list[TensorEntry]:
     steps = sorted({item.key.step for item in items})[-last:]
     return [item for item in items if item.key.step in steps]
 

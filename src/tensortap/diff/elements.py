@@ -13,7 +13,7 @@ from tensortap.diff.align import channels_last
 from tensortap.reduce.reducers import sample_indices
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
-from tensortap.store.tensor_index import KeptTensor, kept_tensors
+from tensortap.store.tensor_index import TensorEntry, kept_tensors
 from tensortap.store.tensors import TensorKey
 from tensortap.types import Place
 
@@ -39,18 +39,18 @@ class KeptElements:
     def __init__(self, run: Run, snapshot: Snapshot) -> None:
         self._run = run
         self._probes: Sequence[Mapping[str, Any]] = snapshot.run_json.get("probes") or ()
-        self._kept: dict[Call, KeptTensor] = {}
+        self._kept: dict[Call, TensorEntry] = {}
         for kept in kept_tensors(snapshot):
             key = kept.key
             if not key.recomputed and key.kind in KINDS:
                 call = (key.step, key.rank, key.place, key.call)
                 self._kept[call] = min(self._kept.get(call, kept), kept, key=_rank_of_kind)
 
-    def best(self, call: Call) -> KeptTensor | None:
+    def best(self, call: Call) -> TensorEntry | None:
         """Return what tells most of one tensor; None when nothing was kept of it."""
         return self._kept.get(call)
 
-    def read(self, kept: KeptTensor) -> Array:
+    def read(self, kept: TensorEntry) -> Array:
         """Return the elements as one row."""
         return self._run.read_kept(kept).reshape(-1)
 
@@ -66,7 +66,7 @@ class KeptElements:
         return fitting[0] if len(fitting) == 1 else None
 
 
-def _rank_of_kind(kept: KeptTensor) -> int:
+def _rank_of_kind(kept: TensorEntry) -> int:
     return KINDS.index(kept.key.kind)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tensortap.store import names as layout
-from tensortap.store.files import Files
+from tensortap.store.files import Files, check_regular, load_json
 from tensortap.store.schema import METRICS, RECORDS
 from tensortap.store.segments import PLACE, PLACES, REPLACES, STEPS, outline
 
@@ -70,8 +69,7 @@ class Catalog:
 
     def __init__(self, files: Files) -> None:
         self.files = files
-        self.damaged: set[str] = set()
-        self.damaged_tensors: set[str] = set()
+        self.damage: dict[str, str] = {}  # what is wrong, by the name of the file
         self._unreadable: set[str] = set()
         self._outlines: dict[str, Outline] = {}
         self._lock = threading.Lock()
@@ -94,22 +92,26 @@ class Catalog:
         folder = layout.tensors_folder(rank)
         tails = self._tails(folder)  # before the sealed ones, as in `_rows`
         names = [name for name in self.files.list(folder) if layout.tensor_file(name)]
+        self._note_kept_aside(folder)
         sealed = {layout.tensors_id(name) for name in names}
         rest = sorted(path for path, ident in tails.items() if ident not in sealed)
         return TensorFiles(rank, [f"{folder}/{name}" for name in names], rest)
 
-    def mark_damaged(self, name: str) -> None:
-        """Leave out a segment whose footer is whole but whose rows cannot be read."""
+    def mark_damaged(self, name: str | Path, reason: object) -> None:
+        """Remember that a file cannot be read, or not all of it, and why; a segment is left out from now on."""
+        if isinstance(name, Path):
+            name = str(name.relative_to(self.files.staging()))
         self._unreadable.add(name)
-        self.damaged.add(name)
+        self.damage.setdefault(name, str(reason) or type(reason).__name__)
 
     def _rows(self, rank: int, folder: str) -> RankFiles:
         """List one folder. Raises FileNotFoundError when a file goes away meanwhile: read again (`retry_if_moved`)."""
         # Tails are listed first: one that is sealed meanwhile is then seen as a segment, never missed.
         tails = self._tails(folder)
         names = [f"{folder}/{name}" for name in self.files.list(folder) if layout.segment_id(name)]
+        self._note_kept_aside(folder)
         whole = {name: found for name in names if (found := self._outline(name)) is not None}
-        gone = frozenset[str]().union(*(found.replaces for found in whole.values()))
+        gone = self._replaced(whole)
         sealed = {_ident(name) for name in whole} | gone
         return RankFiles(
             rank,
@@ -119,8 +121,36 @@ class Catalog:
             sorted(path for path, ident in tails.items() if ident in sealed),
         )
 
+    def _replaced(self, segments: Mapping[str, Outline]) -> frozenset[str]:
+        """Return the ids that others replace. One that has fewer rows than it claims to replace is not believed."""
+        rows = {_ident(name): found.rows for name, found in segments.items()}
+        gone: set[str] = set()
+        for name, found in segments.items():
+            named = found.replaces - {str(_ident(name))}
+            if sum(rows.get(ident, 0) for ident in named) <= found.rows:
+                gone |= named
+            else:
+                self.damage.setdefault(name, "it says that it replaces more rows than it has")
+        return frozenset(gone)
+
     def _tails(self, folder: str) -> dict[Path, str | None]:
-        return {path: layout.tail_id(path.name) for path in (self.files.staging() / folder).glob("_tail-*.arrows")}
+        found = (self.files.staging() / folder).glob("_tail-*.arrows")
+        return {path: ident for path in found if (ident := layout.tail_id(path.name)) and self._may_be_read(path)}
+
+    def _may_be_read(self, path: Path) -> bool:
+        try:
+            check_regular(path, self.files.staging())
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self.mark_damaged(path, error)
+            return False
+        return True
+
+    def _note_kept_aside(self, folder: str) -> None:
+        """Count the tails that sealing could not read to their end, and kept."""
+        for path in (self.files.staging() / folder).glob(f"_tail-*.arrows{layout.DAMAGED}"):
+            self.mark_damaged(path, "it could not be read to its end; what could be read was sealed")
 
     def _outline(self, name: str) -> Outline | None:
         with self._lock:
@@ -128,11 +158,11 @@ class Catalog:
                 return None if name in self._unreadable else self._outlines[name]
         try:
             with self.files.open(name) as file:
-                found = _parse(pq.read_metadata(file))
+                found = _parse(pq.ParquetFile(file))
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, TypeError, pa.ArrowException):
-            self.damaged.add(name)
+        except (OSError, ValueError, TypeError, KeyError, MemoryError, pa.ArrowException) as error:
+            self.mark_damaged(name, error)
             return None
         with self._lock:
             self._outlines[name] = found
@@ -143,20 +173,35 @@ def _ident(name: str) -> str | None:
     return layout.segment_id(name.rpartition("/")[2])
 
 
-def _parse(metadata: Any) -> Outline:
-    said = metadata.metadata or {}
-    return Outline(
-        _places(said.get(PLACES, b"[]")),
-        [tuple(run) for run in json.loads(said.get(STEPS, b"[]"))],
-        metadata.num_rows,
-        frozenset(json.loads(said.get(REPLACES, b"[]"))),
-    )
+def _parse(file: Any) -> Outline:
+    said, rows = file.metadata.metadata or {}, file.metadata.num_rows
+    replaces = load_json(said.get(REPLACES, b"[]"))
+    names = frozenset(replaces) if all(isinstance(name, str) for name in replaces) else frozenset[str]()
+    try:
+        return Outline(_places(said.get(PLACES, b"[]")), _steps(said.get(STEPS, b"[]"), rows), rows, names)
+    except (ValueError, TypeError):  # what it says of itself is damaged, perhaps not its rows
+        columns = [name for name in ("step", "seq", *PLACE) if name in file.schema_arrow.names]
+        return tail_outline(file.read(columns))._replace(rows=rows, replaces=names)
+
+
+def _steps(said: bytes, rows: int) -> list[tuple[int, int, int]]:
+    """Parse a footer's ranges of steps; there are no more steps than rows, whatever it says."""
+    ranges = [tuple(found) for found in load_json(said)]
+    for first, last, stride in ranges:
+        if not all(type(n) is int for n in (first, last, stride)) or stride < 1 or not 0 <= first <= last < 1 << 62:
+            raise ValueError(f"{(first, last, stride)} is not a range of steps")
+    if sum((last - first) // stride + 1 for first, last, stride in ranges) > rows:
+        raise ValueError("it names more steps than it has rows")
+    return ranges
 
 
 @functools.lru_cache(maxsize=64)
 def _places(said: bytes) -> list[tuple[str, str, str, str, int, int]]:
     """Parse a footer's places. The segments of one run mostly have the same, and parsing is most of opening a run."""
-    return [tuple(place) for place in json.loads(said)]
+    places = [tuple(place) for place in load_json(said)]
+    if not all([type(part) for part in place] == [str, str, str, str, int, int] for place in places):
+        raise ValueError("it names places that are none")
+    return places
 
 
 def dataset(files: Files, names: list[str], schema: Any) -> Any:
@@ -167,9 +212,16 @@ def dataset(files: Files, names: list[str], schema: Any) -> Any:
         [files.path(name) for name in names],
         schema=schema,
         filesystem=files.fs,
-        format="parquet",
+        format=ds.ParquetFileFormat(default_fragment_scan_options=_checked_pages()),
         partitioning=ds.partitioning(pa.schema([_RANK]), flavor="hive"),
     )
+
+
+@functools.cache
+def _checked_pages() -> Any:
+    import pyarrow.dataset as ds
+
+    return ds.ParquetFragmentScanOptions(page_checksum_verification=True)
 
 
 def plain_rows(table: Any, rank: int, schema: Any) -> Any:
@@ -187,7 +239,7 @@ def tail_outline(table: Any) -> Outline:
     if not table.num_rows or PLACE[0] not in table.column_names:
         return Outline([], [], table.num_rows, frozenset())
     said = outline(table)
-    return Outline(json.loads(said[PLACES]), json.loads(said[STEPS]), table.num_rows, frozenset())
+    return Outline(_places(said[PLACES]), _steps(said[STEPS], table.num_rows), table.num_rows, frozenset())
 
 
 def retry_if_moved(read: Callable[[], T]) -> T:

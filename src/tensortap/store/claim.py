@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import platform
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -19,13 +21,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
-from tensortap.store.files import Files
+from tensortap.store.files import Files, load_json
 from tensortap.store.names import LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
 
 _LAUNCH_VARIABLES: Final = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
     "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE",
 )  # fmt: skip
+_NOT_A_LOCK: Final = "{} is not a regular file and is not used as a lock; remove it, or give another path"
 _TAKEN: Final = ".overwriting"
 _FLOCK: Final = "hhqqi"  # struct flock of Linux
 _VERSIONS_OF: Final = ("numpy", "pyarrow", "torch", "tensorflow", "keras", "jax", "onnxruntime", "transformers")
@@ -61,7 +64,7 @@ def _parent() -> str:
 def read_info(files: Files) -> dict[str, Any]:
     """Return the content of `run.json`, or an error that says what is wrong with the folder."""
     try:
-        info = json.loads(files.read(RUN_JSON))
+        info = load_json(files.read(RUN_JSON))
     except FileNotFoundError:
         raise NotARunError(_not_a_run(files)) from None
     except (OSError, ValueError) as error:
@@ -246,18 +249,36 @@ class Lock:
         self.path = path.resolve()
         if self.path in _HELD:  # opening it a second time and closing that would drop the lock
             raise RunError(_busy(path))
-        self._file = path.open("w")
+        self._fd: int | None = _open_lock(path, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            self._file.close()
+            os.close(self._fd)
             raise RunError(_busy(path)) from None
         _HELD.add(self.path)
 
     def close(self) -> None:
         """Let others write."""
         _HELD.discard(self.path)
-        self._file.close()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _open_lock(path: Path, flags: int) -> int:
+    """Open a lock's file: never emptied, no link followed, no waiting for the other end of a pipe."""
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise RunError(
+                f"{path} is not a regular file; it is not used as a lock. Remove it, or use another path"
+            ) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise RunError(f"{path} is not a regular file; it is not used as a lock. Remove it, or use another path")
+    return fd
 
 
 _HELD: set[Path] = set()
@@ -270,12 +291,17 @@ def _busy(path: Path) -> str:
 
 def is_locked(folder: Path) -> bool:
     """Return whether a process is writing this rank's files now. The lock is not taken: a writer may be starting."""
-    path = (folder / LOCK).resolve()
-    if path in _HELD:
+    path = folder / LOCK
+    if path.resolve() in _HELD:
         return True
     try:
-        with path.open("rb") as file:
-            answer = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        fd = _open_lock(path, os.O_RDONLY)
+    except (OSError, RunError):
+        return False
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError:
         return False
+    finally:
+        os.close(fd)
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

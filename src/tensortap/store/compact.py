@@ -14,6 +14,7 @@ from tensortap.store import segments as seal
 from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
 from tensortap.store.claim import Lock, read_info
 from tensortap.store.files import Files
+from tensortap.store.sealing import remove_replaced, remove_sealed
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
 
 Progress = Callable[[int, int], None]
@@ -52,9 +53,9 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
         total = sum(outline.rows for found in records for outline in found.segments.values())
         done = 0
         for found in records:
-            done = _fold_records(files, found, lambda n: progress(n, total), done)
-            _fold_tensors(files, found.rank)
-            _fold_metrics(files, catalog.metrics(found.rank))
+            done = _fold_records(files, catalog, found, lambda n: progress(n, total), done)
+            _fold_tensors(files, catalog, found.rank)
+            _fold_metrics(files, catalog, found.rank)
     finally:
         lock.close()
         (files.staging() / "_compact").unlink(missing_ok=True)
@@ -81,8 +82,7 @@ def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
     """Seal the tails that nobody writes to any more, and remove what a crash left behind that others hold already."""
     listings = {layout.rank_folder(rank): catalog.records, layout.metrics_folder(rank): catalog.metrics}
     for list_files in listings.values():
-        for name in list_files(rank).old_segments:
-            files.remove(name)
+        remove_replaced(files, list_files(rank))
     try:
         lock = Lock(files.staging() / layout.rank_folder(rank) / layout.LOCK)
     except RunError:  # it is being written: its tails are its own
@@ -90,22 +90,39 @@ def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
     try:
         for folder, list_files in listings.items():
             found = list_files(rank)
-            for tail in found.old_tails:
-                tail.unlink(missing_ok=True)
+            remove_sealed(files, found)
             for tail in found.tails:
                 seal.seal_records(files, folder, tail)
-        folder = layout.tensors_folder(rank)
-        for tail in sorted((files.staging() / folder).glob("_tail-*.arrows")):
-            seal.seal_tensors(files, folder, tail)
+        for tail in catalog.tensors(rank).tails:
+            seal.seal_tensors(files, layout.tensors_folder(rank), tail)
     finally:
         lock.close()
 
 
-def _fold_records(files: Files, found: RankFiles, progress: Callable[[int], None], done: int) -> int:
+def _readable(files: Files, catalog: Catalog, segments: Mapping[str, Outline]) -> dict[str, Outline]:
+    """Return the segments of which every row can be read; the others stay as they are, and are counted."""
+    found = {}
+    for name, outline in segments.items():
+        try:
+            seal.check_segment(files, name)
+            found[name] = outline
+        except FileNotFoundError:
+            raise
+        except seal.UNREADABLE as error:
+            catalog.mark_damaged(name, error)
+    return found
+
+
+def _fold_records(
+    files: Files, catalog: Catalog, found: RankFiles, progress: Callable[[int], None], done: int
+) -> int:  # fmt: skip
     schema = PLAIN_RECORDS.remove(PLAIN_RECORDS.get_field_index("rank"))
     rows = sum(outline.rows for outline in found.segments.values())
     ready = done
-    for group in _groups(found.segments):
+    for candidates in _groups(found.segments):
+        group = _readable(files, catalog, candidates)
+        if len(group) < 2:
+            continue
         table = dataset(files, list(group), PLAIN_RECORDS).to_table(columns=schema.names).sort_by(_ORDER)
         _replace(files, layout.rank_folder(found.rank), group, table, _summed(group.values()))
         ready += table.num_rows
@@ -147,12 +164,13 @@ def _summed(outlines: Any) -> dict[bytes, bytes]:
     }
 
 
-def _fold_metrics(files: Files, found: RankFiles) -> None:
-    if len(found.segments) < 2:
-        return
-    schema = PLAIN_METRICS.remove(PLAIN_METRICS.get_field_index("rank"))
-    table = dataset(files, list(found.segments), PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
-    _replace(files, layout.metrics_folder(found.rank), found.segments, table, {})
+def _fold_metrics(files: Files, catalog: Catalog, rank: int) -> None:
+    segments = catalog.metrics(rank).segments
+    segments = _readable(files, catalog, segments) if len(segments) > 1 else {}
+    if len(segments) > 1:
+        schema = PLAIN_METRICS.remove(PLAIN_METRICS.get_field_index("rank"))
+        table = dataset(files, list(segments), PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
+        _replace(files, layout.metrics_folder(rank), segments, table, {})
 
 
 def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: Any, said: dict[bytes, bytes]) -> None:
@@ -172,26 +190,37 @@ def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: 
         files.remove(name)
 
 
-def _fold_tensors(files: Files, rank: int) -> None:
-    folder = layout.tensors_folder(rank)
-    found = [layout.tensor_file(name) for name in files.list(folder)]
-    small = [f for f in found if f and files.size(f"{folder}/{f.name}") < _SMALL_TENSORS]
+def _fold_tensors(files: Files, catalog: Catalog, rank: int) -> None:
+    small = [name for name in catalog.tensors(rank).names if files.size(name) < _SMALL_TENSORS]
     while len(small) > 1:
-        batch: list[layout.TensorFile] = []
+        batch: list[str] = []
         size = 0
         while small and (not batch or size < _TENSORS_AT_ONCE):
             batch.append(small.pop(0))
-            size += files.size(f"{folder}/{batch[-1].name}")
+            size += files.size(batch[-1])
         if len(batch) > 1:
-            _join_tensors(files, folder, batch)
+            _join_tensors(files, catalog, rank, batch)
 
 
-def _join_tensors(files: Files, folder: str, batch: list[layout.TensorFile]) -> None:
-    name = layout.tensors_name(min(f.first for f in batch), max(f.last for f in batch), layout.new_id())
-    with files.replacing(f"{folder}/{name}") as hidden:
-        write_tensors(hidden, (row for part in batch for row in _rows_of(files, f"{folder}/{part.name}")))
-    for part in batch:
-        files.remove(f"{folder}/{part.name}")
+def _join_tensors(files: Files, catalog: Catalog, rank: int, batch: list[str]) -> None:
+    """Write the tensors of several files into one, and remove those files of which every tensor could be read."""
+    rows: list[Stored] = []
+    joined: list[layout.TensorFile] = []
+    for name in batch:
+        try:
+            rows += list(_rows_of(files, name))
+            joined.append(layout.tensor_file(name.rpartition("/")[2]))  # type: ignore[arg-type]
+        except FileNotFoundError:
+            raise
+        except seal.UNREADABLE as error:
+            catalog.mark_damaged(name, error)
+    if len(joined) > 1:
+        folder = layout.tensors_folder(rank)
+        name = layout.tensors_name(min(f.first for f in joined), max(f.last for f in joined), layout.new_id())
+        with files.replacing(f"{folder}/{name}") as hidden:
+            write_tensors(hidden, rows)
+        for file in joined:
+            files.remove(f"{folder}/{file.name}")
 
 
 def _rows_of(files: Files, name: str) -> Iterator[Stored]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+from tensortap.store.catalog import PLAIN_METRICS
 from tensortap.store.queries import metrics
+from tensortap.store.rank_state import recorded
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tensor_index import kept_tensors
+
+_DAMAGED: Final = {".parquet": "damaged_segments", ".arrows": "damaged_tails", ".damaged": "damaged_tails",
+                   ".safetensors": "damaged_tensors"}  # fmt: skip
 
 
 def info(snapshot: Snapshot) -> dict[str, Any]:
@@ -23,7 +28,8 @@ def module_types(described: Any) -> dict[str, str]:
     """Return the class of each module by its path, in order of definition, where `run.json` names them."""
     model = described.get("model")
     modules = model.get("modules", ()) if isinstance(model, dict) else ()
-    return {m["path"]: m.get("type", "") for m in modules if isinstance(m, dict) and "path" in m}
+    listed = (m for m in modules if isinstance(m, dict)) if isinstance(modules, list) else ()
+    return {m["path"]: str(m.get("type", "")) for m in listed if isinstance(m.get("path"), str)}
 
 
 def lines(snapshot: Snapshot) -> dict[str, str]:
@@ -45,11 +51,32 @@ def counts(snapshot: Snapshot) -> dict[str, int]:
     for state in snapshot.rank_states:
         for name, n in state.get("counts", {}).items():
             total[name] = total.get(name, 0) + n
-    catalog = snapshot.catalog
-    for name, damaged in (("damaged_segments", catalog.damaged), ("damaged_tensors", catalog.damaged_tensors)):
-        if damaged:
-            total[name] = len(damaged)
+    for name in damage(snapshot):
+        kind = next((kind for suffix, kind in _DAMAGED.items() if name.endswith(suffix)), "damaged_files")
+        total[kind] = total.get(kind, 0) + 1
+    if missing := missing_records(snapshot):
+        total["missing_records"] = missing
     return total
+
+
+def damage(snapshot: Snapshot) -> dict[str, str]:
+    """Return what cannot be read, or not all of it, by the name of the file, and why; as far as it was read."""
+    # These list and read every tail, and every footer.
+    _ = (snapshot.outlines, snapshot.rank_states, [snapshot.tensor_rows(p) for f in snapshot.tensors for p in f.tails])
+    _ = snapshot.tail_rows(snapshot.metrics, PLAIN_METRICS)
+    return dict(sorted(snapshot.catalog.damage.items()))
+
+
+def missing_records(snapshot: Snapshot) -> int:
+    """Return how many records ranks have written that no file holds any more; 0 while they are being written."""
+    if snapshot.state == "live":
+        return 0
+    missing = 0
+    for files, state in zip(snapshot.records, snapshot.rank_states, strict=True):
+        tails = sum(len(snapshot.tails[path]) for path in files.tails if path in snapshot.tails)
+        rows = sum(outline.rows for outline in files.segments.values()) + tails
+        missing += max(recorded(state) - rows, 0)
+    return missing
 
 
 def cost(snapshot: Snapshot) -> dict[str, Any] | None:

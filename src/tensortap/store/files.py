@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -56,11 +58,18 @@ class Files:
 
     def open(self, name: str) -> IO[bytes]:
         """Return a file for reading."""
+        self.check(name)
         opened: IO[bytes] = self.fs.open(self.path(name), "rb")
         return opened
 
+    def check(self, name: str) -> None:
+        """Refuse what is not a regular file inside the run's folder: a run may come from anybody."""
+        if self.local is not None:
+            check_regular(self.local / name, self.local)
+
     def read(self, name: str) -> bytes:
         """Return a file's bytes."""
+        self.check(name)
         return bytes(self.fs.cat_file(self.path(name)))
 
     def size(self, name: str) -> int:
@@ -123,6 +132,22 @@ class Files:
     def _hidden(self, name: str) -> Path:
         folder, _, last = name.rpartition("/")
         return self.staging() / folder / f".{last}.{uuid.uuid4().hex[:8]}"
+
+
+def check_regular(path: Path, root: Path) -> None:
+    """Raise OSError unless this is a regular file, by a link or not, inside a folder."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(f"{path} is not a regular file; it is not read")
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise OSError(f"{path} is a link that leads out of the run's folder; it is not followed")
+
+
+def load_json(data: bytes | str) -> Any:
+    """Return what JSON text holds; ValueError for anything else, also for text that is nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _sync(path: Path) -> None:

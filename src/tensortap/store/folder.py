@@ -6,21 +6,19 @@ import json
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import pyarrow as pa
 
 from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
-from tensortap.store import segments as seal
-from tensortap.store.catalog import Catalog, retry_if_moved
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
+from tensortap.store.rank_state import RankState
 from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, RawTensor, tensor_batch
+from tensortap.store.sealing import Sealer
 from tensortap.store.tail import Tail
 from tensortap.store.tensors import tensors_of, write_tensors
 
@@ -31,12 +29,6 @@ INLINE_BYTES: Final = 1 << 20  # raw tensors up to this many bytes a step are as
 _RETRY_SECONDS: Final = 1.0
 
 _SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "tensors": TENSORS}
-
-
-class _Closed(NamedTuple):
-    what: str
-    path: Path
-    rows: int
 
 
 class RunFolder:
@@ -70,22 +62,22 @@ class RunFolder:
         }
         self._lock = threading.RLock()
         self._tails: dict[str, Tail] = {}
-        self._sealing: deque[_Closed] = deque()
         self._batches: Batches | None = None
-        self._lines: Mapping[str, str] = {}
         self._metrics = MetricBatches()
         self._retry_at = 0.0
         self._synced_at = self._saved_at = clock()
-        self._state: dict[str, Any] = {"state": "live", "pid": os.getpid(), "steps": 0, "records": 0}
+        self._sealer = Sealer(self.files, self._folders, self._lost)
         self._closed = False
         self._info, self._held = claim(
             self.files, rank, about or {}, resume=resume, overwrite=overwrite, launch=launch or launch_id(),
             after=after,
         )  # fmt: skip
+        self._state = RankState(self.files, f"{self._folders['records']}/{layout.RANK_JSON}", self.counters)
         if self._info.get("model") != (about or {}).get("model", self._info.get("model")):
-            self._state["model"] = (about or {})["model"]  # a stage of a pipeline: every rank has a model of its own
+            # A stage of a pipeline: every rank has a model of its own.
+            self._state.content["model"] = (about or {})["model"]
         try:
-            self._sealing.extend(self._orphans())
+            self._sealer.add_orphans(rank)
             self._save_state()
         except BaseException:
             self._held.close()
@@ -112,8 +104,7 @@ class RunFolder:
     def note(self, **more: Any) -> None:
         """Add to `_rank.json` what is true of this rank: what it has not seen, and which parts it holds."""
         with self._lock:
-            self._state |= more
-            self._save_state()
+            self._state.note(**more)
 
     def append(self, step: Step) -> bool:
         """Put a step's rows, metrics and small tensors into the tails. True when large tensors are left to `write`."""
@@ -146,7 +137,7 @@ class RunFolder:
             self._look_after()
             self._rotate()
             tails = list(self._tails.values())
-        self._seal()
+        self._sealer.seal()
         if self._clock() - self._synced_at >= SYNC_SECONDS:
             self._synced_at = self._clock()
             for tail in tails:
@@ -163,28 +154,27 @@ class RunFolder:
             try:
                 self._look_after()
                 self._rotate(everything=True)
-                self._seal()
-                self._state["state"] = "finished"
+                self._sealer.seal()
+                self._state.content["state"] = "finished"
                 self._save_state()
             finally:
                 self._held.close()
 
     def _append_rows(self, step: Step) -> None:
-        self._state["steps"] += 1
-        self._state["last_step"] = max(step.number, self._state.get("last_step", 0))
+        self._state.count_step(step.number)
         if not step.table.rows or step.tensors_only:
             return
         if self._batches is None:
             self._batches = Batches(step.names)
-            self._lines = step.names.lines
+            self._state.lines = step.names.lines
         self._note_parts(step)
         self._tail("records").append(self._batches.of(step))
-        self._state["records"] += step.table.rows
+        self._state.count_records(step.table.rows)
 
     def _note_parts(self, step: Step) -> None:
         """Write down which part of a tensor this rank holds, as durably as the rows that need it to be merged."""
         parts = step.names.parts
-        if len(parts) != len(self._state.get("parts", ())):
+        if len(parts) != len(self._state.content.get("parts", ())):
             self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
 
     def _append_metrics(self, step: Step) -> None:
@@ -225,34 +215,7 @@ class RunFolder:
         tail = self._tails.pop(what)
         tail.close()
         if tail.rows:
-            self._sealing.append(_Closed(what, tail.path, tail.rows))
-
-    def _seal(self) -> None:
-        """Seal what is closed. What cannot be sealed now stays a tail, readable, and is tried again."""
-        trouble: Exception | None = None
-        for _ in range(len(self._sealing)):
-            closed = self._sealing.popleft()
-            convert = seal.seal_tensors if closed.what == "tensors" else seal.seal_records
-            try:
-                convert(self.files, self._folders[closed.what], closed.path)
-            except FileNotFoundError:
-                self._lost(closed.what, closed.rows)
-            except Exception as error:
-                trouble = error
-                self._sealing.append(closed)
-        if trouble is not None:
-            raise trouble
-
-    def _orphans(self) -> Iterator[_Closed]:
-        """Tails that an earlier process of this rank left behind, without those it had sealed already."""
-        catalog = Catalog(self.files)
-        for what, list_files in (("records", catalog.records), ("metrics", catalog.metrics)):
-            found = retry_if_moved(lambda list_files=list_files: list_files(self.rank))  # type: ignore[misc]
-            for path in found.old_tails:
-                path.unlink(missing_ok=True)
-            yield from (_Closed(what, path, 0) for path in found.tails)
-        for path in sorted((self.files.staging() / self._folders["tensors"]).glob("_tail-*.arrows")):
-            yield _Closed("tensors", path, 0)
+            self._sealer.add(what, tail.path, tail.rows)
 
     def _abandon(self) -> None:
         """After a failed append: end every tail, and begin others when the disk or the folder is back."""
@@ -269,6 +232,7 @@ class RunFolder:
                 del self._tails[what]
                 tail.close()
                 self._lost(what, tail.rows)
+        self._state.content["total_records"] = 0  # what was sealed is gone too, and is not missed
         self.files.make_folder(self.files.local / self._folders["records"])
         self._held.close()
         self._held = Lock(self.files.local / self._folders["records"] / layout.LOCK)
@@ -277,13 +241,11 @@ class RunFolder:
         self.counters.warn("vanished", f"the run folder {self} was deleted while it was written; writing goes on anew")
 
     def _lost(self, what: str, rows: int) -> None:
-        self.counters.add(
-            {"records": "dropped_records", "tensors": "dropped_tensors"}.get(what, "dropped_metrics"), rows
-        )
+        names = {"records": "dropped_records", "tensors": "dropped_tensors"}
+        self.counters.add(names.get(what, "dropped_metrics"), rows)
+        if what == "records":
+            self._state.count_records(-rows)
 
     def _save_state(self) -> None:
         self._saved_at = self._clock()
-        state = {**self._state, "counts": self.counters.counts(), "details": self.counters.details()}
-        if self._lines:
-            state["lines"] = dict(self._lines)
-        self.files.write(f"{self._folders['records']}/{layout.RANK_JSON}", json.dumps(state, indent=1).encode())
+        self._state.save()

@@ -11,6 +11,7 @@ RUN_JSON: Final = "run.json"
 RANK_JSON: Final = "_rank.json"
 LOCK: Final = "_lock"
 METRICS: Final = "metrics"
+DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside
 
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
 _SEGMENT = re.compile(r"seg-([0-9a-f]+)\.parquet")

@@ -149,7 +149,16 @@ def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[
         raise
     except (OSError, pa.ArrowException):
         rest += _salvage(snapshot, sealed, read)
-    return pa.concat_tables(rest or [schema.empty_table().select(names)])
+    return _with_keys(snapshot, pa.concat_tables(rest or [schema.empty_table().select(names)]), sealed)
+
+
+def _with_keys(snapshot: Snapshot, rows: Any, sealed: list[str]) -> Any:
+    """Return the rows that have a place and a step: only a damaged file has others."""
+    for name in ("step", "seq", "site", "port", "slot", "op", "name"):
+        if name in rows.column_names and rows[name].null_count:
+            rows = rows.filter(rows[name].is_valid())
+            snapshot.catalog.damage.setdefault(sealed[0], f"some rows have no {name}")
+    return rows
 
 
 def _salvage(snapshot: Snapshot, segments: list[str], read: Callable[[list[str]], Any]) -> list[Any]:
@@ -160,8 +169,8 @@ def _salvage(snapshot: Snapshot, segments: list[str], read: Callable[[list[str]]
             tables.append(read([name]))
         except FileNotFoundError:
             raise
-        except (OSError, pa.ArrowException):
-            snapshot.catalog.mark_damaged(name)
+        except (OSError, pa.ArrowException) as error:
+            snapshot.catalog.mark_damaged(name, error)
     return tables
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -19,7 +20,14 @@ from tensortap.store.merging import Over, fold
 from tensortap.store.queries import Replicated
 from tensortap.store.series import Series
 from tensortap.store.snapshot import Snapshot, Snapshots, State
-from tensortap.store.tensor_index import KeptTensor, TensorRequest, kept_tensors, read_again, read_one
+from tensortap.store.tensor_index import (
+    DamagedTensorError,
+    TensorEntry,
+    TensorRequest,
+    kept_tensors,
+    read_again,
+    read_one,
+)
 from tensortap.store.tensors import Array, TensorKey
 from tensortap.types import Place
 
@@ -84,7 +92,12 @@ class RunFacts:
     @property
     def counts(self) -> dict[str, int]:
         """What was dropped, thinned, skipped or not seen, over all ranks; and what cannot be read any more."""
-        return facts.counts(self.snapshots.take())
+        return self.snapshots.read(facts.counts)
+
+    @property
+    def damage(self) -> dict[str, str]:
+        """What cannot be read, or not all of it, by the name of the file, and why; as far as it was read."""
+        return self.snapshots.read(facts.damage)
 
     @property
     def cost(self) -> dict[str, Any] | None:
@@ -185,19 +198,20 @@ class Run(RunFacts):
         """Return every kept tensor, by step."""
         wanted = step_test(steps)
 
-        def chosen(snapshot: Snapshot) -> list[KeptTensor]:
+        def chosen(snapshot: Snapshot) -> list[TensorEntry]:
             places = None if sites is None else {p._replace(op="") for p in places_matching(sites, snapshot.places)}
             found = (kept for kept in kept_tensors(snapshot) if wanted(kept.key.step))
             return [kept for kept in found if places is None or kept.key.place in places]
 
         for kept in self.snapshots.read(chosen):
-            yield kept.key, self.read_kept(kept)
+            with contextlib.suppress(DamagedTensorError):  # counted; the others are not lost with it
+                yield kept.key, self.read_kept(kept)
 
-    def kept(self, step: int) -> list[KeptTensor]:
+    def kept(self, step: int) -> list[TensorEntry]:
         """Return what was kept of tensors at a step, each with how to read it: for choosing among them first."""
         return self.snapshots.read(lambda s: [kept for kept in kept_tensors(s, step) if kept.key.step == step])
 
-    def read_kept(self, kept: KeptTensor) -> Array:
+    def read_kept(self, kept: TensorEntry) -> Array:
         """Return a listed tensor's elements, also when a live run has moved them to another file meanwhile."""
         try:
             return kept.read()

@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import COUNTS, STATISTICS
-from tensortap.store.files import Files
-from tensortap.store.names import segment_name, tail_id, tensors_name
+from tensortap.store.files import Files, load_json
+from tensortap.store.names import DAMAGED, METRICS, segment_name, tail_id, tensors_name
 from tensortap.store.schema import WORDS
-from tensortap.store.tail import read_tail
-from tensortap.store.tensors import Stored, array_of_bytes, write_tensors
+from tensortap.store.tail import checks_path, remove_tail
+from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, TENSOR_ROWS, TailContent, read_tail
+from tensortap.store.tensors import Stored, array_of_bytes, key_of, write_tensors
 
 REPLACES: Final = b"tensortap.replaces"
 PLACES: Final = b"tensortap.places"
@@ -52,7 +53,23 @@ def segment_writer(path: Path, schema: Any) -> Any:
         store_schema=False,
         write_statistics=[name for name in schema.names if name in names],  # of lists they would say nothing
         write_page_index=True,
+        write_page_checksum=True,
     )
+
+
+UNREADABLE: Final = (
+    OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, MemoryError, pa.ArrowException
+)  # fmt: skip
+
+
+def check_segment(files: Files, name: str) -> int:
+    """Read a segment to its end, checksums included, and return how many rows it has; raise what is wrong with it."""
+    with files.open(name) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        rows = 0
+        for batch in file.iter_batches():
+            batch.validate(full=True)
+            rows += len(batch)
+    return rows
 
 
 def outline(table: Any) -> dict[bytes, bytes]:
@@ -115,27 +132,47 @@ def _leaves(schema: Any) -> set[str]:
 
 def seal_records(files: Files, folder: str, tail: Path) -> None:
     """Turn a tail of records or metrics into a segment with the same id."""
+    content = read_tail(tail, METRIC_ROWS if folder.startswith(METRICS) else RECORD_ROWS)
     ident = tail_id(tail.name)
-    table = read_tail(tail, mapped=True)
-    if table is not None and ident is not None:
+    if content.table is not None and ident is not None:
         with files.replacing(f"{folder}/{segment_name(ident)}") as hidden:
-            write_segment(hidden, table.combine_chunks())  # column by column, twice as fast as batch by batch
-    tail.unlink(missing_ok=True)
+            write_segment(hidden, content.table.combine_chunks())  # column by column, twice as fast as by batch
+    _retire(tail, content)
 
 
 def seal_tensors(files: Files, folder: str, tail: Path) -> None:
-    """Turn a tail of small raw tensors into one safetensors file."""
+    """Turn a tail of small tensors into one safetensors file."""
+    content = read_tail(tail, TENSOR_ROWS)
     ident = tail_id(tail.name)
-    table = read_tail(tail, mapped=True)
-    if table is not None and ident is not None:
-        steps = table["step"].to_pylist()
-        with files.replacing(f"{folder}/{tensors_name(min(steps), max(steps), ident)}") as hidden:
-            write_tensors(hidden, tensor_rows(table))
-    tail.unlink(missing_ok=True)
+    if content.table is not None and ident is not None:
+        rows, whole = tensor_rows(content.table)
+        content = content._replace(damaged=content.damaged or not whole)
+        steps = content.table["step"].to_pylist()
+        if rows:
+            with files.replacing(f"{folder}/{tensors_name(min(steps), max(steps), ident)}") as hidden:
+                write_tensors(hidden, rows)
+    _retire(tail, content)
 
 
-def tensor_rows(table: Any) -> list[Stored]:
-    """Return the tensors in a tail, none twice."""
+def _retire(tail: Path, content: TailContent) -> None:
+    """Remove a tail that was read to its end. One that was not is kept aside: somebody may read more of it one day."""
+    if not content.damaged:
+        remove_tail(tail)
+        return
+    for path in (tail, checks_path(tail)):
+        if path.exists():
+            path.replace(path.with_name(path.name + DAMAGED))
+
+
+def tensor_rows(table: Any) -> tuple[list[Stored], bool]:
+    """Return the tensors in a tail, none twice, and whether all of them could be read."""
     columns = (table[name].to_pylist() for name in ("name", "entry", "dtype", "shape", "data"))
-    rows = [Stored(name, entry, array_of_bytes(*raw)) for name, entry, *raw in zip(*columns, strict=True)]
-    return list({row.name: row for row in rows}.values())
+    rows: dict[str, Stored] = {}
+    whole = True
+    for name, entry, dtype, shape, data in zip(*columns, strict=True):
+        try:
+            key_of(load_json(entry))
+            rows[name] = Stored(name, entry, array_of_bytes(dtype, shape, data))
+        except (ValueError, TypeError, KeyError, MemoryError):
+            whole = False
+    return list(rows.values()), whole

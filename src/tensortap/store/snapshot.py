@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -15,9 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.store import names as layout
-from tensortap.store.catalog import Catalog, Outline, RankFiles, TensorFiles, plain_rows, retry_if_moved, tail_outline
+from tensortap.store.catalog import (
+    PLAIN_METRICS,
+    Catalog,
+    Outline,
+    RankFiles,
+    TensorFiles,
+    plain_rows,
+    retry_if_moved,
+    tail_outline,
+)
 from tensortap.store.claim import is_locked
-from tensortap.store.tail import read_tail
+from tensortap.store.files import load_json
+from tensortap.store.rank_state import valid_state
+from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, TENSOR_ROWS, RowKind, TailContent, read_tail
 from tensortap.types import Place
 
 State = Literal["live", "finished", "crashed"]
@@ -79,7 +89,7 @@ class Snapshot:
     @cached_property
     def tails(self) -> dict[Path, Any]:
         """The rows of the tails of records, as they were written."""
-        return self._read(self.records)
+        return self._read(self.records, RECORD_ROWS)
 
     @cached_property
     def outlines(self) -> list[Outline]:
@@ -119,24 +129,36 @@ class Snapshot:
     def tail_rows(self, found: Iterable[RankFiles], schema: Any) -> list[Any]:
         """Return the rows of tails in a plain schema, one table for each tail."""
         files = list(found)
-        tables = self._read(files)
+        tables = self._read(files, METRIC_ROWS if schema is PLAIN_METRICS else RECORD_ROWS)
         return [plain_rows(tables[p], of.rank, schema) for of in files for p in of.tails if p in tables]
 
     def tensor_rows(self, path: Path) -> Any:
         """Return the rows of a tail of tensors; None when it has none yet."""
-        return self._tail_cache.read(path, self._lengths[path])
+        return self._tail(path, TENSOR_ROWS)
 
-    def _read(self, found: Iterable[RankFiles]) -> dict[Path, Any]:
-        paths = [path for files in found for path in files.tails]
-        tables = {path: self._tail_cache.read(path, self._lengths[path]) for path in paths}
+    def _read(self, found: Iterable[RankFiles], kind: RowKind) -> dict[Path, Any]:
+        tables = {path: self._tail(path, kind) for files in found for path in files.tails}
         return {path: table for path, table in tables.items() if table is not None}
 
+    def _tail(self, path: Path, kind: RowKind) -> Any:
+        content = self._tail_cache.read(path, self._lengths[path], kind)
+        if content.damaged:
+            self.catalog.mark_damaged(path, "it cannot be read to its end")
+        return content.table
+
     def _rank_state(self, rank: int) -> dict[str, Any]:
+        name = f"{layout.rank_folder(rank)}/{layout.RANK_JSON}"
         try:
-            said = json.loads(self.files.read(f"{layout.rank_folder(rank)}/{layout.RANK_JSON}"))
-        except (OSError, ValueError):
+            said = load_json(self.files.read(name))
+            state = valid_state(said)
+        except FileNotFoundError:
             return {}
-        return said if isinstance(said, dict) else {}
+        except (OSError, ValueError) as error:
+            self.catalog.mark_damaged(name, error)
+            return {}
+        if state != said:
+            self.catalog.mark_damaged(name, "some of it has another form than was written")
+        return state
 
 
 def _lengths(found: Iterable[RankFiles]) -> dict[Path, int]:
@@ -147,17 +169,18 @@ class TailCache:
     """Remembers the rows of tails as long as they do not grow."""
 
     def __init__(self) -> None:
-        self._tables: dict[tuple[Path, int], Any] = {}
+        self._tables: dict[tuple[Path, int], TailContent] = {}
 
-    def read(self, path: Path, length: int) -> Any:
-        """Return the whole batches in the first `length` bytes of a tail; None when there is none."""
+    def read(self, path: Path, length: int, kind: RowKind) -> TailContent:
+        """Return the whole batches in the first `length` bytes of a tail."""
         key = (path, length)
-        if key not in self._tables:
-            table = read_tail(path, length)
-            for old in [known for known in self._tables if known[0] == path]:
+        known = self._tables.get(key)
+        if known is None:
+            known = read_tail(path, kind, length)
+            for old in [other for other in self._tables if other[0] == path]:
                 self._tables.pop(old, None)
-            self._tables[key] = table
-        return self._tables[key]
+            self._tables[key] = known
+        return known
 
     def prune(self) -> None:
         """Forget the tails that are there no longer."""

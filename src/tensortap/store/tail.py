@@ -1,16 +1,21 @@
-"""Append to and read a tail: an Arrow stream that grows by one batch a step."""
+"""Append to a tail: an Arrow stream that grows by one batch a step, with a checksum of every batch beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import struct
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 _BUFFER_BYTES = 1 << 20
+_CHECK: Final = struct.Struct("<QII")  # where a message begins, its length, its CRC-32; then the CRC-32 of these
+_OWN: Final = struct.Struct("<I")
 
 
 class Tail:
@@ -25,36 +30,71 @@ class Tail:
         self.opened = now
         self.rows = 0
         self._file = _File(path)
+        self._checks = _File(checks_path(path))
         self._buffer = pa.output_stream(self._file, buffer_size=_BUFFER_BYTES)
         self._stream = pa.ipc.new_stream(self._buffer, schema, options=_OPTIONS)
+        self._checked = 0
+        self._buffer.flush()
+        self._write_checks()
 
     def append(self, batch: Any) -> None:
-        """Write one batch."""
+        """Write one batch, and then its checksum: a kill in between leaves a batch that is read without one."""
         self._stream.write_batch(batch)
         self._buffer.flush()
+        self._write_checks()
         self.rows += batch.num_rows
 
     def sync(self) -> None:
         """Have the operating system write it to the disk. Any thread may: it does not touch the open file."""
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(self.path, os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+        for path in (self.path, checks_path(self.path)):
+            with contextlib.suppress(FileNotFoundError):
+                fd = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
 
     def gone(self) -> bool:
         """Return whether somebody deleted the file under us."""
         return not self.path.exists()
 
     def close(self) -> None:
-        """End the stream; whatever happens, the file is closed. One that holds no row goes away."""
+        """End the stream; whatever happens, the file is closed. One that holds no row is removed."""
         with contextlib.suppress(OSError, pa.ArrowInvalid):
             self._stream.close()
             self._buffer.flush()
+            self._write_checks()
         self._file.close()
+        self._checks.close()
         if not self.rows:
-            self.path.unlink(missing_ok=True)
+            remove_tail(self.path)
+
+    def _write_checks(self) -> None:
+        """Write a checksum for each message: damage to a batch costs neither the schema nor a dictionary."""
+        written = self._file.take_written()
+        if self._file.closed:
+            return
+        checks = []
+        for data in _messages(written):
+            check = _CHECK.pack(self._checked, len(data), zlib.crc32(data))
+            checks.append(check + _OWN.pack(zlib.crc32(check)))
+            self._checked += len(data)
+        with contextlib.suppress(OSError):  # the batch is written, only its checksum is not
+            self._checks.write(b"".join(checks))
+            self._checks.take_written()
+
+
+def _messages(data: bytes) -> Iterator[memoryview]:
+    """Yield what was written message by message; what is none, such as the end of the stream, as it is."""
+    source, rest = pa.BufferReader(data), memoryview(data)
+    at = 0
+    try:
+        while at < len(data):
+            pa.ipc.read_message(source)
+            start, at = at, source.tell()
+            yield rest[start:at]
+    except (pa.ArrowException, OSError, EOFError):
+        yield rest[at:]
 
 
 class _File:
@@ -63,16 +103,24 @@ class _File:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.closed = False
+        self._written: list[bytes] = []
 
     def write(self, data: bytes) -> int:
         rest = memoryview(data)
         while rest and not self.closed:
             try:
-                rest = rest[os.write(self._fd, rest) :]
+                written = os.write(self._fd, rest)
             except OSError:
                 self.close()
                 raise
+            self._written.append(data if written == len(data) else bytes(rest[:written]))
+            rest = rest[written:]
         return len(data)
+
+    def take_written(self) -> bytes:
+        """Return what was written since it was last taken."""
+        taken, self._written = b"".join(self._written), []
+        return taken
 
     def flush(self) -> None:
         """Nothing waits here."""
@@ -83,21 +131,40 @@ class _File:
             os.close(self._fd)
 
 
-def read_tail(path: str | os.PathLike[str], length: int = -1, *, mapped: bool = False) -> Any:
-    """Return the whole batches of a stream, or of its first `length` bytes, as one table; None when there is none yet.
+class Check(NamedTuple):
+    """The checksum of the bytes of one message."""
 
-    `mapped` saves a copy. A reader does without: a mapped file must not vanish from a network folder meanwhile.
-    """
-    batches: list[Any] = []
+    start: int
+    end: int
+    crc: int
+
+    def holds(self, data: bytes) -> bool:
+        """Return whether the bytes of a tail are those that were written."""
+        return self.end <= len(data) and zlib.crc32(memoryview(data)[self.start : self.end]) == self.crc
+
+
+def read_checks(path: Path) -> list[Check]:
+    """Return the checksums of a tail, without those that are damaged themselves; none for tails of version 1."""
     try:
-        data = pa.memory_map(os.fspath(path)) if mapped else pa.py_buffer(_first_bytes(path, length))
-    except pa.ArrowInvalid:  # an empty file cannot be mapped
-        return None
-    with contextlib.suppress(OSError, pa.ArrowInvalid, EOFError):  # a torn end; what came before it stays
-        batches.extend(pa.ipc.open_stream(data))
-    return pa.Table.from_batches(batches).unify_dictionaries() if batches else None
+        raw = checks_path(path).read_bytes() if checks_path(path).is_file() else b""
+    except OSError:
+        raw = b""
+    size = _CHECK.size + _OWN.size
+    found = []
+    for at in range(0, len(raw) - size + 1, size):
+        check, (own,) = raw[at : at + _CHECK.size], _OWN.unpack_from(raw, at + _CHECK.size)
+        if zlib.crc32(check) == own:
+            start, length, crc = _CHECK.unpack(check)
+            found.append(Check(start, start + length, crc))
+    return found
 
 
-def _first_bytes(path: str | os.PathLike[str], length: int) -> bytes:
-    with Path(path).open("rb") as file:
-        return file.read(length)
+def checks_path(path: Path) -> Path:
+    """Return where a tail's checksums lie."""
+    return path.with_suffix(".crc")
+
+
+def remove_tail(path: Path) -> None:
+    """Delete a tail whose rows another file holds, and its checksums."""
+    path.unlink(missing_ok=True)
+    checks_path(path).unlink(missing_ok=True)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tensortap.errors import RunError
 from tensortap.store.catalog import TensorFiles
-from tensortap.store.files import Files
 from tensortap.store.names import tensor_file
 from tensortap.store.segments import tensor_rows
 from tensortap.store.snapshot import Snapshot
-from tensortap.store.tensors import Array, TensorKey, TensorReader
+from tensortap.store.tensors import Array, TensorKey, TensorReader, key_of
 from tensortap.types import Place
 
+DAMAGE: Final = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, MemoryError)
 
-class KeptTensor(NamedTuple):
+
+class DamagedTensorError(RunError):
+    """A tensor that was kept and cannot be read any more."""
+
+
+class TensorEntry(NamedTuple):
     """A kept tensor and how to read it."""
 
     key: TensorKey
@@ -49,7 +54,7 @@ class TensorRequest(NamedTuple):
 
 def kept_tensors(
     snapshot: Snapshot, step: int | None = None, ranks: Sequence[int] | None = None
-) -> Iterator[KeptTensor]:  # fmt: skip
+) -> Iterator[TensorEntry]:  # fmt: skip
     """Return every kept tensor, or those in files that cover one step; none twice."""
     seen: set[tuple[int, str]] = set()
     for files in snapshot.tensors:
@@ -88,31 +93,40 @@ def _instead(snapshot: Snapshot, request: TensorRequest, ranks: Sequence[int]) -
     return f"kept there: {', '.join(sorted({k.kind for k in kept}))}; nearest steps {', '.join(map(str, steps[:5]))}"
 
 
-def _of_rank(snapshot: Snapshot, files: TensorFiles, step: int | None) -> Iterator[tuple[str, KeptTensor]]:
+def _of_rank(snapshot: Snapshot, files: TensorFiles, step: int | None) -> Iterator[tuple[str, TensorEntry]]:
     for name in files.names:
         found = tensor_file(name.rpartition("/")[2])
         if found and (step is None or found.first <= step <= found.last):
             yield from _of_file(snapshot, name)
     for path in files.tails:
         table = snapshot.tensor_rows(path)
-        for row in tensor_rows(table) if table is not None else ():
-            yield row.name, KeptTensor(TensorKey(**json.loads(row.entry)), lambda row=row: row.array)  # type: ignore[misc]
+        rows, whole = tensor_rows(table) if table is not None else ([], True)
+        if not whole:
+            snapshot.catalog.mark_damaged(path, "some of its tensors cannot be read")
+        for row in rows:
+            yield row.name, TensorEntry(key_of(json.loads(row.entry)), lambda row=row: row.array)  # type: ignore[misc]
 
 
-def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, KeptTensor]]:
+def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, TensorEntry]]:
     try:
         with snapshot.files.open(name) as file:
             reader = TensorReader(file)
             keys = reader.keys()
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, TypeError, KeyError):
-        snapshot.catalog.damaged_tensors.add(name)
+    except DAMAGE as error:
+        snapshot.catalog.mark_damaged(name, error)
         return
     for tensor, key in keys.items():
-        yield tensor, KeptTensor(key, lambda tensor=tensor: _read(snapshot.files, name, reader, tensor))  # type: ignore[misc]
+        yield tensor, TensorEntry(key, lambda tensor=tensor: _read(snapshot, name, reader, tensor))  # type: ignore[misc]
 
 
-def _read(files: Files, name: str, reader: TensorReader, tensor: str) -> Array:
-    with files.open(name) as file:
-        return reader.read(tensor, file)
+def _read(snapshot: Snapshot, name: str, reader: TensorReader, tensor: str) -> Array:
+    try:
+        with snapshot.files.open(name) as file:
+            return reader.read(tensor, file)
+    except FileNotFoundError:
+        raise
+    except DAMAGE as error:
+        snapshot.catalog.mark_damaged(name, error)
+        raise DamagedTensorError(f"{name} is damaged: {error}") from error

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -13,10 +14,12 @@ from safetensors.numpy import save_file
 
 from tensortap.record.step import Step
 from tensortap.reduce.buffers import NUMPY_DTYPES
+from tensortap.store.files import load_json
 from tensortap.types import Place
 
 Array = npt.NDArray[Any]
 _BY_NAME = {dtype.name: dtype for dtype in NUMPY_DTYPES}
+_KEY_TYPES = (int, int, str, str, str, int, str, bool, int)
 _UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
 
 
@@ -43,6 +46,14 @@ class TensorKey(NamedTuple):
         again = "r" if self.recomputed else ""
         probe = f"/probe={self.probe}" if self.probe else ""  # another probe's tensor of this kind may come later
         return f"step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}{probe}"
+
+
+def key_of(entry: Mapping[str, Any]) -> TensorKey:
+    """Return the key that an entry of a file's index tells; TypeError or ValueError when it is damaged."""
+    key = TensorKey(**{field: entry[field] for field in TensorKey._fields if field in entry})
+    if not all(isinstance(value, kind) for value, kind in zip(key, _KEY_TYPES, strict=True)):
+        raise ValueError(f"{key} is not the key of a tensor")
+    return key
 
 
 class Stored(NamedTuple):
@@ -72,9 +83,12 @@ def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
     content: dict[str, Array] = {}
     index: dict[str, Any] = {}
     for name, entry, array in tensors:
-        index[name] = json.loads(entry) | {"dtype": array.dtype.name, "shape": list(array.shape)}
         array = np.asarray(array, order="C")
-        content[name] = np.frombuffer(array.tobytes(), np.uint8) if array.dtype.name in _UNSUPPORTED else array
+        raw = array.tobytes()
+        index[name] = json.loads(entry) | {
+            "dtype": array.dtype.name, "shape": list(array.shape), "crc32": zlib.crc32(raw),
+        }  # fmt: skip
+        content[name] = np.frombuffer(raw, np.uint8) if array.dtype.name in _UNSUPPORTED else array
     save_file(content, path, metadata={"tensortap": json.dumps(index)})
 
 
@@ -96,16 +110,21 @@ class TensorReader:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
+        size = file.seek(0, 2)
+        file.seek(0)
         length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+        if not 0 < length <= size - 8:
+            raise ValueError(f"its header says it is {length} bytes long, of a file of {size}")
+        header = load_json(file.read(length))
         self._data = 8 + length
-        index = json.loads(header.pop("__metadata__", {}).get("tensortap", "{}"))
+        index = load_json(header.pop("__metadata__", {}).get("tensortap", "{}"))
         self.entries = {name: (header[name], index[name]) for name in index}
+        if any(self._data + entry["data_offsets"][1] > size for entry, _ in self.entries.values()):
+            raise ValueError("it is shorter than its header says")
 
     def keys(self) -> dict[str, TensorKey]:
         """Return the tensors in the file."""
-        fields = TensorKey._fields
-        return {n: TensorKey(**{f: entry[f] for f in fields if f in entry}) for n, (_, entry) in self.entries.items()}
+        return {name: key_of(entry) for name, (_, entry) in self.entries.items()}
 
     def read(self, name: str, file: IO[bytes] | None = None) -> Array:
         """Return one tensor, as an array of its own; out of `file` when the first one was closed meanwhile."""
@@ -113,4 +132,7 @@ class TensorReader:
         begin, end = header["data_offsets"]
         source = file or self._file
         source.seek(self._data + begin)
-        return array_of_bytes(entry["dtype"], entry["shape"], source.read(end - begin))
+        raw = source.read(end - begin)
+        if "crc32" in entry and zlib.crc32(raw) != entry["crc32"]:
+            raise ValueError(f"the checksum of {name} does not hold")
+        return array_of_bytes(entry["dtype"], entry["shape"], raw)

@@ -75,7 +75,7 @@ def segment_grid(files: Files, name: str, outline: Outline, stat: Stat) -> FileG
     """Return a sealed segment; None when it has no record that the statistic is about."""
     if not _any_port(outline, stat):
         return None
-    with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS)) as file:
+    with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS), page_checksum_verification=True) as file:
         zero = _zero_columns(file.metadata, (*NONFINITE, "recomputed"))
         wanted = ["step", *stat.columns, *NONFINITE, "recomputed", *(["numbers"] if stat.number else [])]
         ordered = _ordered(outline)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.store.tensor_index import TensorRequest, read_one
-from tensortap.store.tensors import TensorKey, TensorReader
+from tensortap.store.tensor_index import DAMAGE, TensorRequest, read_one
+from tensortap.store.tensors import TensorKey, TensorReader, key_of
 from tensortap.types import Place
 from tensortap.view.api.about import triple_of
 from tensortap.view.api.grid import as_floats
@@ -149,8 +150,8 @@ class KeptTensorIndex:
                     ]
             except FileNotFoundError:
                 raise
-            except (OSError, ValueError, TypeError, KeyError):
-                snapshot.catalog.damaged_tensors.add(name)
+            except DAMAGE as error:
+                snapshot.catalog.mark_damaged(name, error)
                 self._files[name] = []
         return self._files[name]
 
@@ -158,8 +159,9 @@ class KeptTensorIndex:
 def _of_tail(table: Any) -> Iterator[tuple[TensorKey, Entry]]:
     if table is not None:
         for row in table.select(["entry", "dtype", "shape"]).to_pylist():
-            key = TensorKey(**json.loads(row["entry"]))
-            yield key, _entry(key, row)
+            with contextlib.suppress(*DAMAGE):  # the run counts it
+                key = key_of(json.loads(row["entry"]))
+                yield key, _entry(key, row)
 
 
 def _entry(key: TensorKey, said: Any) -> Entry:

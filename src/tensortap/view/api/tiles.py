@@ -132,8 +132,8 @@ def _segment_reader(snapshot: Snapshot, name: str, outline: Outline) -> Callable
             return segment_grid(snapshot.files, name, outline, stat)
         except FileNotFoundError:
             raise
-        except (OSError, pa.ArrowException):
-            snapshot.catalog.mark_damaged(name)
+        except (OSError, pa.ArrowException) as error:
+            snapshot.catalog.mark_damaged(name, error)
             return None
 
     return read

@@ -1,0 +1,110 @@
+"""What a rank says of itself in `_rank.json`: how it is written, and how it is read when it is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from tensortap.record.counters import Counters
+from tensortap.store.files import Files, load_json
+
+_NUMBER: Final = (int, float)
+_OF_PARTS: Final = {"mesh": dict, "at": list, "placements": list, "ranks": list, "summand": bool}
+
+
+class RankState:
+    """The content of a rank's `_rank.json`: state, counts, and what else is true of this rank alone.
+
+    `total_records` counts over all launches of a run, so that a file that is deleted later is missed.
+    """
+
+    def __init__(self, files: Files, name: str, counters: Counters) -> None:
+        self._files = files
+        self._name = name
+        self._counters = counters
+        self.lines: Mapping[str, str] = {}
+        self.content: dict[str, Any] = {"state": "live", "pid": os.getpid(), "steps": 0, "records": 0}
+        self.content["total_records"] = self._recorded_before()
+
+    def note(self, **more: Any) -> None:
+        """Add what is true of this rank, and save."""
+        self.content |= more
+        self.save()
+
+    def count_step(self, number: int) -> None:
+        """Count a step that was written."""
+        self.content["steps"] += 1
+        self.content["last_step"] = max(number, self.content.get("last_step", 0))
+
+    def count_records(self, rows: int) -> None:
+        """Count records that were written; fewer than none when they are lost again."""
+        self.content["records"] += max(rows, 0)
+        self.content["total_records"] = max(self.content["total_records"] + rows, 0)
+
+    def save(self) -> None:
+        """Write the file, with the counts as they are now."""
+        state = {**self.content, "counts": self._counters.counts(), "details": self._counters.details()}
+        if self.lines:
+            state["lines"] = dict(self.lines)
+        self._files.write(self._name, json.dumps(state, indent=1).encode())
+
+    def _recorded_before(self) -> int:
+        try:
+            return recorded(valid_state(load_json(self._files.read(self._name))))
+        except (OSError, ValueError):
+            return 0
+
+
+def recorded(state: Mapping[str, Any]) -> int:
+    """Return how many records a rank has written at least; version 1 counted those of the last launch."""
+    return int(state.get("total_records", state.get("records", 0)))
+
+
+def valid_state(said: Any) -> dict[str, Any]:
+    """Return what `_rank.json` says without what has another form than was written."""
+    if not isinstance(said, dict):
+        raise ValueError("it is not an object")
+    return {name: value for name, value in said.items() if name not in _FORMS or _FORMS[name](value)}
+
+
+def _dict_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, dict) and all(map(fits, value.values()))
+
+
+def _is(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kinds) and not (isinstance(value, bool) and bool not in kinds)
+
+
+def _is_part(value: Any) -> bool:
+    if not isinstance(value, dict) or any(not isinstance(value.get(name), kind) for name, kind in _OF_PARTS.items()):
+        return False
+    return len(value["at"]) == len(value["placements"]) == len(value["mesh"]) and _all_plain(value)
+
+
+def _all_plain(part: dict[str, Any]) -> bool:
+    lists = [*part["at"], *part["placements"], *part["ranks"], *part["mesh"].values()]
+    return all(isinstance(item, (str, int)) for item in lists)
+
+
+def _is_cost(value: Any) -> bool:
+    if value is None:
+        return True
+    numbers = _is(*_NUMBER)
+    if not isinstance(value, dict) or not all(numbers(value.get(name)) for name in ("share", "seconds", "steps")):
+        return False
+    return _dict_of(numbers)(value.get("by_site", {}))
+
+
+_FORMS: Final[dict[str, Callable[[Any], bool]]] = {
+    "state": _is(str),
+    "records": _is(int),
+    "total_records": _is(int),
+    "last_step": lambda value: _is(int)(value) and -1 <= value < 1 << 62,
+    "counts": _dict_of(_is(int)),
+    "unseen": _dict_of(_is(str)),
+    "lines": _dict_of(_is(str)),
+    "parts": _dict_of(_is_part),
+    "cost": _is_cost,
+}

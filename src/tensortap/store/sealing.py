@@ -1,0 +1,101 @@
+"""Seal closed tails in the background, and remove a file only when another one holds all of its rows."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from tensortap.store import segments
+from tensortap.store.catalog import Catalog, RankFiles, retry_if_moved
+from tensortap.store.files import Files
+from tensortap.store.names import segment_id, segment_name, tail_id
+from tensortap.store.tail import remove_tail
+from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, read_tail
+
+
+class _Closed(NamedTuple):
+    what: str
+    path: Path
+    rows: int
+
+
+class Sealer:
+    """The tails of one rank that are closed and wait to be sealed.
+
+    `folders` are those of records, metrics and tensors; `lost` is told of rows whose tail is gone.
+    """
+
+    def __init__(self, files: Files, folders: Mapping[str, str], lost: Callable[[str, int], None]) -> None:
+        self._files = files
+        self._folders = folders
+        self._lost = lost
+        self._closed: deque[_Closed] = deque()
+
+    def add(self, what: str, path: Path, rows: int) -> None:
+        """Seal a closed tail the next time."""
+        self._closed.append(_Closed(what, path, rows))
+
+    def add_orphans(self, rank: int) -> None:
+        """Seal the tails that an earlier process of this rank left behind; remove those it had sealed already."""
+        catalog = Catalog(self._files)
+        for what, list_files in (("records", catalog.records), ("metrics", catalog.metrics)):
+            found = retry_if_moved(lambda list_files=list_files: list_files(rank))  # type: ignore[misc]
+            remove_sealed(self._files, found)
+            for path in found.tails:
+                self.add(what, path, 0)
+        for path in catalog.tensors(rank).tails:
+            self.add("tensors", path, 0)
+
+    def seal(self) -> None:
+        """Seal what is closed. What cannot be sealed now stays a tail, readable, and is tried again."""
+        trouble: Exception | None = None
+        for _ in range(len(self._closed)):
+            closed = self._closed.popleft()
+            convert = segments.seal_tensors if closed.what == "tensors" else segments.seal_records
+            try:
+                convert(self._files, self._folders[closed.what], closed.path)
+            except FileNotFoundError:
+                self._lost(closed.what, closed.rows)
+            except Exception as error:
+                trouble = error
+                self._closed.append(closed)
+        if trouble is not None:
+            raise trouble
+
+
+def remove_sealed(files: Files, found: RankFiles) -> None:
+    """Remove tails that were sealed already, when all of their rows can be read from the segment."""
+    for tail in found.old_tails:
+        folder = str(tail.parent.relative_to(files.staging()))
+        name = f"{folder}/{segment_name(str(tail_id(tail.name)))}"
+        content = read_tail(tail, METRIC_ROWS if folder.startswith("metrics") else RECORD_ROWS)
+        rows = 0 if content.table is None else len(content.table)
+        # A segment of this name may have been compacted since: then look at the one that replaces it.
+        holders = [name] if files.exists(name) else _replacing(found, tail)
+        if not content.damaged and any(_rows_in(files, holder) >= rows for holder in holders):
+            remove_tail(tail)
+
+
+def _replacing(found: RankFiles, tail: Path) -> list[str]:
+    return [name for name, outline in found.segments.items() if tail_id(tail.name) in outline.replaces]
+
+
+def remove_replaced(files: Files, found: RankFiles) -> None:
+    """Remove segments that were compacted into another one, when that can be read and has as many rows."""
+    for name, outline in found.segments.items():
+        replaced = [old for old in found.old_segments if segment_id(old.rpartition("/")[2]) in outline.replaces]
+        if replaced and _rows_in(files, name) >= sum(_rows_in(files, old) for old in replaced):
+            for old in replaced:
+                files.remove(old)
+
+
+def _rows_in(files: Files, name: str) -> int:
+    """Return how many rows of a segment can be read; −1 when it cannot."""
+    try:
+        return segments.check_segment(files, name)
+    except FileNotFoundError:
+        return 0
+    except segments.UNREADABLE:
+        return -1

@@ -1,0 +1,280 @@
+"""Read a tail, whatever has happened to it: whole batches, salvaged ones, and whether anything is lost.
+
+Bytes that their checksums confirm are given to Arrow as they are. All others (tails of version 1, the last append of a
+killed process, damaged files) are first taken apart into messages, each of which is checked: Arrow itself may crash on
+a dictionary with wild offsets. Behind a message that cannot be read the next one is looked for.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from tensortap.store.schema import METRICS, RECORDS, TENSORS
+from tensortap.store.tail import Check, read_checks
+
+_MARKER: Final = b"\xff\xff\xff\xff"
+_END: Final = _MARKER + bytes(4)
+_ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, struct.error)
+_ATTEMPTS: Final = 64
+_LONGEST_SEARCH: Final = 100_000  # places at which a message is looked for
+
+
+_VERSION_1: Final = (
+    "step", "phase", "site", "port", "slot", "call", "seq", "op", "dtype", "shape", "numel", "nan", "posinf", "neginf",
+    "zeros", "min", "max", "mean", "std", "l1", "l2", "hist_offset", "hist_counts", "reason", "recomputed", "time",
+    "numbers",
+)  # fmt: skip
+
+
+class RowKind(NamedTuple):
+    """What rows of one kind look like: the schemas they were ever written with, and the columns without nulls."""
+
+    schemas: tuple[Any, ...]
+    required: tuple[str, ...]
+
+
+RECORD_ROWS: Final = RowKind(
+    (RECORDS, pa.schema([field for field in RECORDS if field.name in _VERSION_1])),
+    ("step", "phase", "site", "port", "slot", "call", "seq", "op", "dtype", "numel", "reason", "recomputed", "time"),
+)
+METRIC_ROWS: Final = RowKind((METRICS,), ("step", "name", "time"))
+TENSOR_ROWS: Final = RowKind((TENSORS,), tuple(TENSORS.names))
+
+
+class TailContent(NamedTuple):
+    """The rows of a tail, None when there are none; `damaged` when more was written than can be read.
+
+    A last batch that a killed process left half written is not damage.
+    """
+
+    table: Any
+    damaged: bool
+
+
+class _Message(NamedTuple):
+    start: int
+    end: int
+    kind: str
+
+
+def read_tail(path: Path, kind: RowKind, length: int = -1) -> TailContent:
+    """Read a tail, or its first `length` bytes."""
+    with path.open("rb") as file:
+        data = file.read(length)
+        checks = read_checks(path)
+        size = file.seek(0, 2)
+    truncated = any(check.end > size for check in checks)
+    content = decode(data, [check for check in checks if check.end <= len(data)], kind.schemas, truncated)
+    return usable(content, kind)
+
+
+def usable(content: TailContent, kind: RowKind) -> TailContent:
+    """Return rows without those that no reader can use: of other columns or types, or without a place or a step."""
+    rows, damaged = content
+    if rows is None:
+        return content
+    known = kind.schemas[0]
+    wrong = [f.name for f in rows.schema if f.name in known.names and f.type != known.field(f.name).type]
+    if wrong or any(name not in rows.column_names for name in kind.required):
+        return TailContent(None, True)
+    for name in kind.required:
+        if rows[name].null_count:
+            rows, damaged = rows.filter(rows[name].is_valid()), True
+    return TailContent(rows if len(rows) else None, damaged)
+
+
+def decode(
+    data: bytes, checks: Sequence[Check] = (), schemas: Sequence[Any] = (), truncated: bool = False
+) -> TailContent:  # fmt: skip
+    """Return the rows in the bytes of a tail."""
+    bad = [check for check in checks if not check.holds(data)]
+    confirmed = -1 if bad else _covered(checks)
+    batches = _confirmed_batches(data, confirmed) if confirmed > 0 else None
+    if batches is not None:
+        return TailContent(_table(batches), truncated)
+    found, gaps = _scan(data)
+    whole = [message for message in found if not any(message.start < c.end and message.end > c.start for c in bad)]
+    batches, lost = _assemble(data, whole, schemas)
+    return TailContent(_table(batches), truncated or gaps or lost or len(whole) < len(found))
+
+
+def _covered(checks: Sequence[Check]) -> int:
+    """How far the checksums reach without a gap."""
+    end = 0
+    for check in checks:
+        if check.start != end:
+            return -1
+        end = check.end
+    return end
+
+
+def _confirmed_batches(data: bytes, confirmed: int) -> list[Any] | None:
+    """Return all batches when checksums confirm the first ones and the others are sound; else None."""
+    found, gaps = _scan(data, confirmed)
+    if gaps:
+        return None
+    try:
+        batches = list(pa.ipc.open_stream(data[: found[-1].end if found else confirmed]))
+        for batch in batches[len(batches) - sum(message.kind == "record batch" for message in found) :]:
+            batch.validate(full=True)
+    except _ERRORS:
+        return None
+    return batches
+
+
+def _table(batches: list[Any]) -> Any:
+    return pa.Table.from_batches(batches).unify_dictionaries() if batches else None
+
+
+def _scan(data: bytes, at: int = 0) -> tuple[list[_Message], bool]:
+    """Return the messages that can be read, and whether something lies between or behind them that cannot."""
+    found: list[_Message] = []
+    buffer, gaps, ended = pa.py_buffer(data), False, False
+    for _ in range(_LONGEST_SEARCH):
+        if at >= len(data):
+            break
+        if data[at : at + 8] == _END:
+            ended, at = True, at + 8
+            continue
+        message = _message(buffer, at)
+        if message is not None:
+            gaps = gaps or ended  # an end in the middle was none
+            found.append(message)
+            at = message.end
+            continue
+        following = _next_message(data, buffer, at)
+        gaps = gaps or following is not None or ended or not _may_be_torn(data, at)
+        if following is None:
+            break
+        at = following
+    return found, gaps
+
+
+def _message(buffer: Any, at: int) -> _Message | None:
+    """Return the message at a position, if there is one that can be read safely."""
+    if buffer[at : at + 4].to_pybytes() != _MARKER:
+        return None
+    source = pa.BufferReader(buffer.slice(at))
+    try:
+        message = pa.ipc.read_message(source)
+        if message.type == "dictionary" and not _sound_dictionary(message):
+            return None
+    except _ERRORS:
+        return None
+    return _Message(at, at + source.tell(), message.type)
+
+
+def _next_message(data: bytes, buffer: Any, at: int) -> int | None:
+    """Return where the next message begins; messages lie at multiples of eight bytes."""
+    for _ in range(_LONGEST_SEARCH):
+        at = data.find(_MARKER, at + 1)
+        if at < 0:
+            return None
+        if at % 8 == 0 and data[at : at + 8] != _END and _message(buffer, at) is not None:
+            return at
+    return None
+
+
+def _may_be_torn(data: bytes, at: int) -> bool:
+    """Return whether the rest looks like a message that a killed process began to write."""
+    if len(data) - at < 8:
+        return data[at:] in (_MARKER[: len(data) - at], _END[: len(data) - at]) or data[at : at + 4] == _MARKER
+    length = int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
+    if data[at : at + 4] != _MARKER or not 0 < length < 1 << 28:
+        return False
+    if len(data) - at - 8 < length:
+        return True
+    try:
+        pa.ipc.read_message(data[at:])
+    except _ERRORS as error:
+        return "message body" in str(error)  # it announces more bytes than there are; else it is damaged
+    return False
+
+
+def _assemble(data: bytes, messages: list[_Message], schemas: Sequence[Any]) -> tuple[list[Any], bool]:
+    """Return the batches of messages, and whether some had to be left out."""
+    own = [message for message in messages if message.kind == "schema"]
+    rest = [message for message in messages if message.kind != "schema"]
+    if own:
+        return _batches(data[own[0].start : own[0].end], data, rest)
+    found = [_batches(schema.serialize().to_pybytes(), data, rest) for schema in schemas] if rest else []
+    best = max((batches for batches, _ in found), key=lambda batches: sum(map(len, batches)), default=[])
+    return best, bool(rest)
+
+
+def _batches(schema: bytes, data: bytes, messages: list[_Message]) -> tuple[list[Any], bool]:
+    """Decode messages behind a schema. One that cannot be decoded is left out, and the others tried again."""
+    lost, failed_at, batches = False, -1, list[Any]()
+    if not any(message.kind == "record batch" for message in messages):
+        return [], False
+    for _ in range(_ATTEMPTS):
+        stream = b"".join([schema, *(data[m.start : m.end] for m in messages), _END])
+        batches, complete = _checked_batches(stream)
+        if complete:
+            return batches, lost
+        lost = True
+        record_batches = [i for i, message in enumerate(messages) if message.kind == "record batch"]
+        if len(batches) >= len(record_batches):
+            return batches, True
+        at, before = record_batches[len(batches)], record_batches[len(batches) - 1] if batches else -1
+        if failed_at == len(batches) and at - before > 1:  # not the batch: the dictionaries before it
+            messages = messages[: before + 1] + messages[at:]
+            failed_at = -1
+        else:
+            messages = messages[:at] + messages[at + 1 :]
+            failed_at = len(batches)
+    return batches, True
+
+
+def _checked_batches(stream: bytes) -> tuple[list[Any], bool]:
+    """Return the batches up to the first that cannot be decoded, and whether that is all of them."""
+    batches: list[Any] = []
+    try:
+        for batch in pa.ipc.open_stream(stream):
+            batch.validate(full=True)
+            batches.append(batch)
+    except _ERRORS:
+        return batches, False
+    return batches, True
+
+
+def _sound_dictionary(message: Any) -> bool:
+    """Return whether a dictionary of strings has offsets that stay inside its text."""
+    metadata, body = message.metadata.to_pybytes(), message.body
+    batch = _field(metadata, _field(metadata, _root(metadata), 2), 1)
+    rows = struct.unpack_from("<q", metadata, _vector(metadata, _field(metadata, batch, 1)))[0]
+    at = _vector(metadata, _field(metadata, batch, 2))
+    (_, _), (start, size), (text, text_size) = struct.iter_unpack("<qq", metadata[at : at + 48])
+    if rows < 0 or size < 4 * (rows + 1) or start < 0 or text < 0 or start + size > len(body):
+        return bool(rows == 0)
+    ends = np.frombuffer(body.slice(start, 4 * (rows + 1)), np.int32)
+    if ends[0] != 0 or (np.diff(ends) < 0).any() or ends[-1] > text_size or text + text_size > len(body):
+        return False
+    body.slice(text, int(ends[-1])).to_pybytes().decode()
+    return True
+
+
+# The little of flatbuffers that this takes: Arrow has verified the message before.
+
+
+def _root(data: bytes) -> int:
+    return int(struct.unpack_from("<I", data, 0)[0])
+
+
+def _field(data: bytes, table: int, number: int) -> int:
+    """Return where a field that is a table or a vector begins."""
+    slots = table - struct.unpack_from("<i", data, table)[0]
+    offset = struct.unpack_from("<H", data, slots + 4 + 2 * number)[0]
+    at = table + offset
+    return int(at + struct.unpack_from("<I", data, at)[0])
+
+
+def _vector(data: bytes, at: int) -> int:
+    """Return where the items of a vector begin."""
+    return at + 4
