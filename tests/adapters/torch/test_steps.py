@@ -189,7 +189,7 @@ def test_a_failed_call_leaves_the_next_steps_right(watch, error, ports):
     seen.tap.close()
     assert calls(seen, "a:output") == {0: 1, 1: 1, 2: 1, 3: 1}
     assert calls(seen, "b:output") == {0: 1, 2: 1, 3: 1}
-    assert seen.tap._adapter._placement._calls.running == []
+    assert seen.tap._adapter._hooks.placement._calls.running == []
 
 
 def test_with_closes_after_an_exception(watch):

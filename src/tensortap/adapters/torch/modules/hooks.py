@@ -24,6 +24,7 @@ from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile import operators as compiled
 from tensortap.adapters.torch.compile.operators import CompileStatus, is_exporting
 from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
+from tensortap.adapters.torch.modules.hidden import HiddenEntry
 from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.record.recorder import OpenStep, Point
@@ -34,8 +35,8 @@ NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
 
 
-class Hook:
-    """Base of all hooks on modules. A copy or a pickle of a watched model carries no tap.
+class Hook(HiddenEntry):
+    """Base of all hooks on modules. A copy or a pickle of a watched model has none of them (`hidden`).
 
     The compiler traces a hook as part of the module's call and finds our operators in it. A hook that it runs outside
     the graph (those of a compiled module itself) must not be compiled at all.
@@ -49,26 +50,8 @@ class Hook:
             compiled_code.skip_compiling(vars(cls)["__call__"])
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        # A callable of the standard library that does nothing: the pickle opens where tensortap is not installed.
+        # Only code that copies PyTorch's dicts by hand gets here: a callable that does nothing and needs no tensortap.
         return (getattr, (contextlib.nullcontext(), "__exit__"))
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CopiedHook:
-        return CopiedHook()
-
-
-class CopiedHook(Hook):
-    """Stand in a copied model where the original had a hook. The first call removes them all."""
-
-    def __call__(self, module: nn.Module, *rest: Any) -> None:
-        """Remove every copied hook from the copied model."""
-        for part in module.modules():
-            notes: list[dict[int, Any]] = [
-                part._forward_pre_hooks_with_kwargs, part._forward_hooks_with_kwargs, part._forward_hooks_always_called
-            ]  # fmt: skip
-            for hooks in (part._forward_pre_hooks, part._forward_hooks):
-                for key in [key for key, hook in hooks.items() if isinstance(hook, CopiedHook)]:
-                    for entries in (hooks, *notes):
-                        entries.pop(key, None)
 
 
 class OutputHook(Hook):

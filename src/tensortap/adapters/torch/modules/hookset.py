@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from tensortap.adapters.torch.modules.hidden import hide_flags
 from tensortap.adapters.torch.modules.hooks import Hook
 from tensortap.record.counters import Counters
 
@@ -41,7 +42,7 @@ def rekey(key: int, handle: RemovableHandle, first: bool = False) -> RemovableHa
             if first and isinstance(hooks, OrderedDict):
                 hooks.move_to_end(key, last=False)
     handle.id = key
-    return handle
+    return hide_flags(handle)
 
 
 class HookSet:

@@ -16,6 +16,7 @@ from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.torch.autograd.gradients import CallStack
 from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules import tree as modules
+from tensortap.adapters.torch.modules.hidden import hide_flags
 from tensortap.adapters.torch.modules.hooks import ForwardHook, ForwardPreHook, OutputHook
 from tensortap.adapters.torch.modules.hookset import Register, new_hook_key, rekey
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook
@@ -128,7 +129,7 @@ def register_on_root(root: nn.Module, before: RootForwardPreHook, after: RootFor
         ]
     return [
         root.register_forward_pre_hook(before, prepend=True),
-        root.register_forward_hook(after, always_call=True),
+        hide_flags(root.register_forward_hook(after, always_call=True)),
     ]
 
 

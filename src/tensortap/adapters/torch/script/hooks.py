@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tensortap.adapters.torch.modules.hidden import hide_flags
 from tensortap.adapters.torch.modules.hooks import Hook
 
 
@@ -50,7 +51,7 @@ class AfterCall(Hook):
 def register_after(module: nn.Module, hook: AfterCall) -> RemovableHandle:
     """Put the hook after a module's forward."""
     if not isinstance(module, nn.TransformerEncoderLayer):
-        return module.register_forward_hook(hook, always_call=True)
+        return hide_flags(module.register_forward_hook(hook, always_call=True))
     this = weakref.ref(module)  # a hook on the layer itself would switch its fused path off
 
     def only_this(called: nn.Module, args: Any, output: Any) -> None:

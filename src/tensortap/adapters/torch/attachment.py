@@ -1,0 +1,149 @@
+"""All hooks of one tap on one model: registered while a step is wanted, and removed without a trace."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from tensortap.adapters.plan import Plan
+from tensortap.adapters.protocol import AdapterOptions
+from tensortap.adapters.torch.compile import code as compiled_code
+from tensortap.adapters.torch.compile.code import ModelCompileStatus
+from tensortap.adapters.torch.modules import tree as modules
+from tensortap.adapters.torch.modules import unseen
+from tensortap.adapters.torch.modules.hidden import HIDING
+from tensortap.adapters.torch.modules.hookset import FusedLayerHooks, HookSet, UnfusedLayerHooks
+from tensortap.adapters.torch.modules.placement import HookPlacement, register_on_root, tappable, within
+from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
+from tensortap.adapters.torch.modules.tensors import TensorObserver
+from tensortap.adapters.torch.ops.hooks import place_hooks
+from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
+from tensortap.adapters.torch.ops.visibility import COMPILED
+from tensortap.adapters.torch.steps import TorchStepDetector
+
+
+class ModelHooks:
+    """The hooks on a model's modules, its root and around its operations. It does not keep the model alive."""
+
+    def __init__(
+        self, root: nn.Module, observer: TensorObserver, steps: TorchStepDetector, plan: Plan, options: AdapterOptions
+    ) -> None:
+        self.compile_status = ModelCompileStatus(root)
+        self.placement = HookPlacement(observer, steps, plan, self.compile_status, options.origins)
+        self.operations: OpTaps | None = None
+        self._root = weakref.ref(root)
+        self._observer, self._steps, self._plan = observer, steps, plan
+        self._keep_fused = options.fast_path == "keep"
+        self._handles: list[RemovableHandle] = []
+        self._plain = HookSet()
+        self._sets: list[HookSet] = []
+        self._untappable: dict[str, str] = {}
+
+    def register(self, root: nn.Module, called: nn.Module, begin_step: Callable[[], None]) -> None:
+        """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
+        HIDING.begin()
+        receiver = RootReceiver(self._steps, begin_step, called, self.compile_status)
+        self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
+        fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
+        for module, registers, bits, paths in self.placement.hooks_of(root):
+            inside = next((hooks for path, hooks in fused.items() if within(paths, path)), None)
+            if module is called and inside is None:  # its call has begun when a step is found to begin
+                self._handles += [register(module) for register in registers]
+            else:
+                (inside or self._plain).add(module, registers, bits, paths)
+        self._sets = [self._plain, *fused.values()]
+        self._place_operations(root, fused)
+        self._untappable = self._wanted_of_scripted(root)
+
+    def begin(self, armed: int) -> None:
+        """Begin with the hooks of the armed probes; all others too until the first call, which may be compiled."""
+        self._adjust(armed)
+        self._plain.adjust(-1)
+        self._reset_compiled()
+
+    def arm(self, armed: int) -> None:
+        """Register the hooks of the armed probes, and remove the others.
+
+        Once anything is compiled, all stay: a graph either has them or not, and asks when it runs.
+        """
+        status = self.compile_status
+        if not status.compiled and status.refresh():
+            self._adjust(-1)
+            self._reset_compiled()
+            if self.operations is not None:
+                self.operations.visibility.invalidate()
+        if status.compiled:
+            status.guard()
+        self._adjust(-1 if status.compiled else armed)
+
+    def remove(self) -> None:
+        """Remove every hook."""
+        HIDING.end()
+        for handle in self._handles:
+            handle.remove()
+        for hooks in self._sets:
+            hooks.remove()
+        if self.operations is not None:
+            self.operations.close()
+        self._handles, self._sets = [], []
+        if self.compile_status.compiled:
+            self._reset_compiled()
+        self.compile_status.release()
+
+    def unseen(self, names: dict[str, str]) -> dict[str, str]:
+        """Return what was wanted but never observed, each with the reason; `names` may mean operations instead."""
+        found = self._unseen_ports() | self._untappable | names
+        if self.operations is None:
+            return found
+        if self.compile_status.ran:
+            self.operations.visibility.hidden = COMPILED
+        seen = self.operations.seen()
+        return {text: why for text, why in found.items() if text not in seen} | self.operations.unseen()
+
+    def _unseen_ports(self) -> dict[str, str]:
+        ports, steps, counters = self.placement.ports, self._steps, self._observer.recorder.counters
+        if steps.lost and any(port.seen for port in ports):
+            counters.warn("root", unseen.NOT_CALLED)
+        fused = {path for hooks in self._sets if hooks.was_fused for path in hooks.paths}
+        hidden = compiled_code.graph_count() > 0 and not (self.compile_status.ran or steps.called)
+        found = unseen.explain(ports, self._root(), fused, hidden)
+        if self.compile_status.ran:
+            found = unseen.inside_graphs(found)
+        if not steps.lost and unseen.all_hidden(ports, found):
+            counters.warn("compiled", unseen.ALL_HIDDEN)
+        return found
+
+    def _adjust(self, armed: int) -> None:
+        for hooks in self._sets:
+            hooks.adjust(armed)
+
+    def _reset_compiled(self) -> None:
+        root = self._root()
+        if root is not None:
+            compiled_code.reset_compiled(root)
+
+    def _layer_hooks(self, layer: nn.TransformerEncoderLayer) -> HookSet:
+        counters = self._observer.recorder.counters
+        return FusedLayerHooks(layer) if self._keep_fused else UnfusedLayerHooks(layer, counters)
+
+    def _place_operations(self, root: nn.Module, fused: dict[str, HookSet]) -> None:
+        """Place the hooks that operations need, where probes want some."""
+        patterns = op_patterns(self._plan, [path for paths in tappable(root).values() for path in paths])
+        if patterns:
+            self.operations = OpTaps(self._observer, self._steps, self._plan, patterns, self._keep_fused)
+            around, handles = place_hooks(self.operations, root, fused)
+            self._sets.append(around)
+            self._handles += handles
+
+    def _wanted_of_scripted(self, root: nn.Module) -> dict[str, str]:
+        """Return the sites that probes want of scripted modules, which cannot have hooks."""
+        found = [modules.candidate(path, m) for path, m in modules.modules_of(root) if modules.is_scripted(m)]
+        return {
+            f"{candidate.path}:{port}": modules.SCRIPTED
+            for candidate in found
+            for port in candidate.ports
+            if self._plan.port_for_named_value(self._observer.recorder, candidate, port)
+        }
