@@ -18,7 +18,6 @@ from tensortap.adapters.torch.modules.hidden import HIDING
 from tensortap.adapters.torch.modules.hookset import FusedLayerHooks, HookSet, UnfusedLayerHooks
 from tensortap.adapters.torch.modules.placement import HookPlacement, register_on_root, tappable, within
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
-from tensortap.adapters.torch.modules.scripting import ScriptingHandle
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.ops.hooks import place_hooks
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
@@ -38,7 +37,7 @@ class ModelHooks:
         self._root = weakref.ref(root)
         self._observer, self._steps, self._plan = observer, steps, plan
         self._keep_fused = options.fast_path == "keep"
-        self._handles: list[RemovableHandle | ScriptingHandle] = []
+        self._handles: list[RemovableHandle] = []
         self._plain = HookSet()
         self._sets: list[HookSet] = []
         self._untappable: dict[str, str] = {}
@@ -47,8 +46,7 @@ class ModelHooks:
         """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
         HIDING.begin()
         receiver = RootReceiver(self._steps, begin_step, called, self.compile_status)
-        self._handles = [ScriptingHandle()]
-        self._handles += register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
+        self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
         fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
         for module, registers, bits, paths in self.placement.hooks_of(root):
             inside = next((hooks for path, hooks in fused.items() if within(paths, path)), None)

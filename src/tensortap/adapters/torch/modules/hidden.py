@@ -53,7 +53,7 @@ class _Hiding:
 
     def __init__(self) -> None:
         self._models = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
         self._reduce: Callable[[Any], Any] | None = None
         self._create: Callable[..., Any] | None = None
 
