@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tensortap.adapters.results import Verification
-from tensortap.adapters.verification import GRADIENT, VerificationSubject
+from tensortap.adapters.verification import GRADIENT, OUTPUT, VerificationSubject
 from tensortap.watch import Tap
 
 OpenTap = Callable[[str, bool], Tap]  # where to write, and whether an error of ours raises
@@ -30,6 +30,7 @@ def run_verification(subject: VerificationSubject, open_tap: OpenTap, repeats: i
         ratio = _ratio(open_tap, subject, repeats, folder)
     deterministic = not _unequal(subject, bare, again)
     wrong = _unequal(subject, bare, tapped) if deterministic else []
+    unrestored = () if deterministic else tuple(subject.unrestored())
     outputs = [name for name in wrong if not name.startswith(GRADIENT)]
     return Verification(
         deterministic=deterministic,
@@ -41,7 +42,9 @@ def run_verification(subject: VerificationSubject, open_tap: OpenTap, repeats: i
         records=records,
         unseen=unseen,
         differences=tuple(_describe(subject, name, bare, tapped) for name in wrong),
+        has_outputs=any(name.startswith(OUTPUT) for name in bare),
         has_gradients=any(name.startswith(GRADIENT) for name in bare),
+        unrestored=unrestored,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.adapters.arrays import Array, ArrayAdapter, ArrayObserver, Catcher, arrays_in, same
+from tensortap.adapters.batches import copied
 from tensortap.adapters.locate import locate
 from tensortap.adapters.nested import call_with
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions, Framework
@@ -81,7 +82,7 @@ class ArrayFramework(Framework):
             return []
         lister = _Lister(Recorder(as_probes([_ALL_OPERATIONS])))
         with self.preserved(model):
-            self._call_with_taps(model, inputs, lister)
+            self._call_with_taps(model, copied(inputs, _copy_array), lister)
         return [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items()]
 
     def locate_nonfinite(self, model: Any, batch: Any) -> Origin | None:
@@ -93,7 +94,7 @@ class ArrayFramework(Framework):
     def isolated(self, model: Any, backward: bool) -> Iterator[Callable[[Any], object]]:
         """Yield a function that calls the model with a batch. Gradients are refused where probes ask for them."""
         with self.preserved(model):
-            yield lambda batch: self.call(model, batch)
+            yield lambda batch: self.call(model, copied(batch, _copy_array))
 
     @contextmanager
     def verification(self, model: Any, batch: Any) -> Iterator[VerificationSubject]:
@@ -104,7 +105,7 @@ class ArrayFramework(Framework):
 
     def as_step(self, model: Any, batch: Any) -> Callable[[], Any]:
         """Return the user's own function of a step, or a call of the model."""
-        return batch if callable(batch) else lambda: self.call(model, batch)
+        return batch if callable(batch) else lambda: self.call(model, copied(batch, _copy_array))
 
     def _adapter(self, model: Any) -> ArrayAdapter:
         found = self.array_adapter(model)
@@ -169,3 +170,7 @@ class _Lister(ArrayObserver):
     def take(self, point: Point, array: Array | Reduced, step: OpenStep, recomputed: bool = False) -> None:
         if point.probes and point.place.op:
             self.places.setdefault(point.place.site, point.place.op)
+
+
+def _copy_array(value: Any) -> Any:
+    return value.copy() if isinstance(value, np.ndarray) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from tensortap import text
 from tensortap.reduce.summary import Summary, describe
@@ -16,19 +16,31 @@ class Captured(dict[str, Any]):
 
     output: Any = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: Counter[str] = Counter()
+
     def put(self, place: str, value: Any) -> None:
-        """One more, under its place; of a second call under `name#1`."""
+        """Add a tensor under its place; one of a second call under `name#1`."""
         name = place.removesuffix(":output") or place
-        again = sum(key == name or key.rpartition("#")[::2] == (name, key.removeprefix(f"{name}#")) for key in self)
+        again = self._calls[name]
+        self._calls[name] += 1
         self[f"{name}#{again}" if again else name] = value
 
     def __str__(self) -> str:
-        return "\n".join(f"{name}  {text.shape(value.shape)} {value.dtype}" for name, value in self.items())
+        return "\n".join(f"{name}  {_shape(value)} {value.dtype}" for name, value in self.items())
+
+
+def _shape(value: Any) -> str:
+    """The shape as people read it; a nested tensor has one for each of its tensors."""
+    if getattr(value, "is_nested", False):
+        return f"nested, {value.size(0)} tensors"
+    return text.shape(value.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found. True when nothing was changed; printed, it is the proof and the cost."""
+    """What `verify` found. True when something was compared and nothing was changed; printed, with the cost."""
 
     deterministic: bool
     same_outputs: bool
@@ -40,26 +52,44 @@ class Verification:
     unseen: Mapping[str, str] = field(default_factory=dict)
     differences: tuple[str, ...] = field(default=())
     has_gradients: bool = True
+    has_outputs: bool = True
+    unrestored: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.same_outputs and self.same_gradients and not self.left_behind
+        compared = self.has_outputs or self.has_gradients
+        return compared and self.same_outputs and self.same_gradients and not self.left_behind
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        if self.deterministic:
-            yield f"outputs    {_verdict(self.same_outputs)}"
+        if not self.has_outputs:
+            yield f"outputs    {_NOTHING}"
+        if not self.deterministic and self.unrestored:
+            yield f"outputs    {_STATE.format(', '.join(self.unrestored[:5]))}"
+        elif not self.deterministic:
+            yield "outputs    differ from run to run even without taps: this model is not deterministic"
+        else:
+            if self.has_outputs or not self.same_outputs:
+                yield f"outputs    {_verdict(self.same_outputs)}"
             if self.has_gradients:
                 yield f"gradients  {_verdict(self.same_gradients)}"
-        else:
-            yield "outputs    differ from run to run even without taps: this model is not deterministic"
         yield f"left over  {', '.join(self.left_behind) or 'nothing'}"
         size = text.size(self.bytes_per_step)
         yield f"cost       ×{self.ratio:.3f} step time, {self.records} records and {size} a step"
         for why, count in Counter(self.unseen.values()).most_common():
             yield f"not seen   {count} sites: {why}"
         yield from self.differences[:10]
+
+
+_NOTHING: Final = (
+    "nothing to compare: no tensor was found in what the model returned. Give verify a function that runs a step and "
+    "returns tensors"
+)
+_STATE: Final = (
+    "differ from run to run because the model keeps state in {}, which cannot be put back: give verify a function that "
+    "begins from the same state"
+)
 
 
 def _verdict(same: bool) -> str:

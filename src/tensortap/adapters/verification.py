@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-GRADIENT: Final = "grad "  # what the names of gradients begin with
+OUTPUT: Final = "output"  # what the names of outputs begin with
+GRADIENT: Final = "grad "  # and those of gradients
 
 
 class VerificationSubject:
@@ -25,6 +26,10 @@ class VerificationSubject:
     def traces(self) -> Mapping[str, Any]:
         """Return everything a careless tap could leave behind."""
         return {}
+
+    def unrestored(self) -> list[str]:
+        """Return what a run changes and `prepare` does not put back; asked where runs differ without taps."""
+        return []
 
     def same(self, a: Any, b: Any) -> bool:
         """Return whether two values are equal bit for bit."""

@@ -21,7 +21,8 @@ from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.nonfinite import origin
 from tensortap.adapters.torch.ops.function import FunctionAdapter
-from tensortap.adapters.torch.state import as_step, preserved
+from tensortap.adapters.torch.snapshot import unrestored_attributes
+from tensortap.adapters.torch.state import as_step, copied_batch, preserved
 from tensortap.adapters.verification import GRADIENT, VerificationSubject
 from tensortap.distributed.ranks import World
 from tensortap.record.pending import PendingNumber
@@ -57,7 +58,7 @@ class TorchFramework(Framework):
         """Call the model once and return the operations it did, in order; the model is left as it was."""
         lister = Lister(Recorder(as_probes(["op:*"])))
         with preserved(model):
-            _call_with_taps(model, inputs, lister)
+            _call_with_taps(model, copied_batch(inputs), lister)
         return [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items()]
 
     @contextmanager
@@ -80,7 +81,7 @@ class TorchFramework(Framework):
                 as_step(model, batch)()
             else:
                 with torch.no_grad():
-                    call_with(model, batch)
+                    call_with(model, copied_batch(batch))
 
         with preserved(model), torch.random.fork_rng(devices=_cuda_devices(model)):
             yield run
@@ -182,6 +183,10 @@ class TorchSubject(VerificationSubject):
             **{f"{name} hooks": list(p._backward_hooks or ()) for name, p in self._model.named_parameters()},
             "function modes": torch._C._len_torch_function_stack(),
         }
+
+    def unrestored(self) -> list[str]:
+        """Return the attributes that differ from run to run although the state was put back."""
+        return unrestored_attributes(self._model, self.prepare, self.run)
 
     def same(self, a: Tensor, b: Tensor) -> bool:
         """Compare bit for bit, NaN equal to the same NaN."""

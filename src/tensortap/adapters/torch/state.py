@@ -1,70 +1,90 @@
-"""Running a user's model for a look at it: one step, and everything a step can change, kept and put back."""
+"""Running a user's model for a quick look: one step on a copy of the batch, and the model put back as it was."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tensortap.adapters.batches import copied
 from tensortap.adapters.nested import call_with
 from tensortap.adapters.rng import preserve_rng_state
 from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.snapshot import ModelSnapshot
+from tensortap.errors import UnsupportedError
+
+_FREED: Final = "backward through the graph a second time"
+
+
+def copied_batch(batch: Any) -> Any:
+    """Return a copy of a batch, for a model that may work in place."""
+    return copied(batch, _copy_tensor)
 
 
 def as_step(model: nn.Module, batch: Any) -> Callable[[], Any]:
     """Return the user's own function of a step, or one that calls the model and differentiates what it returns."""
-    return batch if callable(batch) and not isinstance(batch, (nn.Module, Tensor)) else lambda: _step(model, batch)
+    if callable(batch) and not isinstance(batch, (nn.Module, Tensor)):
+        return batch  # type: ignore[no-any-return]
+    return lambda: _step(model, batch)
 
 
 def _step(model: nn.Module, batch: Any) -> Any:
-    output = call_with(model, batch)
+    output = call_with(model, copied_batch(batch))
     parts = [t.float().mean() for _, t in tensors_in(output) if t.requires_grad and not t.is_complex()]
     if parts:
-        torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
+        try:
+            torch.stack(parts).sum().backward()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            if _FREED in str(error) and (names := _graphs_kept(model)):
+                raise UnsupportedError(_KEPT_GRAPH.format(names[0], names[0].rpartition(".")[2])) from error
+            raise
     return output
+
+
+_KEPT_GRAPH: Final = (
+    "the model keeps the graph of an earlier step in {0!r}, and backward cannot go through it again: detach it where "
+    "it is kept, self.{1} = self.{1}.detach(), or give verify a function that runs a step from the beginning"
+)
+
+
+def _graphs_kept(model: nn.Module) -> list[str]:
+    """The attributes that hold tensors with a graph."""
+    return [
+        f"{path}.{name}".lstrip(".")
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_") and any(t.grad_fn is not None for _, t in tensors_in(value))
+    ]
+
+
+def _copy_tensor(value: Any) -> Any:
+    """A copy that is a leaf: backward neither reaches the user's graph nor adds to the user's gradients."""
+    if isinstance(value, Tensor):
+        return value.detach().clone().requires_grad_(value.requires_grad)
+    return value.copy() if isinstance(value, np.ndarray) else value if isinstance(value, nn.Module) else None
 
 
 @contextmanager
 def preserved(model: nn.Module) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts parameters, buffers, gradients, modes and random states back; calls it at the end."""
-    state = {name: tensor.detach().clone() for name, tensor in _state(model).items()}
-    gradients = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    modes = {module: module.training for module in model.modules()}
+    """Yield a function that puts a model, its gradients, modes and random states back; call it at the end."""
+    snapshot = ModelSnapshot(model)
     seed, restore_rng_state = torch.get_rng_state(), preserve_rng_state()
 
     def restore() -> None:
-        with torch.no_grad():
-            for name, tensor in _state(model).items():
-                _put_back(tensor, state[name])
-        for name, parameter in model.named_parameters():
-            kept = gradients[name]
-            parameter.grad = None if kept is None else kept.clone()
-        for module, training in modes.items():
-            module.training = training
-        torch.set_rng_state(seed)
-        restore_rng_state()
+        try:
+            snapshot.restore()
+        finally:
+            torch.set_rng_state(seed)
+            restore_rng_state()
 
     try:
         yield restore
-    finally:
-        restore()
-
-
-def _put_back(tensor: Tensor, kept: Tensor) -> None:
-    """Only what has changed is written, so that nobody's saved tensors are touched for nothing."""
-    if tensor.shape != kept.shape or not _equal(tensor, kept):
-        tensor.copy_(kept)
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """NaN equals NaN here: weights that are NaN already have not changed."""
-    floats = a.is_floating_point() or a.is_complex()
-    return torch.equal(a, b) or (floats and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if not nn.parameter.is_lazy(p)}
-    return found | {f"buffer {name}": b for name, b in model.named_buffers()}
+    except BaseException:
+        with suppress(Exception):  # the user's error is the one to see
+            restore()
+        raise
+    restore()
