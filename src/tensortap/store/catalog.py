@@ -75,8 +75,9 @@ class Catalog:
         self._lock = threading.Lock()
 
     def ranks(self) -> list[int]:
-        """Return the ranks that have written something."""
-        names = {*self.files.list(), *(p.name for p in self.files.staging().glob("rank=*"))}
+        """Return the ranks that have written something: records, or metrics alone, if the records were deleted."""
+        names = {*self.files.list(), *self.files.list(layout.METRICS)}
+        names |= {p.name for p in self.files.staging().glob("rank=*")}
         return sorted(rank for name in names if (rank := layout.rank_of(name)) is not None)
 
     def records(self, rank: int) -> RankFiles:

@@ -14,7 +14,7 @@ from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.record.step import Record
 from tensortap.reduce.statistics import NUMBERS
 from tensortap.reduce.summary import Summary
-from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset, tail_outline
 from tensortap.store.filters import (
     SiteSelection,
     StepSelection,
@@ -84,7 +84,23 @@ def replicas(snapshot: Snapshot, replicated: Replicated = None) -> ReplicaGroups
         return NO_REPLICAS
     named = replicated if isinstance(replicated, Mapping) else {"": replicated}
     alike = {side: places_matching(of, snapshot.places) for side, of in named.items() if of is not None}
-    return replica_groups(shards(snapshot), snapshot.places, alike)
+    return replica_groups(_shards_with_rows(snapshot), snapshot.places, alike)
+
+
+def _shards_with_rows(snapshot: Snapshot) -> dict[int, dict[str, dict[str, Any]]]:
+    """Return the shards of which there are rows: where a rank's files are gone, its replicas count in its place."""
+    said = shards(snapshot)
+    present: dict[int, set[str]] = {files.rank: set() for files in snapshot.records}
+    for files in snapshot.records:
+        tails = [snapshot.tails[path] for path in files.tails if path in snapshot.tails]
+        outlines = [*files.segments.values(), *map(tail_outline, tails)]
+        for places in {id(outline.places): outline.places for outline in outlines}.values():
+            present[files.rank].update(str(Place(site, port, slot)) for site, port, slot, *_ in places)
+    return {
+        rank: {name: shard for name, shard in said[rank].items() if name in names}
+        for rank, names in present.items()
+        if names
+    }
 
 
 def place_named(snapshot: Snapshot, site: str, port: str | None, slot: str | None) -> Place:
