@@ -308,3 +308,18 @@ def test_document_lists_every_rule() -> None:
     for name, row in rows.items():
         for threshold, value in REGISTRY[name].thresholds.items():
             assert f"`{threshold}={value!r}`" in row, f"{name}: {threshold}={value!r}"
+
+
+@pytest.mark.parametrize("units", [False, True])
+def test_a_dead_relu_is_named_although_nan_follows(tmp_path: Path, units: bool) -> None:
+    """What was wrong before a NaN stays named, next to the NaN."""
+    keep = [tt.stats(), *([tt.units()] if units else [])]
+    dead, alive = np.zeros((8, 4), np.float32), np.ones((8, 4), np.float32)
+    dead[0, 0] = 1e-3 if units else 0.0
+    with tt.watch(tt.probe("**", keep=keep), to=tmp_path / "run") as tap:
+        for step in range(40):
+            tt.tap(np.full_like(dead, np.nan) if step >= 20 else dead if step else alive * (np.arange(4) > 0), "relu")
+            tap.step()
+    found = {finding.rule: finding for finding in tap.run.findings()}
+    assert found["dead_units"].site == "relu:output" and found["dead_units"].steps.last == 19
+    assert found["nonfinite"].steps.first == 20

@@ -259,3 +259,23 @@ def test_errors(record, tmp_path):
         tt.diff(a, a, sites="a:outptu")
     with pytest.raises(RunError, match="nowhere"):
         tt.diff(a, tmp_path / "nowhere")
+
+
+def test_steps_are_paired_by_phase(tmp_path):
+    """Two runs that evaluate at other times are compared training step with training step."""
+    torch = pytest.importorskip("torch")
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.0))
+    for name, phases in (("a", "ttet"), ("b", "tett")):
+        seen = {"t": 0, "e": 0}
+        with tt.watch(model, tt.probe("**:output", keep=tt.stats()), to=tmp_path / name) as tap:
+            for phase in phases:
+                seen[phase] += 1
+                model.train(phase == "t")
+                x = torch.full((2, 3), float(seen[phase]) if phase == "t" else -100.0)
+                with torch.set_grad_enabled(phase == "t"):
+                    model(x)
+                tap.step()
+    found = tt.diff(tmp_path / "a", tmp_path / "b")
+    pairs = zip(found.table()["step"].to_pylist(), found.table()["step_b"].to_pylist(), strict=True)
+    assert found and sorted(set(pairs)) == [(0, 0), (1, 2), (2, 1), (3, 3)]
+    assert any("paired by phase" in remark for remark in found.remarks())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -21,7 +22,7 @@ from tensortap.store import facts, queries
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
-from tensortap.store.tensor_index import TensorEntry, kept_tensors
+from tensortap.store.tensor_index import DamagedTensorError, TensorEntry, kept_tensors
 from tensortap.types import Place
 
 Floats = npt.NDArray[np.float64]
@@ -97,6 +98,11 @@ class SiteHistory:
     def zeros(self) -> Floats:
         """The share of zeros at each step."""
         return np.asarray(self["zeros"] / np.maximum(self["numel"], 1))
+
+    @property
+    def finite(self) -> Mask:
+        """Whether all elements were finite, at each step."""
+        return np.asarray(self["nan"] + self["posinf"] + self["neginf"] == 0)
 
     def finding(
         self, at: Mask | Steps | None, message: str, advice: str = "", *, severity: Any = "", **evidence: Any
@@ -182,13 +188,16 @@ class RunHistory:
             self._histograms[key] = dict(self._read_histograms(*key))
         return self._histograms[key].get(site.place)
 
-    def tensors(self, *kinds: str, last: int = 1) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:
-        """Return what was kept of tensors, as (step, array), at the last steps that have any."""
+    def tensors(
+        self, *kinds: str, last: int = 1, steps: Mapping[Place, Collection[int]] | None = None
+    ) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:  # fmt: skip
+        """Return what was kept of tensors, as (step, array), at the last of all steps, or of `steps`."""
         kept: dict[Place, list[TensorEntry]] = {}
         for item in kept_tensors(self.snapshot):
-            if item.key.kind in kinds and not item.key.recomputed:
+            wanted = steps is None or item.key.step in steps.get(item.key.place, ())
+            if wanted and item.key.kind in kinds and not item.key.recomputed:
                 kept.setdefault(item.key.place, []).append(item)
-        return {place: [(item.key.step, item.read()) for item in _latest(items, last)] for place, items in kept.items()}
+        return {place: list(_read(_latest(items, last))) for place, items in kept.items()}
 
     def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
         """Return a named number of each site at a port over steps; of several in a step, the largest."""
@@ -241,6 +250,12 @@ class RunHistory:
                 steps = Steps(row["first_step"], row["last_step"], min(row["records"], len(wanted)))
                 counts = np.array(row["hist_counts"], np.int64)
                 yield place, SiteHistogram(row["hist_offset"], counts, row["zeros"], row["min"], row["max"], steps)
+
+
+def _read(items: Iterable[TensorEntry]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    for item in items:
+        with contextlib.suppress(DamagedTensorError):  # the run counts it
+            yield item.key.step, item.read()
 
 
 def _latest(items: list[TensorEntry], last: int) -> list[TensorEntry]:

@@ -57,6 +57,7 @@ class Pair:
     cosine: float | None = None
     sqnr: float | None = None
     bit_equal: float | None = None
+    step_b: int = -1  # the step of `b` that it was compared with
 
     @property
     def differs(self) -> bool:

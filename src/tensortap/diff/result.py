@@ -142,6 +142,10 @@ class Diff:
             yield f"its parameters differ: {listed(causes)}"
         if (unequal := self.first_unequal) and unequal is not self.first:
             yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
+        pairs = (zip(b["step"].to_pylist(), b["step_b"].to_pylist(), strict=True) for b in self.batches)
+        if moved := next(((a, b) for batch in pairs for a, b in batch if a != b), None):
+            example = f"step {moved[0]} of a with step {moved[1]} of b"
+            yield f"steps of one number are of different phases: they were paired by phase, such as {example}"
         if self.aligned_by == "order":
             yield "names differ: sites were aligned by order of execution and shape"
         for (a, b), sites in self.dtypes.items():

@@ -68,20 +68,51 @@ def diff_snapshots(
     """Compare two runs as they were when the snapshots were taken."""
     wanted = step_test(steps)
     steps_a, steps_b = ([s for s in side.snapshot.steps.tolist() if wanted(s)] for side in (a, b))
-    both = sorted(set(steps_a) & set(steps_b))
+    both = paired_steps(_phases(a, steps_a), _phases(b, steps_b))
     if not both:
         raise RunError(_no_step(a, b, steps))
-    aligned = align(_places(a), _places(b), renames(map), lambda: (_signatures(a, both), _signatures(b, both)))
+    of_a, of_b = [pair[0] for pair in both], [pair[1] for pair in both]
+    aligned = align(_places(a), _places(b), renames(map), lambda: (_signatures(a, of_a), _signatures(b, of_b)))
     aligned = _chosen(aligned, sites)
     found = _DiffBuilder()
     precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
-    read = (_by_step(a, both, aligned.pairs), _by_step(b, both, aligned.pairs.values()))
+    read = (_by_step(a, of_a, aligned.pairs), _by_step(b, of_b, aligned.pairs.values()))
     kept = KeptElements(*a), KeptElements(*b)
     for n, (records_a, records_b) in enumerate(zip(*read, strict=True)):
         progress(n, len(both))
         precision.next_step()
         found.add(*_pairs(records_a, records_b, *kept, aligned.pairs, precision))
     return found.diff(a.run, b.run, aligned, both, steps_a, steps_b)
+
+
+def paired_steps(a: Mapping[int, str], b: Mapping[int, str]) -> list[tuple[int, int]]:
+    """Return which steps are compared, from the phase of each: those of one number, unless their phases differ.
+
+    When any do, as in runs that evaluate at other times, the first training step of one is compared with the first
+    training step of the other, and so on, and likewise for each other phase. Runs that share no phase are compared by
+    number.
+
+    >>> paired_steps({0: "train", 1: "train", 2: "eval"}, {1: "train", 2: "eval", 3: "eval"})
+    [(1, 1), (2, 2)]
+    >>> paired_steps({0: "train", 1: "eval", 2: "train"}, {0: "train", 1: "train", 2: "eval"})
+    [(0, 0), (1, 2), (2, 1)]
+    """
+    common = sorted(a.keys() & b.keys())
+    shared = [phase for phase in dict.fromkeys(a.values()) if phase and phase in set(b.values())]
+    if not shared or all(a[step] == b[step] for step in common):
+        return [(step, step) for step in common]
+    pairs = []
+    for phase in shared:
+        of_a, of_b = (sorted(step for step, of in side.items() if of == phase) for side in (a, b))
+        pairs += list(zip(of_a, of_b, strict=False))
+    return sorted(pairs)
+
+
+def _phases(side: Side, steps: Sequence[int]) -> dict[int, str]:
+    """Return the phase of each step."""
+    rows = table(side.snapshot, columns=("step", "phase")).group_by(["step"]).aggregate([("phase", "min")])
+    known = dict(zip(rows["step"].to_pylist(), rows["phase_min"].to_pylist(), strict=True))
+    return {step: str(known.get(step) or "") for step in steps}
 
 
 def _places(side: Side) -> list[Place]:
@@ -99,12 +130,12 @@ def _signatures(side: Side, steps: Sequence[int]) -> dict[Place, SiteSignature]:
     return found
 
 
-def _dtypes(a: Side, b: Side, aligned: Alignment, step: int) -> list[tuple[str, str]]:
+def _dtypes(a: Side, b: Side, aligned: Alignment, steps: tuple[int, int]) -> list[tuple[str, str]]:
     """Return the types of activations and gradients in both runs; parameters often keep theirs when others change."""
     names = ("site", "port", "slot", "dtype")
     known = [
         {Place(*where): dtype for *where, dtype in zip(*(rows[n].to_pylist() for n in names), strict=True)}
-        for rows in (table(side.snapshot, steps=step, columns=names) for side in (a, b))
+        for rows in (table(s.snapshot, steps=step, columns=names) for s, step in zip((a, b), steps, strict=True))
     ]
     pairs = ((known[0].get(x), known[1].get(y)) for x, y in aligned.pairs.items() if x.port != "param")
     return [(x, y) for x, y in pairs if x is not None and y is not None]
@@ -163,8 +194,8 @@ def _by_step(side: Side, steps: Sequence[int], places: Iterable[Place]) -> Itera
 def _compare(a: Record, b: Record, tolerance: Tolerance, kept_a: KeptElements, kept_b: KeptElements) -> Pair:
     x, y = a.summary, b.summary
     known: dict[str, Any] = {
-        "step": a.step, "rank": a.rank, "site": str(a.place), "site_b": str(b.place), "call": a.call, "seq": a.seq,
-        "dtype": x.dtype, "dtype_b": y.dtype, "shape": x.shape, "shape_b": y.shape,
+        "step": a.step, "step_b": b.step, "rank": a.rank, "site": str(a.place), "site_b": str(b.place),
+        "call": a.call, "seq": a.seq, "dtype": x.dtype, "dtype_b": y.dtype, "shape": x.shape, "shape_b": y.shape,
         "rtol": tolerance.rtol, "atol": tolerance.atol,
     }  # fmt: skip
     if x.numel != y.numel:
@@ -233,7 +264,13 @@ class _DiffBuilder:
             self._unequal = self._unequal or (pair if pair.unequal else None)
 
     def diff(
-        self, a: Run, b: Run, aligned: Alignment, both: Sequence[int], steps_a: Sequence[int], steps_b: Sequence[int]
+        self,
+        a: Run,
+        b: Run,
+        aligned: Alignment,
+        both: Sequence[tuple[int, int]],
+        steps_a: Sequence[int],
+        steps_b: Sequence[int],
     ) -> Diff:
         """Return all of it, the worst site first."""
         if not self._sites:
@@ -245,7 +282,7 @@ class _DiffBuilder:
         for worst in (row.worst for row in self._sites.values()):
             if worst.dtype != worst.dtype_b:
                 other.setdefault((worst.dtype, worst.dtype_b), []).append(worst.site)
-        common = set(both)
+        common_a, common_b = ({pair[side] for pair in both} for side in (0, 1))
         return Diff(
             a=a.path,
             b=b.path,
@@ -255,9 +292,9 @@ class _DiffBuilder:
             aligned_by=aligned.by,
             only_in_a=tuple(map(str, aligned.only_in_a)),
             only_in_b=tuple(map(str, aligned.only_in_b)),
-            steps=tuple(both),
-            steps_only_in_a=tuple(s for s in steps_a if s not in common),
-            steps_only_in_b=tuple(s for s in steps_b if s not in common),
+            steps=tuple(step for step, _ in both),
+            steps_only_in_a=tuple(s for s in steps_a if s not in common_a),
+            steps_only_in_b=tuple(s for s in steps_b if s not in common_b),
             alone_in_a=self._alone[0],
             alone_in_b=self._alone[1],
             dtypes={types: tuple(sites) for types, sites in other.items()},

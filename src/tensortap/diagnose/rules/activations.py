@@ -34,10 +34,11 @@ def dead_units(
     before it by that of its weight's gradient, `zero_gradients` at least (AutoTrainer).
     """
     shown = [site for site in history.sites(*FORWARD_PORTS) if relu_like(site)]
-    kept = history.tensors("units", last=LAST)
+    finite = {site.place._replace(op=""): set(site.steps[site.finite].tolist()) for site in shown}
+    kept = history.tensors("units", last=LAST, steps=finite)
     reported = set()
     for site in shown:
-        found = _by_unit(site, kept[site.place], active, dead, some) if site.place in kept else _by_zeros(site, zeros)
+        found = _by_unit(site, kept[site.place], active, dead, some) if kept.get(site.place) else _by_zeros(site, zeros)
         reported.add(site.module)
         if found:
             yield found
@@ -64,7 +65,7 @@ def _by_unit(
 
 
 def _by_zeros(site: SiteHistory, zeros: float) -> Finding | None:
-    held = lately(site.zeros >= zeros, LAST)
+    held = lately(site.zeros >= zeros, LAST, site.finite)
     if not held.any():
         return None
     share = float(site.zeros[held].mean())
@@ -86,7 +87,7 @@ def _before_relu(history: RunHistory, reported: set[str]) -> list[SiteHistory]:
 
 
 def _by_gradient(site: SiteHistory, zero_gradients: float) -> Iterator[Finding]:
-    held = lately(site.zeros >= zero_gradients, LAST)
+    held = lately(site.zeros >= zero_gradients, LAST, site.finite)
     if held.any():
         share = float(site.zeros[held].mean())
         message = f"{text.percent(share, 1)} of the weight's gradient is zero: so many units never fired in a batch."

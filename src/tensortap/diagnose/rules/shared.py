@@ -25,11 +25,18 @@ def relu_like(site: SiteHistory) -> bool:
         return True
     if any(part in site.type for part in _OTHERS) or not site.floating or len(site.shape) < 2:
         return False
-    return bool(np.all(site["min"] >= 0) and np.any(site["max"] > 0) and np.any(site["zeros"] > 0))
+    return bool(np.all(site["min"][site.finite] >= 0) and np.any(site["max"] > 0) and np.any(site["zeros"] > 0))
 
 
-def lately(mask: Mask, count: int) -> Mask:
-    """Return the last steps, unbroken to the end, at which the mask holds; nothing when they are fewer than `count`."""
+def lately(mask: Mask, count: int, finite: Mask | None = None) -> Mask:
+    """Return the last steps, unbroken to the end, at which the mask holds; nothing when they are fewer than `count`.
+
+    With `finite`, steps that are not finite are left out of account: what was wrong before a NaN stays named.
+    """
+    if finite is not None:
+        out = np.zeros_like(mask)
+        out[finite] = lately(mask[finite], count)
+        return out
     held = np.logical_and.accumulate(mask[::-1])[::-1]
     return held if held.sum() >= min(count, len(mask)) and mask.any() else np.zeros_like(mask)
 

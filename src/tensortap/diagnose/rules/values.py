@@ -32,7 +32,7 @@ def all_zero(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
 
 
 def _folded(sites: list[SiteHistory], steps: int, advice: str) -> Iterator[Finding]:
-    lasting = {s: lately((s["zeros"] == s["numel"]) & (s["numel"] > 1), steps) for s in sites if s.floating}
+    lasting = {s: lately((s["zeros"] == s["numel"]) & (s["numel"] > 1), steps, s.finite) for s in sites if s.floating}
     zero = [site for site, mask in lasting.items() if mask.any()]
     if not zero:
         return
@@ -49,9 +49,9 @@ def constant(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is the same, other than zero, at the last `steps` steps and before: std is 0."""
     for site in history.sites(*FORWARD_PORTS):
         same = (site["min"] == site["max"]) & (site["min"] != 0) & (site["numel"] > 1)
-        held = lately(same & (site["nan"] + site["posinf"] + site["neginf"] == 0), steps)
+        held = lately(same, steps, site.finite)
         if site.floating and held.any():
-            value, numel = float(site["min"][-1]), int(site["numel"][-1])
+            value, numel = float(site["min"][held][-1]), int(site["numel"][-1])
             yield site.finding(
                 held, f"All {numel} elements are {text.number(value)}.",
                 "It carries no information: look for equal weights, which nothing tells apart, saturation or a clamp.",
