@@ -203,9 +203,9 @@ def watch(
     """Observe a model, or without one the values that `tap(x, "name")` names, and write what is seen.
 
     A plain function shows its operations when it is called by `tap.call(...)`. `probes` are patterns or probes; none
-    means the output of every leaf module. `to` is a path, a logger, a function, a sink or a list of them; none means
-    a new folder under `runs/`. With `strict` an error of ours is raised instead of counted. `budget=0.02` observes as
-    many steps as keep the cost below 2 % of the step time. `on_nonfinite` names the origin of a NaN or an infinity:
+    means the outputs of layers and of the model. `to` is a path, a logger, a function, a sink or a list of them; none
+    means a new folder under `runs/`. With `strict` our errors are raised instead of counted. `budget=0.02` observes
+    as many steps as keep the cost below 2 % of the step time. `on_nonfinite` names the origin of a NaN or an infinity:
     "record" warns of it, "raise" ends the training, a function is called with it. Of several processes `ranks=0`,
     `ranks=[0, 2]` or `ranks=lambda rank, world: ...` chooses those that record; `global_stats=True` adds one
     all-reduce at the end of an observed step, whose result is `tap.global_stats`. What is rarely needed is in

@@ -22,11 +22,12 @@ def values_in(value: Any, kind: type[T], slot: str = "", depth: int = _DEPTH) ->
     if isinstance(value, kind):
         yield slot, value
     elif depth:
-        for name, item in _parts(value):
+        for name, item in items_of(value):
             yield from values_in(item, kind, slot + name, depth - 1)
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+def items_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what is in a container or dataclass, each item with the end of its slot."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield (f".{key}" if isinstance(key, str) else f"[{key!r}]"), item

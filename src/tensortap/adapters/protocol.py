@@ -40,9 +40,9 @@ class AdapterOptions(NamedTuple):
 DEFAULT_OPTIONS: Final = AdapterOptions()
 
 
-def leaves(site: Candidate) -> bool:
-    """Choose every module without children: what is watched when nothing else is said."""
-    return site.leaf
+def watched_by_default(site: Candidate) -> bool:
+    """Choose what is watched when no probe is given: modules without children, or what the adapter says."""
+    return site.leaf if site.default is None else site.default
 
 
 class Adapter:
@@ -76,7 +76,7 @@ class Adapter:
 
     def default_sites(self) -> str | Callable[[Candidate], bool]:
         """Return what is watched when the user names no site."""
-        return leaves
+        return watched_by_default
 
     def describe(self) -> dict[str, Any]:
         """Return the model's tree, for `run.json`."""

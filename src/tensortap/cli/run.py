@@ -15,7 +15,12 @@ from tensortap.script.session import ScriptRun
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
-@click.option("--sites", multiple=True, metavar="PATTERN", help="What to observe (default: the output of every leaf).")
+@click.option(
+    "--sites",
+    multiple=True,
+    metavar="PATTERN",
+    help="What to observe (default: the outputs of layers and of the model).",
+)
 @click.option("--every", type=click.IntRange(1), metavar="N", default=1, help="Observe every N-th step only.")
 @click.option(
     "--keep",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tensortap.adapters.protocol import leaves
+from tensortap.adapters.protocol import watched_by_default
 from tensortap.errors import ProbeError, RunError, RunExistsError
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
 from tensortap.select.probes import Probe, probe
@@ -58,7 +58,7 @@ def parse_reducer(text: str) -> Reducer:
 def probe_for(options: RunOptions) -> Probe:
     """Return the probe that the options describe."""
     keep = [parse_reducer(text) for text in options.keep] or None
-    return probe(*(options.sites or (leaves,)), keep=keep, when=every(options.every))
+    return probe(*(options.sites or (watched_by_default,)), keep=keep, when=every(options.every))
 
 
 def checked_path(options: RunOptions) -> str | None:

@@ -23,6 +23,7 @@ class Candidate(NamedTuple):
     types: tuple[str, ...]
     ports: tuple[str, ...]
     leaf: bool = True
+    default: bool | None = None  # watched when no probe is given; None: leaves are
 
 
 class OperationPattern(NamedTuple):

@@ -132,7 +132,7 @@ def test_slots_of_a_real_model_output(watch: Callable[..., Any], same: Callable[
 
 
 class caught:
-    """What plain hooks on the leaves see: tensors by place and call."""
+    """What plain hooks on the modules that are watched by default see: tensors by place and call."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -140,8 +140,9 @@ class caught:
     def __enter__(self) -> dict[tuple[str, int], Tensor]:
         self.calls: dict[tuple[str, int], Tensor] = {}
         self.counts: dict[str, int] = defaultdict(int)
-        leaves = [(n, m) for n, m in self.model.named_modules(remove_duplicate=False) if not list(m.children())]
-        self.handles = [m.register_forward_hook(lambda m, a, out, n=n: self.note(n, out)) for n, m in leaves]
+        named = self.model.named_modules(remove_duplicate=False)
+        chosen = [(n, m) for n, m in named if not n or not list(m.children()) or any(True for _ in m.parameters(False))]
+        self.handles = [m.register_forward_hook(lambda m, a, out, n=n: self.note(n, out)) for n, m in chosen]
         return self.calls
 
     def note(self, name: str, output: Any) -> None:
@@ -162,6 +163,9 @@ def slots(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, (tuple, list)):
         for i, item in enumerate(value):
             yield from slots(item, f"{path}[{i}]")
+    elif hasattr(value, "items") or hasattr(value, "__dict__"):
+        for name, item in value.items() if hasattr(value, "items") else vars(value).items():
+            yield from slots(item, f"{path}.{name}")
 
 
 def test_closing_leaves_no_trace(subject: Subject, tmp_path: Path) -> None:

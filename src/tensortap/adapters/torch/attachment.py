@@ -16,7 +16,7 @@ from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules import unseen
 from tensortap.adapters.torch.modules.hidden import HIDING
 from tensortap.adapters.torch.modules.hookset import FusedLayerHooks, HookSet, UnfusedLayerHooks
-from tensortap.adapters.torch.modules.placement import HookPlacement, register_on_root, tappable, within
+from tensortap.adapters.torch.modules.placement import HookPlacement, enclosing, register_on_root, tappable
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.ops.hooks import place_hooks
@@ -49,7 +49,7 @@ class ModelHooks:
         self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
         fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
         for module, registers, bits, paths in self.placement.hooks_of(root):
-            inside = next((hooks for path, hooks in fused.items() if within(paths, path)), None)
+            inside = enclosing(paths, fused)
             if module is called and inside is None:  # its call has begun when a step is found to begin
                 self._handles += [register(module) for register in registers]
             else:

@@ -348,7 +348,8 @@ def test_watching_everything_sees_named_values_too(watch):
     seen = watch(model)
     model(torch.randn(2, 3))
     seen.tap.step()
-    assert seen.places == ["fc:output", "mine/hidden:output", "mine/pair:output[0]", "mine/pair:output[1][0]"]
+    named = ["mine/hidden:output", "mine/pair:output[0]", "mine/pair:output[1][0]"]
+    assert seen.places == ["fc:output", *named, ":output"]
 
 
 def test_a_name_nobody_tapped_is_said(watch):

@@ -25,7 +25,7 @@ from tensortap.adapters.torch.compile import operators as compiled
 from tensortap.adapters.torch.compile.operators import CompileStatus, is_exporting
 from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
 from tensortap.adapters.torch.modules.hidden import HiddenEntry
-from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in
+from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in, tensors_in_containers
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.record.recorder import OpenStep, Point
 
@@ -71,7 +71,7 @@ class OutputHook(Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Record the output."""
         if is_compiling():
-            _observe_compiled(self.handle, list(tensors_in(output)), NO_TENSOR_OUT)
+            _observe_compiled(self.handle, list(tensors_in_containers(output)), NO_TENSOR_OUT)
             return
         if tracing():
             return
@@ -83,7 +83,7 @@ class OutputHook(Hook):
             observer.take(self.plain or self._plain(), output, step, backward_task() != -1)
             return
         try:
-            _take_all(observer, [self.port], list(tensors_in(output)), step, backward_task() != -1)
+            _take_all(observer, [self.port], tensors_in(output, observer.not_entered), step, backward_task() != -1)
         except Exception as error:
             _failed(observer, f"looking into a {type(output).__name__}", error)
 
@@ -207,7 +207,7 @@ class ForwardHook(Hook):
             return
         try:
             recomputed = backward_task() != -1
-            found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
+            found = [("", output)] if type(output) is Tensor else tensors_in(output, observer.not_entered)
             _take_all(observer, self.outputs, found, step, recomputed)
             if self.grad_outputs or inputs:
                 call = count_call(step, self, recomputed)
@@ -219,7 +219,7 @@ class ForwardHook(Hook):
             _failed(observer, f"observing a {type(module).__name__}", error)
 
     def _compiled(self, output: Any) -> None:
-        found = list(tensors_in(output))
+        found = list(tensors_in_containers(output))
         _observe_compiled(self.handle, found, NO_TENSOR_OUT)
         if is_exporting():
             return

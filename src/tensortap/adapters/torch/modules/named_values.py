@@ -18,7 +18,7 @@ from tensortap.adapters.torch.compile import operators as compiled
 from tensortap.adapters.torch.compile.operators import CompileStatus, Found, GraphReceiver, is_exporting
 from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
 from tensortap.adapters.torch.modules.hooks import tracing
-from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.modules.nested import tensors_in, tensors_in_containers
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.select.ports import RESULT_PORTS
 from tensortap.select.sites import Candidate
@@ -56,7 +56,7 @@ class NamedValues:
 
     def _record_compiled(self, name: str, value: Any) -> None:
         """Put operators into the graph that record the value when it runs."""
-        found = [(name + _SLOT + slot, tensor) for slot, tensor in tensors_in(value)]
+        found = [(name + _SLOT + slot, tensor) for slot, tensor in tensors_in_containers(value)]
         compiled.observe(self._handle, found)
         if self._gradients:
             compiled_backward.await_gradients(self._gradient_handle, found)
@@ -71,7 +71,7 @@ class NamedValues:
     def _record_eager(self, name: str, value: Any) -> bool:
         """Record the tensors in a value and await their gradients. Return False when there is none."""
         known = self.ports_of(name)
-        found, recomputed = list(tensors_in(value)), backward_task() != -1
+        found, recomputed = tensors_in(value, self._observer.not_entered), backward_task() != -1
         step = self._steps.current()
         if known.output is not None and step.armed & known.output.bits:
             for slot, tensor in found:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -24,6 +24,8 @@ from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.nonfinite.hook import OriginHook
 from tensortap.adapters.torch.steps import TorchStepDetector
 from tensortap.select.ports import MODULE_PORTS
+
+T = TypeVar("T")
 
 
 class HookPlacement:
@@ -100,9 +102,14 @@ def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:
     return names
 
 
-def within(paths: Iterable[str], layer: str) -> bool:
-    """Return whether a module of these paths is the encoder layer or lies in it."""
-    return not layer or any(path == layer or path.startswith(f"{layer}.") for path in paths)
+def enclosing(paths: Iterable[str], layers: Mapping[str, T]) -> T | None:
+    """Return what belongs to the encoder layer that a module of these paths is or lies in."""
+    for path in paths if layers else ():
+        while path and path not in layers:
+            path = path.rpartition(".")[0]
+        if path in layers:
+            return layers[path]
+    return None
 
 
 def _register_before(module: nn.Module, hook: ForwardPreHook, key: int) -> RemovableHandle:

@@ -13,7 +13,7 @@ from tensortap.adapters.torch.compile.backward import await_gradients
 from tensortap.adapters.torch.compile.code import compiler_callback, skip_compiling
 from tensortap.adapters.torch.compile.operators import CALLED, CompileStatus, Found, GraphReceiver, is_exporting, notify
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
-from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.modules.nested import tensors_in_containers
 from tensortap.adapters.torch.steps import MOST_MARKS, TorchStepDetector
 from tensortap.errors import NonFiniteError
 
@@ -105,7 +105,7 @@ class RootForwardHook(Hook):
         """End the step, also after a failed forward."""
         if is_compiling():
             if not is_exporting():
-                await_gradients(self.handle, list(tensors_in(output))[:MOST_MARKS])
+                await_gradients(self.handle, list(tensors_in_containers(output))[:MOST_MARKS])
             return
         if not tracing():
             self.receiver.end(output)

@@ -26,6 +26,12 @@ mode_is_on: Final = (
 )  # a function mode would see what an observer asks of a tensor
 
 
+_NOT_ENTERED: Final = (
+    "outputs hold objects of {}, in which tensors cannot be found (counted as objects_not_entered): name the tensors, "
+    "tensortap.tap(x, 'name'), or register the class with torch.utils._pytree"
+)
+
+
 class TensorObserver:
     """Record tensors. Every hook ends in `take`."""
 
@@ -110,6 +116,12 @@ class TensorObserver:
         values = row_without_values(tensor.numel())
         row = step.table.insert(point.key, armed, recomputed, CODES[tensor.dtype], tuple(tensor.shape), values)
         return row if row >= 0 else self._too_late()
+
+    def not_entered(self, kind: type) -> None:
+        """Count an object in an output that cannot be looked into, and name its type once."""
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        self.recorder.counters.add("objects_not_entered")
+        self.recorder.counters.warn(f"objects_not_entered:{name}", _NOT_ENTERED.format(name))
 
     def _too_late(self) -> int:
         """Count a tensor whose step was closed by another thread while the tensor was being read."""

@@ -20,6 +20,7 @@ FLAT: Final = (
 )
 BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only and never called"
 
+PARAMETRIZATIONS: Final = "parametrizations"  # what torch.nn.utils.parametrize calls its modules in another
 WRAPPED: Final = "_orig_mod"  # the attribute of torch.compile's wrapper
 
 _TRACED: Final = torch.jit._trace.TopLevelTracedModule
@@ -52,13 +53,45 @@ def owners_of(root: nn.Module) -> dict[str, Owner]:
 
 def candidates_of(root: nn.Module) -> list[Candidate]:
     """Return the modules and parameters that can be tapped."""
-    found = [candidate(path, module) for path, module in modules_of(root) if not reason_untappable(module)]
+    defaults = DefaultModules()
+    found = [
+        candidate(path, module)._replace(default=defaults.include(path, module))
+        for path, module in modules_of(root)
+        if not reason_untappable(module)
+    ]
     return found + [Candidate(name, owner.types, owner.ports) for name, owner in owners_of(root).items()]
 
 
 def candidate(path: str, module: nn.Module) -> Candidate:
     """Return a module as patterns see it."""
-    return Candidate(path, _types(module), MODULE_PORTS, leaf=not any(True for _ in module.children()))
+    return Candidate(path, _types(module), MODULE_PORTS, leaf=not any(m is not None for m in module._modules.values()))
+
+
+class DefaultModules:
+    """Choose the modules whose outputs are watched when no probe is given.
+
+    These are the root, modules without a tappable module in them, and those with parameters of their own, which compute
+    beyond what they call (nn.MultiheadAttention). A parametrization computes a weight and is not part of a module in
+    this sense: a parametrized Linear is watched, and so is the parametrization's innermost module.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[nn.Module, bool] = {}
+
+    def include(self, path: str, module: nn.Module) -> bool:
+        """Return whether a tappable module is watched by default."""
+        if not path or not self._calls_others(module):
+            return True
+        own = any(parameter is not None for parameter in module._parameters.values())
+        return own and PARAMETRIZATIONS not in path.split(".")
+
+    def _calls_others(self, module: nn.Module) -> bool:
+        """Return whether there is a tappable module in a module, at any depth, parametrizations aside."""
+        known = self._known.get(module)
+        if known is None:
+            inner = [m for name, m in module._modules.items() if m is not None and name != PARAMETRIZATIONS]
+            self._known[module] = known = any(not reason_untappable(m) or self._calls_others(m) for m in inner)
+        return known
 
 
 def untappable(root: nn.Module) -> dict[str, str]:

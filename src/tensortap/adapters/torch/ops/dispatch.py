@@ -95,7 +95,7 @@ class DispatchObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _after(self, site: OpSite, ports: OpPorts, given: Found, output: Any, node: int) -> None:
         try:
-            site.take_outputs(ports, list(tensors_in(output)), self.step)
+            site.take_outputs(ports, tensors_in(output), self.step)
             if node >= 0 and (ports.grad_output or ports.grad_input):
                 call = count_call(self.step, site, backward_task() != -1)
                 self.seen.append(_ObservedCall(site, ports, node, [slot for slot, _ in given], call))

@@ -17,7 +17,7 @@ from tensortap.adapters.torch.distributed.fully_shard import is_sharded
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
-from tensortap.adapters.torch.modules.placement import tappable, within
+from tensortap.adapters.torch.modules.placement import enclosing, tappable
 from tensortap.adapters.torch.ops.taps import OpTaps
 from tensortap.adapters.torch.ops.visibility import COMPILED
 from tensortap.adapters.torch.steps import running_twice
@@ -161,7 +161,7 @@ def place_hooks(taps: OpTaps, root: nn.Module, fused: Mapping[str, HookSet]) -> 
         elif module is root:
             handles += [register(root) for register in enter_hook.registers()]
         else:
-            inside = next((hooks for path, hooks in fused.items() if within(paths, path)), around)
+            inside = enclosing(paths, fused) or around
             inside.add(module, enter_hook.registers(), taps.bits, paths)
     if "" in fused:
         handles += [register(root) for register in layers.registers()]

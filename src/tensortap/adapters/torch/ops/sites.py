@@ -77,7 +77,7 @@ class OpSite:
 
     def after(self, ports: OpPorts, output: Any, noted: CallInputs | None, step: OpenStep, steps: StepSource) -> None:
         """Record the output after the call, and await the gradients."""
-        found: Found = [("", output)] if type(output) is Tensor else list(tensors_in(output))
+        found: Found = [("", output)] if type(output) is Tensor else tensors_in(output)
         self.take_outputs(ports, found, step)
         if ports.grad_output or noted:
             call = count_call(step, self, backward_task() != -1)
