@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from tensortap.adapters.lookup import compiled_values
@@ -14,15 +16,32 @@ from tensortap.select.sites import Candidate
 from tensortap.types import Place
 
 T = TypeVar("T")
+
+
+class _Silence(threading.local):
+    on = False  # in this thread
+
+
+_SILENT: Final = _Silence()
 _UNDECIDED: Final = Point(Place(""), -1, 0, 0)
 
 
 def tap(value: T, name: str) -> T:
     """Name a value inside your own code, and give it back unchanged. Free when nobody watches."""
-    if ACTIVE.recorders:
+    if ACTIVE.recorders and not _SILENT.on:
         for recorder in ACTIVE.recorders:
             value = recorder.see(value, name)
     return value
+
+
+@contextmanager
+def silent_names() -> Iterator[None]:
+    """Record no named value of this thread in the block, in which a module is run again for a search."""
+    before, _SILENT.on = _SILENT.on, True
+    try:
+        yield
+    finally:
+        _SILENT.on = before
 
 
 class NamedValueRecorder:

@@ -33,10 +33,8 @@ class NonFiniteMonitor:
         if self.action is None:
             return None
         step.table.wait()  # pending values are needed now
-        if not step.table.nonfinite:
-            return None
-        found: Origin = step.origin or first_in(step, names)
-        return found
+        found: Origin | None = step.origin
+        return first_in(step, names) if found is None and step.table.nonfinite else found
 
     def tell(self, origin: Origin, number: int) -> None:
         """After the step is safe: count it, say it, and raise or call."""

@@ -132,6 +132,7 @@ class TorchAdapter(Adapter):
         """Record parameters and gradients that no optimizer step has shown."""
         if step is self._recorder.current:
             self._parameters.record_rest(step)
+        self._hooks.collect(step)
         done = [leaf for leaf in self._observer.leaves if leaf.step is step]
         if done:
             self._observer.leaves = [leaf for leaf in self._observer.leaves if leaf.step is not step]

@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.nested import names_of
-from tensortap.adapters.plan import Plan, Port
+from tensortap.adapters.plan import Plan, Port, bits_of
 from tensortap.adapters.torch.autograd.gradients import CallStack
 from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules import tree as modules
@@ -21,7 +21,7 @@ from tensortap.adapters.torch.modules.hooks import ForwardHook, ForwardPreHook, 
 from tensortap.adapters.torch.modules.hookset import Register, new_hook_key, rekey
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook
 from tensortap.adapters.torch.modules.tensors import TensorObserver
-from tensortap.adapters.torch.nonfinite.hook import OriginHook
+from tensortap.adapters.torch.nonfinite.finder import OriginFinder, OriginHook
 from tensortap.adapters.torch.steps import TorchStepDetector
 from tensortap.select.ports import MODULE_PORTS
 
@@ -44,7 +44,7 @@ class HookPlacement:
         self._detector = detector
         self._plan = plan
         self._compile_status = compile_status
-        self._origins = origins
+        self.origins = OriginFinder(observer, detector) if origins else None
         self._calls = CallStack()
         self._keys = (
             new_hook_key(),
@@ -60,18 +60,20 @@ class HookPlacement:
         return port
 
     def hooks_of(self, root: nn.Module) -> Iterable[tuple[nn.Module, list[Register], int, list[str]]]:
-        """Yield each module that a probe wants, the functions that register its hooks, its probes and its paths."""
+        """Yield each module that needs hooks, the functions that register its hooks, its probes and its paths."""
         for module, paths in tappable(root).items():
             ports = {
                 kind: found
                 for kind in MODULE_PORTS
                 if (found := [p for path in paths if (p := self.port(path, kind)) is not None])
             }
-            if ports:
-                bits = 0
-                for port in (port for group in ports.values() for port in group):
-                    bits |= port.bits
-                yield module, [*self._registers(ports), *self._origin_registers(paths[0])], bits, paths
+            registers = self._registers(ports) if ports else []
+            bits = bits_of([port for group in ports.values() for port in group])
+            if self.origins is not None:  # it looks at every module, in every step that any probe wants
+                hook = OriginHook(self.origins, paths[0], bits_of(ports.get("output", [])))
+                registers, bits = [*registers, partial(_register_origin, hook=hook, key=self._keys[2])], -1
+            if registers:
+                yield module, registers, bits, paths
 
     def _registers(self, ports: dict[str, list[Port]]) -> list[Register]:
         if list(ports) == ["output"] and len(ports["output"]) == 1:
@@ -84,13 +86,6 @@ class HookPlacement:
             *registers,
             partial(_register_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs)),
         ]
-
-    def _origin_registers(self, path: str) -> list[Register]:
-        return (
-            [partial(_register_origin, hook=OriginHook(path, self._detector), key=self._keys[2])]
-            if self._origins
-            else []
-        )
 
 
 def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:

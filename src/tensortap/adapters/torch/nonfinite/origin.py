@@ -21,7 +21,6 @@ from tensortap.adapters.torch.distributed.shards import local_of
 from tensortap.adapters.torch.modules.nested import inputs_in, tensors_in
 from tensortap.adapters.torch.modules.tensors import without_torch_function
 from tensortap.adapters.torch.nonfinite.reasons import operation_name, why
-from tensortap.adapters.torch.ops.mode import without_modes
 from tensortap.adapters.torch.ops.names import op_name, returns_no_tensor
 from tensortap.adapters.torch.source import OURS, TORCH, current_line
 from tensortap.adapters.torch.state import as_step, preserved
@@ -48,15 +47,6 @@ def locate(model: nn.Module, batch: Any) -> Origin | None:
         return _watch_backward(model, run)
 
 
-def explain(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Origin | None:
-    """Run one module again on inputs that gave a non-finite output; RNG and module are left as they were."""
-    with without_modes(), preserved(module) as restore, torch.no_grad():
-        restore()
-        with _OriginMode(path, module) as operations:
-            module.forward(*args, **kwargs)
-    return operations.origin
-
-
 def _watch_forward(
     model: nn.Module, run: Callable[[], Any], masks: Container[tuple[nn.Module, int]]
 ) -> tuple[str, nn.Module, int] | None:  # fmt: skip
@@ -81,7 +71,7 @@ def _watch_forward(
 
 def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int) -> Origin | None:
     """Run again, looking at every operation while that module runs for that time. None: it only masks with −inf."""
-    operations = _OriginMode(path, module)
+    operations = OriginMode(path, module)
     calls = [-1]
     given: list[TensorSummary] = []
     worse = [True]
@@ -89,13 +79,15 @@ def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         calls[0] += 1
         if calls[0] == call:
-            given.extend(TensorSummary(slot, _summary(t)) for slot, t in inputs_in(module.forward, args, kwargs))
+            given.extend(
+                TensorSummary(slot, summary_of_values(t)) for slot, t in inputs_in(module.forward, args, kwargs)
+            )
             operations.__enter__()
 
     def after(_: nn.Module, args: Any, output: Any) -> None:
         if calls[0] == call and operations.entered:
             operations.__exit__(None, None, None)
-            worse[0] = not _is_sound(output)
+            worse[0] = not is_sound(output)
 
     with (
         _hooks(
@@ -107,7 +99,7 @@ def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int
         _ignored(),
     ):
         run()
-    weights = _bad_weights(module)
+    weights = nonfinite_parameter(module)
     if operations.origin is None and operations.asked and not weights and not worse[0]:
         return None
     return operations.origin or Origin(
@@ -115,8 +107,8 @@ def _look_inside(run: Callable[[], Any], path: str, module: nn.Module, call: int
     )
 
 
-class _OriginMode(TorchFunctionMode):
-    """Looks at every operation for the first that makes a non-finite value out of finite ones."""
+class OriginMode(TorchFunctionMode):
+    """Examine every operation for the first that makes a non-finite value out of finite ones."""
 
     def __init__(self, path: str, module: nn.Module) -> None:
         super().__init__()
@@ -124,9 +116,9 @@ class _OriginMode(TorchFunctionMode):
         self.module = module
         self.origin: Origin | None = None
         self.entered = False
-        self.asked = False  # whether an infinity was the user's action
+        self.asked = False  # whether the user gave an infinity as a number, as masks do
 
-    def __enter__(self) -> _OriginMode:
+    def __enter__(self) -> OriginMode:
         self.entered = True
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -142,7 +134,7 @@ class _OriginMode(TorchFunctionMode):
         if self.origin is not None or returns_no_tensor(op_name(function)):
             return function(*args, **kwargs)
         tensors = [*tensors_in(tuple(args)), *tensors_in(kwargs)]
-        given = [TensorSummary(slot, _summary(t)) for slot, t in tensors if t.is_floating_point()]
+        given = [TensorSummary(slot, summary_of_values(t)) for slot, t in tensors if t.is_floating_point()]
         copies = [t.detach().clone() if isinstance(t, Tensor) else t for t in args]
         output = function(*args, **kwargs)
         if _is_new(given, output):
@@ -157,7 +149,7 @@ class _OriginMode(TorchFunctionMode):
     ) -> None:
         bad = next(t for _, t in tensors_in(output) if not is_finite(t))
         with without_torch_function():
-            reason = _bad_weights(self.module) or why(function, args, kwargs, bad.detach())
+            reason = nonfinite_parameter(self.module) or why(function, args, kwargs, bad.detach())
         self.origin = Origin(
             "forward",
             self.path,
@@ -165,7 +157,7 @@ class _OriginMode(TorchFunctionMode):
             operation=operation_name(function),
             source=current_line(),
             inputs=tuple(given),
-            output=_summary(bad),
+            output=summary_of_values(bad),
             why=reason,
         )
 
@@ -174,7 +166,7 @@ def _is_new(given: list[TensorSummary], output: Any) -> bool:
     """`is_born_in`, by what was seen of the inputs before the operation, which may have changed them."""
     if is_finite(output) or any(seen.summary.nan or seen.summary.posinf for seen in given):
         return False
-    return not any(seen.summary.neginf for seen in given) or not _is_sound(output)
+    return not any(seen.summary.neginf for seen in given) or not is_sound(output)
 
 
 def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
@@ -196,12 +188,12 @@ def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
         if found or is_finite(list(outgoing)) or not is_finite(list(incoming)):
             return
         path, kind = _owner(owners, node._sequence_nr())
-        seen = tuple(TensorSummary(f"[{i}]", _summary(g)) for i, g in enumerate(incoming) if g is not None)
+        seen = tuple(TensorSummary(f"[{i}]", summary_of_values(g)) for i, g in enumerate(incoming) if g is not None)
         bad = next(g for g in outgoing if g is not None and not is_finite(g))
         found.append(
             Origin(
                 "backward", path, kind, operation=node.name(), source=_forward_source(node), inputs=seen,
-                output=_summary(bad), why=_backward_why(node),
+                output=summary_of_values(bad), why=_backward_why(node),
             )
         )  # fmt: skip
 
@@ -284,33 +276,35 @@ def _has_nan(value: Any) -> bool:
         return any(bool(torch.isnan(local_of(t)).any()) for _, t in tensors_in(value) if t.is_floating_point())
 
 
-def _bad_weights(module: nn.Module) -> str:
+def nonfinite_parameter(module: nn.Module) -> str:
+    """Return a sentence that names the first parameter that is not finite; empty when all are."""
     bad = [name for name, p in module.named_parameters() if not is_finite(p)]
     return f"its parameter {bad[0]} is not finite" if bad else ""
 
 
 def is_finite(value: Any) -> bool:
-    """Whether every floating-point tensor in a value is finite."""
+    """Return whether every floating-point tensor in a value is finite."""
     with without_torch_function():
         parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())  # asking a DTensor is a collective
         return all(bool(torch.isfinite(part).all()) for part in parts)
 
 
 def is_born_in(given: Any, output: Any) -> bool:
-    """Whether something not finite came out and nothing like it went in. A mask of −inf may have gone in."""
+    """Return whether something not finite came out and nothing like it went in. A mask of −inf may have gone in."""
     if is_finite(output):
         return False
-    return is_finite(given) or (_is_sound(given) and not _is_sound(output))
+    return is_finite(given) or (is_sound(given) and not is_sound(output))
 
 
-def _is_sound(value: Any) -> bool:
-    """Whether there is nothing worse than −inf in it."""
+def is_sound(value: Any) -> bool:
+    """Return whether there is nothing worse than −inf in a value."""
     with without_torch_function():
         parts = (local_of(t) for _, t in tensors_in(value) if t.is_floating_point())
         return not any(bool((torch.isnan(part) | torch.isposinf(part)).any()) for part in parts)
 
 
-def _summary(tensor: Tensor) -> Any:
+def summary_of_values(tensor: Tensor) -> Any:
+    """Return the statistics of a tensor, without its histogram."""
     with without_torch_function():
         return summarize(tensor, histogram=False)
 
