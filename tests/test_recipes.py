@@ -7,15 +7,18 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "recipes"
 RECIPES = sorted(FOLDER.glob("[0-9]*.md"))
+VARIANTS = [FOLDER / f"{framework}.md" for framework in ("keras", "jax", "numpy")]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # TensorBoard's own
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("recipe", [*RECIPES, *VARIANTS], ids=lambda path: path.stem)
 def test_recipe(recipe, tmp_path, monkeypatch):
     """Every block of a recipe runs in a new folder, and its assertions hold."""
     if "tensorboard" in recipe.stem:
         pytest.importorskip("tensorboard")
+    if recipe in VARIANTS:
+        pytest.importorskip(recipe.stem)
     monkeypatch.chdir(tmp_path)
     text = recipe.read_text(encoding="utf-8")
     names = {"__name__": "__main__"}

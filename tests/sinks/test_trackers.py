@@ -192,3 +192,32 @@ def test_missing(name, make, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=rf"{make.__name__}\(…\) needs .*: pip install '(tensortap\[)?{name}"):
         make()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_mlflow_as_installed(tmp_path, monkeypatch):
+    """Nobody has chosen a store, and MLflow's default cannot be opened: files are written, which is said."""
+    found = pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow.store.tracking.file_store")
+    monkeypatch.chdir(tmp_path)
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_ALLOW_FILE_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    found.set_tracking_uri("")
+    try:
+        found.MlflowClient()
+    except Exception:
+        with pytest.warns(tt.TensortapWarning, match="folder mlruns"):
+            sink = tt.MLflow()
+    else:
+        pytest.skip("the default store can be opened here")
+    train(sink)
+    assert "MLFLOW_ALLOW_FILE_STORE" not in os.environ
+    client = found.MlflowClient(tracking_uri=(tmp_path / "mlruns").as_uri())
+    assert client.get_run(sink.run_id).data.metrics["loss"] == pytest.approx(1 / 3)
+
+
+def test_mlflow_with_a_store_that_cannot_be_opened():
+    """A store that the user chose is not exchanged for another: what to write is said."""
+    pytest.importorskip("mlflow")
+    with pytest.raises(tt.TensortapError, match=r"MLflow cannot open the store 'nowhere://x'.*MLflow\(uri="):
+        tt.MLflow(uri="nowhere://x")

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import warnings
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
-from tensortap.errors import needs
+from tensortap.errors import ProbeError, needs
+from tensortap.record.counters import TensortapWarning
 from tensortap.sinks.numbers import STATS
 from tensortap.sinks.tracker import Tracker, TrackerRow, plain_row
 
 _PREFIX: Final = "tensortap/"
 _MOST: Final = 1000  # metrics that MLflow takes at once
 _LONGEST: Final = 250
+_ALLOW_FILES: Final = "MLFLOW_ALLOW_FILE_STORE"
+_TO_FILES: Final = (
+    "MLflow's default store is a database, which mlflow-skinny cannot open: the run is written to the folder mlruns. "
+    "To look at it: MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri mlruns. Choose a store yourself with "
+    "tt.MLflow(uri=...) or MLFLOW_TRACKING_URI"
+)
 _NOT_ALLOWED: Final = re.compile(r"[^\w. :/-]")
 
 
@@ -35,7 +45,7 @@ class MLflow(Tracker):
         with needs("MLflow(…)", "tensortap[mlflow]"):
             import mlflow
         self._mlflow = mlflow
-        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+        self._client = self._opened(uri)
         active = None if run_id or experiment or uri else self._mlflow.active_run()
         self._own = run_id is None and active is None
         self.run_id: str = run_id or (active.info.run_id if active else self._new_run(experiment))
@@ -52,6 +62,31 @@ class MLflow(Tracker):
         """End the run if it is ours."""
         if self._own:
             self._client.set_terminated(self.run_id)
+
+    def _opened(self, uri: str | None) -> Any:
+        """Return a client whose store could be opened; files where nobody chose a store and the default cannot be."""
+        try:
+            return self._mlflow.MlflowClient(tracking_uri=uri)
+        except Exception as error:
+            if uri is None and not self._mlflow.tracking.is_tracking_uri_set():
+                return self._files()
+            raise ProbeError(
+                f"MLflow cannot open the store {uri or self._mlflow.get_tracking_uri()!r}: {error}. Name another: "
+                "MLflow(uri='http://mlflow:5000'); a database needs the package mlflow rather than mlflow-skinny"
+            ) from error
+
+    def _files(self) -> Any:
+        """Return a client of the folder `mlruns`: MLflow's default is a database, which mlflow-skinny cannot open."""
+        warnings.warn(_TO_FILES, TensortapWarning, stacklevel=5)
+        before = os.environ.get(_ALLOW_FILES)
+        os.environ[_ALLOW_FILES] = "true"  # MLflow asks when it opens the store
+        try:
+            return self._mlflow.MlflowClient(tracking_uri=Path("mlruns").absolute().as_uri())
+        finally:
+            if before is None:
+                del os.environ[_ALLOW_FILES]
+            else:
+                os.environ[_ALLOW_FILES] = before
 
     def __str__(self) -> str:
         return f"MLflow run {self.run_id}"

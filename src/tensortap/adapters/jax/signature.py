@@ -45,7 +45,8 @@ class Signature:
         own = _own(function)
         self._static = {*_many(static_argnums), *_many(static_argnames), *own["static"]}
         self._donated = {*_many(donate_argnums), *own["donated"]}
-        self._numbers = own["numbers"]
+        self._compiled = own["compiled"]
+        self._numbers: tuple[type, ...] = (int, float, complex) if own["numbers"] else ()  # those that are traced
 
     def flatten(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[CallLayout, list[Any], list[Any]]:
         """Return the layout, the arrays that are donated, and the others."""
@@ -69,11 +70,21 @@ class Signature:
         )
         return layout, sources["donated"], sources["kept"]
 
+    def fix_numbers(self) -> bool:
+        """Make Python's integers static, then its other numbers; False if there are none left to try.
+
+        A function that is not compiled may use them as such: `range(n)`, `if training`. One that is has traced them.
+        """
+        if self._compiled or not self._numbers:
+            return False
+        self._numbers = (float, complex) if int in self._numbers else ()
+        return True
+
     def _source(self, leaf: Any, donated: bool) -> str:
         if _is_object(leaf):
             return "object"
-        number = self._numbers or not isinstance(leaf, (int, float, complex))
-        if isinstance(leaf, _DYNAMIC) and number:
+        traced = isinstance(leaf, self._numbers) or not isinstance(leaf, (int, float, complex))
+        if isinstance(leaf, _DYNAMIC) and traced:
             return "donated" if donated and isinstance(leaf, jax.Array) else "kept"
         return "static"
 
@@ -159,14 +170,14 @@ class ResultsRestorer:
 def _own(function: Any) -> dict[str, Any]:
     """Return what a compiled function says of its arguments."""
     if _is_from(function, "equinox"):  # `filter_jit`: whatever is not an array is static
-        return {"static": (), "donated": (), "numbers": False}
+        return {"static": (), "donated": (), "numbers": False, "compiled": True}
     jitted = getattr(function, "jitted_fn", function)  # of `nnx.jit`
     state = jitted.__getstate__() if type(jitted).__name__ == "PjitFunction" else None
     if not isinstance(state, dict):
-        return {"static": (), "donated": (), "numbers": True}
+        return {"static": (), "donated": (), "numbers": True, "compiled": False}
     key = state["global_cache_key"]
     static = (*state["static_argnums"], *state["static_argnames"])
-    return {"static": static, "donated": (*key.donate_argnums, *key.donate_argnames), "numbers": True}
+    return {"static": static, "donated": (*key.donate_argnums, *key.donate_argnames), "numbers": True, "compiled": True}
 
 
 def _is_from(value: Any, home: str) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import jax
 
@@ -26,7 +26,13 @@ from tensortap.adapters.jax.signature import CallLayout, Signature
 from tensortap.adapters.jax.tag import Mark, tag, watchable
 from tensortap.adapters.jax.tap import JaxTap
 from tensortap.adapters.jax.trace_context import CONTEXT
+from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep
+
+_NOT_COMPILABLE: Final = (
+    "jax.jit cannot compile the step, which runs without taps: {} Name what Python needs with static_argnums=…, write "
+    "control flow with jax.lax, or watch the model where it is called: tensortap.watch(model)"
+)
 
 
 class StepFunction:
@@ -99,6 +105,9 @@ class StepFunction:
             outcome = self._program(adapters)(layout, donated, kept)
         except Exception as error:
             failure = error
+        # Python needs the value of something that was traced
+        if isinstance(failure, TypeError) and self._signature.fix_numbers():
+            return self._observed(wanted, args, kwargs)
         if outcome is None:  # no longer inside `except`: an error of the user's own shall show nothing of ours
             return self._run_without_taps(wanted, failure, (*donated, *kept), args, kwargs)
         self._note(wanted, outcome)
@@ -122,6 +131,8 @@ class StepFunction:
         if error is not None and any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
             raise error
         results = self.function(*args, **kwargs)
+        if isinstance(error, jax.errors.JAXTypeError):
+            error = UnsupportedError(_NOT_COMPILABLE.format(str(error).splitlines()[0]))
         for adapter, _ in wanted:
             _tap_of(adapter).failed("running the step with taps", error or RuntimeError("no outcome"))
         return results

@@ -11,13 +11,17 @@ from tensortap.adapters.numpy import mlp, operations
 from tensortap.adapters.numpy.capabilities import CAPABILITIES
 from tensortap.adapters.numpy.layers import CALL_METHODS, NumpyMembers, layers_of
 from tensortap.adapters.numpy.taps import NumpyTaps, joined
-from tensortap.adapters.plan import Plan
+from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Candidate
 
 FOREIGN: Final = "is a model of another framework inside this one; watch it by itself"
+BESIDE_LAYERS: Final = (
+    "is a method of an object whose layers are objects: those are watched. Name what it returns where you call it: "
+    "x = tensortap.tap(x, 'net/name')"
+)
 NOT_CALLED: Final = (
     "layers of the watched object ran, but the object itself was never called by a method that is known to be one "
     f"({', '.join(CALL_METHODS[:4])} …), so no step could be found: close each with tap.step()"
@@ -47,15 +51,23 @@ class NumpyAdapter(ArrayAdapter):
             for name, activation in mlp.layers_in(f.value)
         ]
         functions = [Candidate(f.path, _function_types(f.value), FORWARD_PORTS) for f in found.functions]
-        return [*layers, *inside, *functions, *(Candidate(f.path, ("ndarray",), ("param",)) for f in found.arrays)]
+        methods = [Candidate(name, ("method",), FORWARD_PORTS) for name in found.methods]
+        return [
+            *layers,
+            *inside,
+            *functions,
+            *methods,
+            *(Candidate(f.path, ("ndarray",), ("param",)) for f in found.arrays),
+        ]
 
     def operations(self) -> frozenset[str]:
         """Return the names of all operations there may be."""
         return operations.KNOWN
 
     def untappable(self) -> dict[str, str]:
-        """Return models of other frameworks inside the object."""
-        return dict.fromkeys(self._members().foreign, FOREIGN)
+        """Return models of other frameworks inside the object, and methods beside layers."""
+        found = self._members()
+        return dict.fromkeys(found.foreign, FOREIGN) | dict.fromkeys(found.other_methods, BESIDE_LAYERS)
 
     def describe(self) -> dict[str, Any]:
         """Return the tree of layers, for `run.json`."""
@@ -74,7 +86,9 @@ class NumpyAdapter(ArrayAdapter):
         self.steps = CallStepDetector(recorder)
         self._names = NamedArrays(observer, plan)
         self._taps = NumpyTaps(observer, self.steps, plan)
-        self._taps.attach(self._model(), self._members())
+        members = self._members()
+        self._methods = frozenset(members.methods)
+        self._taps.attach(self._model(), members)
 
     def detach(self) -> None:
         """Take every hook off."""
@@ -92,7 +106,8 @@ class NumpyAdapter(ArrayAdapter):
         """Return layers and names that were wanted but never seen, with the reason."""
         if self.steps.lost and any(port.seen for port in self._taps.ports):
             self._recorder.counters.warn("root", NOT_CALLED)
-        found = unseen(self._taps.ports, self._names) | self._taps.unseen_operations()
+        wanted = [port for port in self._taps.ports if port.path not in self._methods or _is_named(port)]
+        found = unseen(wanted, self._names) | self._taps.unseen_operations()
         return {site: why for site, why in found.items() if why}
 
     def _model(self) -> Any:
@@ -110,6 +125,11 @@ def _reference(value: Any) -> Callable[[], Any]:
         return weakref.ref(value)
     except TypeError:  # a list, a dict, an object with slots
         return lambda: value
+
+
+def _is_named(port: Port) -> bool:
+    """Return whether a pattern names this very method. One that was chosen with others need not return arrays."""
+    return any(pattern.kind == "path" and pattern.head == port.path for pattern, _ in port.patterns)
 
 
 def _types(value: Any) -> tuple[str, ...]:

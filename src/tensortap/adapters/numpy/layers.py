@@ -11,12 +11,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from tensortap.adapters.numpy.function_wrapper import FunctionWrapper
+from tensortap.adapters.numpy.method_sites import public_methods
 from tensortap.adapters.numpy.references import AttributeReference, ItemReference, Reference, TupleItemReference
 
 # The methods that call a layer. Of calls within calls on one object (`__call__` → `forward`) the outermost counts.
 CALL_METHODS: Final = (
     "__call__", "forward", "predict", "predict_proba", "predict_log_proba", "decision_function", "score_samples",
-    "transform", "fit_transform", "inverse_transform",
+    "transform", "fit_transform", "inverse_transform", "feedforward", "feed_forward", "forward_pass",
+    "forward_propagation",
 )  # fmt: skip
 # Methods that may call layers and are a step of the root, but return no array of their own.
 STEP_METHODS: Final = ("fit", "partial_fit", "fit_predict", "score")
@@ -58,6 +60,8 @@ class NumpyMembers(NamedTuple):
     functions: list[NumpyMember]
     arrays: list[NumpyMember]
     foreign: list[str]
+    methods: list[str]  # of an object that holds no layers: its public methods, which are its layers
+    other_methods: list[str]  # of one that does
 
 
 def layers_of(root: Any) -> NumpyMembers:
@@ -67,9 +71,22 @@ def layers_of(root: Any) -> NumpyMembers:
     >>> [found.path for found in layers_of(net).functions]
     ['steps.0', 'steps.1.scale']
     """
-    found = NumpyMembers([], [], [], [])
+    found = NumpyMembers([], [], [], [], [], [])
     _visit(found, "", root, None, ())
+    if (
+        (found.arrays or found.layers)
+        and is_patchable(type(root))
+        and not _comes_from(type(root), FOREIGN | _DATA | _LEARN)
+    ):
+        alone = not found.functions and all(layer.value is root for layer in found.layers)
+        (found.methods if alone else found.other_methods).extend(_public_methods(root))
     return found
+
+
+def _public_methods(root: Any) -> list[str]:
+    calls = {*CALL_METHODS, *STEP_METHODS, *getattr(root, "__dict__", {})}
+    names = public_methods(type(root), lambda cls: is_patchable(cls) and _has_own_attributes(cls))
+    return [name for name in names if name not in calls]
 
 
 def has_layers(value: Any) -> bool:
@@ -77,7 +94,7 @@ def has_layers(value: Any) -> bool:
     if isinstance(value, (*_PLAIN, np.ndarray)) or is_function(value):
         return False
     found = layers_of(value)
-    return bool(found.layers or found.functions)
+    return bool(found.layers or found.functions or found.methods)
 
 
 def methods_of(value: Any) -> list[str]:

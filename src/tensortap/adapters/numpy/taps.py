@@ -11,6 +11,7 @@ from tensortap.adapters.numpy import calls, mlp, operations
 from tensortap.adapters.numpy.function_wrapper import FunctionWrapper
 from tensortap.adapters.numpy.hooks import NumpyLayerHook, NumpyRootHook
 from tensortap.adapters.numpy.layers import CALL_METHODS, NumpyMember, NumpyMembers, definer_of, methods_of
+from tensortap.adapters.numpy.method_sites import observe_method
 from tensortap.adapters.numpy.references import Reference
 from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import CallStepDetector
@@ -36,6 +37,8 @@ class NumpyTaps:
                 self._attach_layer(names, root=names[0].value is root)
             for function in members.functions:
                 self._attach_function(function)
+            for name in members.methods:
+                self._attach_method(root, name)
             self._operations = self._attach_operations(members)
         except BaseException:  # a class that lets nobody set its attributes
             self.detach()
@@ -93,6 +96,12 @@ class NumpyTaps:
         calls.watch(value, hook, methods, CALL_METHODS.__contains__)
         key = id(value)
         self._undo.append(lambda: calls.unwatch(key, hook, methods))
+
+    def _attach_method(self, root: Any, name: str) -> None:
+        inputs, outputs = self._pair([name])
+        if inputs or outputs:
+            hook = NumpyLayerHook(self._observer, self._steps, inputs, outputs)
+            self._undo.append(observe_method(root, name, hook))
 
     def _attach_function(self, function: NumpyMember) -> None:
         inputs, outputs = self._pair([function.path])
