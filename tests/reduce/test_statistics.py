@@ -26,7 +26,7 @@ from tensortap.store.schema import RECORDS
 from tensortap.view.api.stats import STATS
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "run-folder.md"
-NULL = {"always": "", "finite": "; null when none is finite"}
+NULL = {"always": "", "finite": "; null when none is finite", "spread": "; null when all that are finite are equal"}
 
 
 def test_the_c_kernel_has_the_same_row():

@@ -8,7 +8,7 @@ is in csrc/ (C), numpy_moments.py (the same in NumPy) and graph_kernel.py (insid
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
@@ -43,11 +43,11 @@ class Statistic(NamedTuple):
     """One statistic.
 
     `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py).
-    `defined` says when there is a value: `finite` needs a finite element, and is NaN in memory and null in files
-    otherwise. `derive` gives the column of runs that were written before the statistic existed; without it their
-    column is null. `scale` is how a heat map draws it; None leaves it out of the viewer's list. `bound` says how far it
-    can move when every element moves within a tolerance, so that two runs can be compared by it (diff/metrics.py);
-    None leaves it out of comparisons.
+    `defined` says when there is a value; otherwise it is NaN in memory and null in files. `finite` needs a finite
+    element. `scale` is how a heat map draws it; None leaves it out of the viewer's list. `bound` says how far it can
+    move when every element moves within a tolerance, so that two runs can be compared by it (diff/metrics.py); None
+    leaves it out of comparisons. `derive` gives the column of runs that were written before the statistic existed, from
+    the columns `sources`; without it their column is null.
     """
 
     name: str
@@ -60,6 +60,7 @@ class Statistic(NamedTuple):
     scale: Scale | None = None
     bound: Bound | None = None
     derive: Callable[[Mapping[str, Array]], Array] | None = None
+    sources: tuple[str, ...] = ()
 
     @property
     def slot(self) -> int:
@@ -122,14 +123,12 @@ def defined_rows(condition: Defined, rows: Any) -> Array:
     return present
 
 
-def complete(columns: Mapping[str, Array]) -> dict[str, Array]:
-    """Add the statistics that an older run lacks: derived from the others where that is possible, otherwise NaN."""
-    found = dict(columns)
-    length = len(next(iter(columns.values())))
-    for statistic in REGISTRY:
-        if statistic.name not in found:
-            found[statistic.name] = np.full(length, np.nan) if statistic.derive is None else statistic.derive(columns)
-    return found
+def with_sources(columns: Iterable[str]) -> list[str]:
+    """The columns, and those from which they are derived where an older run lacks them."""
+    names = list(columns)
+    return list(
+        dict.fromkeys([*names, *(source for name in names if name in BY_NAME for source in BY_NAME[name].sources)])
+    )
 
 
 def row_without_values(numel: int) -> tuple[float, ...]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tensortap.reduce.statistics import BY_NAME
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_regular, load_json
 from tensortap.store.schema import METRICS, RECORDS
@@ -233,6 +235,17 @@ def plain_rows(table: Any, rank: int, schema: Any) -> Any:
     }
     known["rank"] = pa.repeat(pa.scalar(rank, pa.int32()), len(table))
     return pa.table(known).cast(schema)
+
+
+def derive_missing(table: Any, columns: Sequence[str]) -> Any:
+    """Return the columns of a table that was read with `with_sources`, filled where an older version wrote none."""
+    for name in columns:
+        known = BY_NAME.get(name)
+        if known is not None and known.derive is not None and table[name].null_count:
+            given = {source: table[source].to_numpy(zero_copy_only=False) for source in known.sources}
+            filled = pc.coalesce(table[name], pa.array(known.derive(given), from_pandas=True))
+            table = table.set_column(table.column_names.index(name), table.schema.field(name), filled)
+    return table.select(list(columns))
 
 
 def tail_outline(table: Any) -> Outline:

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 from tensortap.distributed.replicas import NO_REPLICAS, ReplicaGroups, replica_groups
 from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.record.step import Record
-from tensortap.reduce.statistics import NUMBERS
+from tensortap.reduce.statistics import NUMBERS, with_sources
 from tensortap.reduce.summary import Summary
-from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset, tail_outline
+from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset, derive_missing, tail_outline
 from tensortap.store.filters import (
     SiteSelection,
     StepSelection,
@@ -153,11 +153,13 @@ def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[
     """Return the wanted columns of the rows that pass, from sealed segments and tails together."""
     names = list(dict.fromkeys([*wanted, *(n for n in ("step", "rank", "seq") if n in schema.names)]))
     tails = snapshot.tail_rows(found, schema)
-    rest = [(rows.filter(chosen) if chosen is not None else rows).select(names) for rows in tails]
+    sources = with_sources(names)
+    rest = [derive_missing(rows.filter(chosen) if chosen is not None else rows, names) for rows in tails]
     sealed = [name for files in found for name in files.segments]
 
     def read(segments: list[str]) -> Any:
-        return dataset(snapshot.files, segments, schema).to_table(columns=names, filter=chosen)
+        found = dataset(snapshot.files, segments, schema).to_table(columns=sources, filter=chosen)
+        return derive_missing(found, names)
 
     try:
         rest += [read(sealed)] if sealed else []

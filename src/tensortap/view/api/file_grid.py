@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.reduce.statistics import NONFINITE
+from tensortap.reduce.statistics import NONFINITE, STATISTICS
 from tensortap.store.catalog import Outline
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple
@@ -67,7 +67,7 @@ class FileRows(NamedTuple):
     def number(self, name: str) -> npt.NDArray[Any]:
         """Return a column of numbers."""
         if name not in self.columns.column_names:
-            return np.zeros(self.total, np.int64)
+            return np.full(self.total, np.nan) if name in STATISTICS else np.zeros(self.total, np.int64)
         return array_of(self.columns[name])
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.store.catalog import PLAIN_RECORDS, Outline, dataset
+from tensortap.reduce.statistics import with_sources
+from tensortap.store.catalog import PLAIN_RECORDS, Outline, dataset, derive_missing
 from tensortap.store.filters import all_of, any_place
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import Place
@@ -42,8 +43,10 @@ def rows_of(
     names = [name for name, outline in sealed if _has(outline, wanted, first, last)]
     tables = [table.filter(chosen) for table in snapshot.tail_rows(snapshot.records, PLAIN_RECORDS)]
     if names:
-        tables.append(dataset(snapshot.files, names, PLAIN_RECORDS).to_table(columns=list(columns), filter=chosen))
-    found = [table.select(columns) for table in tables] or [PLAIN_RECORDS.empty_table().select(columns)]
+        tables.append(
+            dataset(snapshot.files, names, PLAIN_RECORDS).to_table(columns=with_sources(columns), filter=chosen)
+        )
+    found = [derive_missing(table, columns) for table in tables] or [PLAIN_RECORDS.empty_table().select(columns)]
     return pa.concat_tables(found).sort_by("step")
 
 

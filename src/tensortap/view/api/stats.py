@@ -54,7 +54,8 @@ def _recorded(statistic: Statistic) -> Stat:
     """A statistic that is a column of its own."""
     fold: Fold = statistic.merge if statistic.merge in ("min", "max") else "mean"
     name, scale = statistic.name, statistic.scale or "linear"
-    return Stat(name, statistic.label, (name,), _own(name), fold, scale, statistic.unit)
+    columns = statistic.sources or (name,)  # which older runs have too
+    return Stat(name, statistic.label, columns, statistic.derive or _own(name), fold, scale, statistic.unit)
 
 
 _DERIVED: Final = (
