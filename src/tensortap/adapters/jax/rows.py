@@ -49,6 +49,7 @@ class _Jax:
     isfinite = staticmethod(jnp.isfinite)
     where: Any = staticmethod(jnp.where)
     min = staticmethod(jnp.min)
+    sqrt = staticmethod(jnp.sqrt)
     max = staticmethod(jnp.max)
     maximum = staticmethod(jnp.maximum)
 

@@ -98,6 +98,7 @@ class _TensorFlow:
     isnan = staticmethod(tf.math.is_nan)
     isfinite = staticmethod(tf.math.is_finite)
     min = staticmethod(tf.reduce_min)
+    sqrt = staticmethod(tf.sqrt)
     max = staticmethod(tf.reduce_max)
     sum = staticmethod(tf.reduce_sum)
     where = staticmethod(tf.where)

@@ -70,11 +70,11 @@ def _either(large: Tensor, small: Tensor, power: float, like: Tensor) -> Tensor:
 
 
 def scale_of(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """For doubles, whose squares may leave their range: a power of two by which to scale, and two to that power."""
+    """A power of two by which to scale doubles whose fourth powers may leave their range, and two to that power."""
     size = torch.where(torch.isfinite(flat), flat.abs(), 0.0).amax()
-    large, small = size > 2.0**480, (size > 0) & (size < 2.0**-400)
-    power = torch.where(large, -600, torch.where(small, 600, 0))
-    return power, _either(large, small, 600, size)
+    extreme = (size > 2.0**200) | ((size > 0) & (size < 2.0**-180))
+    power = torch.where(extreme, -torch.frexp(size).exponent.clamp(-1000, 1000), 0)
+    return power, torch.ldexp(torch.ones_like(size), power)
 
 
 def write_power(words: Tensor, power: Tensor | None) -> None:
@@ -92,6 +92,7 @@ class _Torch:
     count = staticmethod(torch.sum)
     sum = staticmethod(torch.sum)
     min = staticmethod(torch.amin)
+    sqrt = staticmethod(torch.sqrt)
     max = staticmethod(torch.amax)
 
     def is_zero(self, x: Tensor) -> Tensor:
