@@ -24,7 +24,7 @@ from tensortap.reduce import histogram as buckets
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce import merge, numpy_memory
 from tensortap.reduce import numpy_kernel as fallback
-from tensortap.reduce.statistics import ROW
+from tensortap.reduce.statistics import EMPTY_ROW, ROW, STATISTICS
 from tensortap.types import DTYPE_CODE, DTYPES
 
 _kernel = pytest.importorskip("tensortap.reduce._kernel")
@@ -539,15 +539,15 @@ def test_commit_without_histogram_or_elements():
     for table, commit in ((one, kernels.commit), (two, fallback.append)):
         bound = kernels.bind(table)
         bound = table if commit is fallback.append else bound
-        commit(bound, 0, 3, False, 1, (2, 2), (4, 0, 0, 0, 0, *(math.nan,) * 4, 0.0, 0.0), 0, None)
-        commit(bound, 0, 3, False, 1, (), (1, 0, 0, 0, 0, *(2.0,) * 6), 0, np.zeros(0, np.uint32))
+        commit(bound, 0, 3, False, 1, (2, 2), (4, *EMPTY_ROW[1:]), 0, None)
+        commit(bound, 0, 3, False, 1, (), (1, 0, 0, 0, 0, *(2.0,) * len(STATISTICS)), 0, np.zeros(0, np.uint32))
     for name, _ in kernels.COLUMNS:
         assert np.array_equal(getattr(one, name), getattr(two, name), equal_nan=getattr(one, name).dtype.kind == "f"), (
             name
         )
     assert one.finite[0] == 2 and one.hist_valid[0] == 2 and one.call[:2].tolist() == [0, 1]
     with pytest.raises(TypeError):
-        kernels.commit("no address", 0, 3, False, 1, (), (0,) * 11, 0, None)
+        kernels.commit("no address", 0, 3, False, 1, (), EMPTY_ROW, 0, None)
 
 
 # --- threads and processes ---

@@ -9,8 +9,10 @@ import pytest
 
 import tensortap as tt
 from tensortap.diff.metrics import relative
+from tensortap.diff.pair import Pair
 from tensortap.record.columns import Columns
 from tensortap.reduce import _kernel
+from tensortap.reduce.merge import merge_groups
 from tensortap.reduce.statistics import (
     BY_NAME,
     COLUMNS,
@@ -81,3 +83,52 @@ def test_the_document_describes_it(statistic):
     kind = "int64" if statistic.is_count else "double"
     line = f"| `{statistic.name}` | {kind} | {statistic.meaning}{NULL[statistic.defined]} |"
     assert line in DOCUMENT.read_text().splitlines()
+
+
+def standardized(array: np.ndarray) -> tuple[float, float]:
+    """Skewness and kurtosis in extended precision."""
+    x = array.astype(np.longdouble).ravel()
+    d = x - x.mean()
+    variance = (d * d).mean()
+    return float((d**3).mean() / variance**1.5), float((d**4).mean() / variance**2)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32])
+@pytest.mark.parametrize("size", [2, 100, 4096, 300_001])
+def test_kurtosis_skewness_and_absmax_are_exact(dtype, size):
+    """They agree with extended precision to the rounding of doubles, over one block or many."""
+    array = (np.random.default_rng(size).standard_gamma(2.0, size) * 100 - 150).astype(dtype)
+    summary = tt.summarize(array)
+    assert (summary.skewness, summary.kurtosis) == pytest.approx(standardized(array), rel=1e-12, abs=1e-12)
+    assert summary.absmax == np.abs(array.astype(np.float64)).max()
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-40, 1e60, 1e160, 1e290])
+def test_no_scale_changes_the_shape(scale):
+    """Skewness and kurtosis of doubles near the ends of their range are those of the numbers scaled back."""
+    array = np.random.default_rng(0).standard_normal(5000)
+    plain, scaled = tt.summarize(array), tt.summarize(array * scale)
+    assert (scaled.skewness, scaled.kurtosis) == pytest.approx((plain.skewness, plain.kurtosis), rel=1e-12)
+
+
+def test_without_spread_there_is_no_shape():
+    """Equal elements, and none, have neither skewness nor kurtosis."""
+    for values in ([3.0] * 5000, [float("nan")], []):
+        summary = tt.summarize(np.array(values))
+        assert np.isnan(summary.kurtosis) and np.isnan(summary.skewness)
+
+
+def test_kurtosis_merges_exactly():
+    """Rows of pieces, equal ones and empty ones among them, merge into the row of the whole."""
+    rng = np.random.default_rng(1)
+    pieces = [rng.standard_normal(n) * n + n for n in (1, 3, 700, 40)] + [np.full(9, 2.5), np.zeros(0)]
+    rows = [tt.summarize(piece) for piece in pieces]
+    columns = {name: np.array([row[name] for row in rows], ROW[name]) for name in NUMBERS}
+    merged, whole = merge_groups(columns, np.array([0])), tt.summarize(np.concatenate(pieces))
+    for name in NUMBERS:
+        assert float(merged[name][0]) == pytest.approx(whole[name], rel=1e-11), name
+
+
+def test_a_pair_of_runs_has_a_field_for_what_is_compared():
+    """What `diff` says of two sites has the statistics that are compared."""
+    assert {statistic.name for statistic in REGISTRY if statistic.bound is not None} <= {f.name for f in fields(Pair)}

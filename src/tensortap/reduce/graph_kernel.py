@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple, Protocol
 from tensortap.reduce.numpy_moments import Moments, finished
 
 COUNTS: Final = ("nan", "posinf", "neginf", "zeros", "finite")
-MOMENTS: Final = ("min", "max", "mean", "m2", "l1")
+MOMENTS: Final = ("min", "max", "mean", "m2", "l1", "skewness", "kurtosis")
 """What a graph gives for each tensor, in this order. `m2` is the sum of squared deviations from the mean."""
+_TINY: Final = 1e-30  # instead of a zero to divide by
 
 
 class Operations(Protocol):
@@ -41,6 +42,9 @@ class Operations(Protocol):
 
     def sum(self, x: Any) -> Any:
         """The sum of all elements."""
+
+    def sqrt(self, x: Any) -> Any:
+        """The square root."""
 
     def min(self, x: Any) -> Any:
         """The smallest element."""
@@ -76,20 +80,33 @@ def reduce_in_graph(ops: Operations, v: Any, scale: Scale | None = None) -> Grap
     offset = ops.sum(d) / few  # what rounding left of the mean
     m2 = ops.maximum(ops.sum(d * d) - offset * (offset * few), 0.0)
     counts = [ops.isnan(v), v == math.inf, v == -math.inf, ops.is_zero(v)]
-    return GraphValues([*map(ops.count, counts), number], [low, high, near + offset, m2, ops.sum(abs(u))])
+    z = ops.where(finite, (d - offset) / ops.maximum(ops.sqrt(m2 / few), _TINY), 0.0)
+    square = z * z
+    moments = [low, high, near + offset, m2, ops.sum(abs(u)), ops.sum(square * z) / few, ops.sum(square * square) / few]
+    return GraphValues([*map(ops.count, counts), number], moments)
 
 
 def row_from_graph(counts: Iterable[Any], moments: Iterable[Any], power: int = 0) -> tuple[float, ...]:
     """A row of `statistics.ROW` from the numbers that a graph gave, scaled by two to the `power`."""
     nan, posinf, neginf, zeros, finite = map(int, counts)
-    low, high, mean, m2, l1 = map(float, moments)
-    found = Moments(finite, nan, posinf, neginf, zeros, low, high, mean, m2, l1)
+    low, high, mean, m2, l1, skewness, kurtosis = map(float, moments)
+    variance = m2 / max(finite, 1)
+    m3, m4 = skewness * m2 * math.sqrt(variance), kurtosis * m2 * variance
+    found = Moments(finite, nan, posinf, neginf, zeros, low, high, mean, m2, m3, m4, l1)
     return (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *finished(found, found, power))
 
 
 def merge_in_graph(ops: Operations, n: Any, parts: Sequence[Any]) -> list[Any]:
     """The moments of pieces (an array for each of `MOMENTS`) with `n` finite elements each, as those of the whole."""
-    low, high, mean, m2, l1 = parts
-    whole = ops.sum(mean * (n / ops.maximum(ops.sum(n), 1.0)))
+    low, high, mean, m2, l1, skewness, kurtosis = parts
+    total = ops.maximum(ops.sum(n), 1.0)
+    whole = ops.sum(mean * (n / total))
     apart = mean - whole
-    return [ops.min(low), ops.max(high), whole, ops.sum(m2 + n * apart * apart), ops.sum(l1)]
+    square, each = apart * apart, m2 / ops.maximum(n, 1.0)
+    m3, m4 = skewness * m2 * ops.sqrt(each), kurtosis * m2 * each
+    second = ops.sum(m2 + n * square)
+    third = ops.sum(m3 + 3 * apart * m2 + n * square * apart)
+    fourth = ops.sum(m4 + 4 * apart * m3 + 6 * square * m2 + n * square * square)
+    variance, least = ops.maximum(second / total, _TINY), ops.maximum(second, _TINY)
+    shape = [third / least / ops.sqrt(variance), fourth / least / variance]
+    return [ops.min(low), ops.max(high), whole, second, ops.sum(l1), *shape]

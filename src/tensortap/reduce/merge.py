@@ -17,6 +17,7 @@ from tensortap.reduce.statistics import REGISTRY
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 _GROUPS_AT_ONCE = 2048
 _TOGETHER: Final[Mapping[str, np.ufunc]] = {"sum": np.add, "min": np.fmin, "max": np.fmax}
 
@@ -28,7 +29,8 @@ def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
     ...     {"numel": np.array([1, 3]), "nan": np.array([0, 0]), "posinf": np.array([0, 0]), "neginf": np.array([0, 0]),
     ...      "zeros": np.array([0, 1]), "min": np.array([4.0, 0.0]), "max": np.array([4.0, 4.0]),
     ...      "mean": np.array([4.0, 2.0]), "std": np.array([0.0, 1.0]), "l1": np.array([4.0, 6.0]),
-    ...      "l2": np.array([4.0, 5.0])}, np.array([0]))
+    ...      "l2": np.array([4.0, 5.0]), "absmax": np.array([4.0, 4.0]), "skewness": np.array([np.nan, 0.0]),
+    ...      "kurtosis": np.array([np.nan, 1.5])}, np.array([0]))
     >>> int(merged["numel"][0]), float(merged["mean"][0]), float(merged["l1"][0])
     (4, 2.5, 10.0)
     """
@@ -46,17 +48,29 @@ def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
         center = np.add.reduceat(finite * mean, starts) / count
         away = mean - np.repeat(np.nan_to_num(center), sizes)
         square = np.add.reduceat(finite * (std * std + away * away), starts)
+        third, fourth = _powers(columns, std, away)
+        variance = np.where(square > 0, square / count, np.nan)
+        merged["skewness"] = np.add.reduceat(finite * third, starts) / square / np.sqrt(variance)
+        merged["kurtosis"] = np.add.reduceat(finite * fourth, starts) / square / variance
         merged["mean"] = np.clip(center / scale, merged["min"], merged["max"])
         merged["std"] = np.sqrt(square / count) / scale
         merged["l2"] = np.sqrt(np.add.reduceat((columns["l2"] * wide) ** 2, starts)) / scale
     return merged
 
 
+def _powers(columns: Columns, std: Floats, away: Floats) -> tuple[Floats, Floats]:
+    """Each row's third and fourth powers of deviations from its group's mean, on average."""
+    skewness, kurtosis = (np.where(std > 0, columns[name], 0.0) for name in ("skewness", "kurtosis"))
+    cube, square = skewness * std**3, std * std
+    third = cube + 3 * away * square + away**3
+    return third, kurtosis * square * square + 4 * away * cube + 6 * away * away * square + away**4
+
+
 def _scale(columns: Columns, starts: Ints) -> npt.NDArray[np.float64]:
-    """A power of two for each group that keeps squares of its largest value from overflowing or vanishing."""
+    """A power of two for each group that keeps fourth powers of its largest value from overflowing or vanishing."""
     largest = np.fmax(np.nan_to_num(np.abs(columns["mean"])), np.nan_to_num(columns["std"]))
     top = np.fmax.reduceat(np.fmax(largest, np.nan_to_num(columns["l2"])), starts)
-    extreme = (top > 2.0**400) | ((top < 2.0**-400) & (top > 0))
+    extreme = (top > 2.0**200) | ((top < 2.0**-200) & (top > 0))
     return np.where(extreme, np.exp2(-np.clip(np.frexp(top)[1], -1000, 1000).astype(np.float64)), 1.0)
 
 

@@ -40,6 +40,8 @@ class Moments:
     max: float = -math.inf
     mean: float = 0.0
     m2: float = 0.0
+    m3: float = 0.0
+    m4: float = 0.0
     l1: float = 0.0
 
     def add(self, other: Moments) -> None:
@@ -54,12 +56,20 @@ class Moments:
         self.max = max(self.max, other.max)
         self.l1 += other.l1
         if self.n == 0:
-            self.n, self.mean, self.m2 = other.n, other.mean, other.m2
+            self.n, self.mean, self.m2, self.m3, self.m4 = other.n, other.mean, other.m2, other.m3, other.m4
             return
         na, nb = float(self.n), float(other.n)
         n, delta = na + nb, other.mean - self.mean
-        self.mean += delta * (nb / n)
-        self.m2 += other.m2 + delta * delta * (na * (nb / n))
+        fa, fb, square = na / n, nb / n, delta * delta
+        self.mean += delta * fb
+        self.m4 += (
+            other.m4
+            + square * square * (na * fb) * (fa * fa - fa * fb + fb * fb)
+            + 6 * square * (fa * fa * other.m2 + fb * fb * self.m2)
+            + 4 * delta * (fa * other.m3 - fb * self.m3)
+        )
+        self.m3 += other.m3 + square * delta * (na * fb) * (fa - fb) + 3 * delta * (fa * other.m2 - fb * self.m2)
+        self.m2 += other.m2 + square * (na * fb)
         self.n += other.n
 
 
@@ -84,7 +94,7 @@ def _lane_sums(x: Array, lanes: int) -> Array:
 
 
 def _centre(x: Array, low: Array, high: Array) -> tuple[Array, ...]:
-    """Mean, squared deviations and sum of magnitudes of each block, by one or two rounds around a shift."""
+    """Mean, sums of powers of deviations and of magnitudes of each block, by one or two rounds around a shift."""
     sums = _lane_sums(x, _LANES[x.dtype]).astype(np.float64)
     low, high, wide = low.astype(np.float64), high.astype(np.float64), x.astype(np.float64)
     shift = np.where(np.isfinite(sums), sums / x.shape[1], 0.5 * low + 0.5 * high)
@@ -99,11 +109,15 @@ def _centre(x: Array, low: Array, high: Array) -> tuple[Array, ...]:
 def _round(x: Array, shift: Array) -> tuple[tuple[Array, ...], Array]:
     """The moments of each block from sums around a shift; where the shift was too far from the mean."""
     d = x - shift[:, None]
-    sum_d, sum_q, l1 = (_lane_sums(values, 16) for values in (d, d * d, np.abs(x)))
+    square = d * d
+    terms = (d, square, square * d, square * square, np.abs(x))
+    sum_d, sum_q, sum_c, sum_f, l1 = (_lane_sums(values, 16) for values in terms)
     offset = sum_d / x.shape[1]
     bias = sum_d * offset
     m2 = sum_q - bias
-    return (shift + offset, np.where(m2 > 0, m2, 0.0), l1), bias > 0.5 * sum_q
+    m3 = sum_c - 3 * offset * sum_q + 2 * offset * bias
+    m4 = sum_f - 4 * offset * sum_c + 6 * offset * offset * sum_q - 3 * offset * offset * bias
+    return (shift + offset, np.where(m2 > 0, m2, 0.0), m3, m4, l1), bias > 0.5 * sum_q
 
 
 def _finite_blocks(x: Array) -> list[Moments]:
@@ -111,11 +125,12 @@ def _finite_blocks(x: Array) -> list[Moments]:
     n = x.shape[1]
     low, high = x.min(axis=1), x.max(axis=1)
     zeros = n - np.count_nonzero(x, axis=1)
-    mean, m2, l1 = low.astype(np.float64), np.zeros(len(x)), n * np.abs(low.astype(np.float64))
+    found = np.zeros((5, len(x)))  # mean, m2, m3, m4, l1
+    found[0], found[4] = low, n * np.abs(low.astype(np.float64))
     varied = low != high
     if varied.any():
-        mean[varied], m2[varied], l1[varied] = _centre(x[varied], low[varied], high[varied])
-    rows = zip(zeros, low, high, mean, m2, l1, strict=True)
+        found[:, varied] = _centre(x[varied], low[varied], high[varied])
+    rows = zip(zeros, low, high, *found, strict=True)
     return [Moments(n, 0, 0, 0, int(z), *map(float, rest)) for z, *rest in rows]
 
 
@@ -140,20 +155,31 @@ def blocks(x: Array) -> Iterator[Moments]:
 
 
 def scale_power(dtype: int, m: Moments) -> int:
-    """A power of two by which to scale doubles whose squares would leave their range; 0 for others."""
+    """A power of two by which to scale doubles whose fourth powers would leave their range; 0 for others."""
     if dtype not in _WIDE_RANGE or m.n == 0:
         return 0
     most = max(abs(m.min), abs(m.max))
-    return -600 if most > 2.0**480 else 600 if 0 < most < 2.0**-400 else 0
+    if not (most > 2.0**200 or 0 < most < 2.0**-180):
+        return 0
+    return -max(-1000, min(math.frexp(most)[1], 1000))
 
 
 def finished(m: Moments, scaled: Moments, power: int) -> tuple[float, ...]:
-    """The six statistics: ends from the elements as they are, moments from the scaled ones."""
+    """The statistics: ends from the elements as they are, moments from the scaled ones."""
     if m.n == 0:
-        return math.nan, math.nan, math.nan, math.nan, 0.0, 0.0
+        return math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, math.nan, math.nan, math.nan
     low, high, n, unscale = m.min + 0.0, m.max + 0.0, float(m.n), 2.0**-power
     mean = min(max(scaled.mean * unscale + 0.0, low), high)
     std, l1 = math.sqrt(scaled.m2 / n) * unscale, scaled.l1 * unscale
     l2 = math.sqrt(scaled.m2 + n * scaled.mean * scaled.mean)
     over = l2 * unscale == math.inf and l2 * _ALMOST * unscale < math.inf  # by rounding only
-    return low, high, mean, std, l1, sys.float_info.max if over else l2 * unscale
+    norm = sys.float_info.max if over else l2 * unscale
+    return low, high, mean, std, l1, norm, max(abs(low), abs(high)), *_shape(scaled)
+
+
+def _shape(m: Moments) -> tuple[float, float]:
+    """Skewness and kurtosis, which no scale changes; NaN when all elements are equal."""
+    variance = m.m2 / m.n
+    if not variance > 0:
+        return math.nan, math.nan
+    return m.m3 / m.m2 / math.sqrt(variance), max(m.m4 / m.m2 / variance, 1.0)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 Merge = Literal["sum", "min", "max", "norm", "moment"]
-Defined = Literal["always", "finite"]
+Defined = Literal["always", "finite", "spread"]
 Scale = Literal["linear", "log"]
 Bound = Literal["moment", "extreme", "sum", "norm"]
 
@@ -37,6 +37,9 @@ class RowValues:
     std: float
     l1: float
     l2: float
+    absmax: float
+    skewness: float
+    kurtosis: float
 
 
 class Statistic(NamedTuple):
@@ -44,10 +47,10 @@ class Statistic(NamedTuple):
 
     `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py).
     `defined` says when there is a value; otherwise it is NaN in memory and null in files. `finite` needs a finite
-    element. `scale` is how a heat map draws it; None leaves it out of the viewer's list. `bound` says how far it can
-    move when every element moves within a tolerance, so that two runs can be compared by it (diff/metrics.py); None
-    leaves it out of comparisons. `derive` gives the column of runs that were written before the statistic existed, from
-    the columns `sources`; without it their column is null.
+    element, `spread` two that differ. `scale` is how a heat map draws it; None leaves it out of the viewer's list.
+    `bound` says how far it can move when every element moves within a tolerance, so that two runs can be compared by
+    it (diff/metrics.py); None leaves it out of comparisons. `derive` gives the column of runs that were written before
+    the statistic existed, from the columns `sources`; without it their column is null.
     """
 
     name: str
@@ -90,6 +93,13 @@ REGISTRY: Final = (
               "their standard deviation (the population's)", scale="log", bound="moment"),
     Statistic("l1", _F, "sum", "always", "L1 norm", "the sum of their magnitudes", bound="sum"),
     Statistic("l2", _F, "norm", "always", "L2 norm", "the root of the sum of their squares", scale="log", bound="norm"),
+    Statistic("absmax", _F, "max", "finite", "greatest magnitude", "the largest magnitude of a finite element",
+              scale="log", sources=("min", "max"),
+              derive=lambda columns: np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))),
+    Statistic("skewness", _F, "moment", "spread", "skewness",
+              "their third standardized moment", scale="linear"),
+    Statistic("kurtosis", _F, "moment", "spread", "kurtosis",
+              "their fourth standardized moment, 3 for a normal distribution", scale="log"),
 )  # fmt: skip
 
 BY_NAME: Final[Mapping[str, Statistic]] = {statistic.name: statistic for statistic in REGISTRY}

@@ -12,7 +12,7 @@ import tensortap as tt
 from tensortap.adapters.jax import rows
 
 EXACT = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
-ROUNDED = ("mean", "std", "l1", "l2")
+ROUNDED = ("mean", "std", "l1", "l2", "skewness", "kurtosis")
 
 
 @pytest.fixture(autouse=True)

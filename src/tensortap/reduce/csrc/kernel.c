@@ -67,13 +67,13 @@ static const uint32_t zero_places[16] = {P(0), P(4), P(8), P(12)};
 
 typedef struct {
     int64_t n, nan, posinf, neginf, zeros; /* n: finite elements */
-    double min, max, mean, m2, l1;         /* over those */
+    double min, max, mean, m2, m3, m4, l1; /* over those; sums of powers of deviations from the mean */
 } Moments;
 
-static const Moments EMPTY = {0, 0, 0, 0, 0, INFINITY, -INFINITY, 0, 0, 0};
+static const Moments EMPTY = {.min = INFINITY, .max = -INFINITY};
 
 typedef struct {
-    double d, q, a; /* sums of deviations, of their squares, and of magnitudes */
+    double d, q, c, f, a; /* sums of deviations, of their squares, cubes and fourth powers, and of magnitudes */
 } Second;
 
 struct Job;
@@ -100,8 +100,9 @@ typedef struct Workspace {
  * the conditions under which some of them have no value. */
 #define STATISTICS(COUNT, REAL)                                   \
     COUNT(numel) COUNT(nan) COUNT(posinf) COUNT(neginf) COUNT(zeros) \
-    REAL(min) REAL(max) REAL(mean) REAL(std) REAL(l1) REAL(l2)
-#define CONDITIONS(CONDITION) CONDITION(finite, !isnan(r->min))
+    REAL(min) REAL(max) REAL(mean) REAL(std) REAL(l1) REAL(l2) \
+    REAL(absmax) REAL(skewness) REAL(kurtosis)
+#define CONDITIONS(CONDITION) CONDITION(finite, !isnan(r->min)) CONDITION(spread, !isnan(r->kurtosis))
 
 #define COUNT(name) int64_t name;
 #define REAL(name) double name;
@@ -128,11 +129,17 @@ static void merge(Moments *a, const Moments *b)
         a->n = b->n;
         a->mean = b->mean;
         a->m2 = b->m2;
+        a->m3 = b->m3;
+        a->m4 = b->m4;
         return;
     }
     const double na = (double)a->n, nb = (double)b->n, n = na + nb, delta = b->mean - a->mean;
-    a->mean += delta * (nb / n);
-    a->m2 += b->m2 + delta * delta * (na * (nb / n));
+    const double fa = na / n, fb = nb / n, square = delta * delta;
+    a->mean += delta * fb;
+    a->m4 += b->m4 + square * square * (na * fb) * (fa * fa - fa * fb + fb * fb) +
+             6 * square * (fa * fa * b->m2 + fb * fb * a->m2) + 4 * delta * (fa * b->m3 - fb * a->m3);
+    a->m3 += b->m3 + square * delta * (na * fb) * (fa - fb) + 3 * delta * (fa * b->m2 - fb * a->m2);
+    a->m2 += b->m2 + square * (na * fb);
     a->n += b->n;
 }
 
@@ -154,14 +161,18 @@ static double fold_lanes(double *lanes)
 }
 
 /* What pass two adds up in lane l (of vectors, or of the doubles that remain), and how lanes become one. */
-#define SUMS 3
-#define ADD_SUMS(sums, l, deviation, magnitude) \
-    {                                           \
-        sums[0][l] += deviation;                \
-        sums[1][l] += deviation * deviation;    \
-        sums[2][l] += magnitude;                \
+#define SUMS 5
+#define ADD_SUMS(sums, l, deviation, magnitude)                 \
+    {                                                           \
+        const __typeof__(deviation) square = deviation * deviation; \
+        sums[0][l] += deviation;                                \
+        sums[1][l] += square;                                   \
+        sums[2][l] += square * deviation;                       \
+        sums[3][l] += square * square;                          \
+        sums[4][l] += magnitude;                                \
     }
-#define FOLD_SUMS(lanes) ((Second){fold_lanes(lanes[0]), fold_lanes(lanes[1]), fold_lanes(lanes[2])})
+#define FOLD_SUMS(lanes)                                                                                             \
+    ((Second){fold_lanes(lanes[0]), fold_lanes(lanes[1]), fold_lanes(lanes[2]), fold_lanes(lanes[3]), fold_lanes(lanes[4])})
 
 /* The moments of n elements from their sums around a shift; whether the shift was too far from the mean. */
 static int shifted_moments(Second sums, int n, double shift, Moments *m)
@@ -170,6 +181,8 @@ static int shifted_moments(Second sums, int n, double shift, Moments *m)
     m->mean = shift + offset;
     m->m2 = sums.q - bias;
     m->m2 = m->m2 > 0 ? m->m2 : 0;
+    m->m3 = sums.c - 3 * offset * sums.q + 2 * offset * bias;
+    m->m4 = sums.f - 4 * offset * sums.c + 6 * offset * offset * sums.q - 3 * offset * offset * bias;
     m->l1 = sums.a;
     return bias > 0.5 * sums.q;
 }
@@ -632,13 +645,16 @@ static Moments reduce_all(const Plan *p, ReduceChunk *reduce_chunk, Workspace **
     return total;
 }
 
-/* Squares of doubles beyond these magnitudes, summed, could overflow or lose digits: such tensors are scaled. */
+/* Fourth powers of doubles beyond these magnitudes, summed, could overflow or lose digits: such tensors are scaled. */
 static double scale_for(const Plan *p, const Moments *m)
 {
     if ((p->dtype != F64 && p->dtype != C128) || m->n == 0)
         return 1;
     const double most = fabs(m->min) > fabs(m->max) ? fabs(m->min) : fabs(m->max);
-    return most > 0x1p480 ? 0x1p-600 : most > 0 && most < 0x1p-400 ? 0x1p600 : 1;
+    int exponent = 0;
+    if (most > 0x1p200 || (most > 0 && most < 0x1p-180))
+        frexp(most, &exponent);
+    return ldexp(1, exponent > 1000 ? -1000 : exponent < -1000 ? 1000 : -exponent);
 }
 
 /* Counts and ends come from the elements as they are, moments from the scaled ones. */
@@ -646,7 +662,7 @@ static Row finish(const Moments *m, const Moments *scaled, int64_t numel, double
 {
     Row r = {
         .numel = numel, .nan = m->nan, .posinf = m->posinf, .neginf = m->neginf, .zeros = m->zeros,
-        .min = NAN, .max = NAN, .mean = NAN, .std = NAN,
+        .min = NAN, .max = NAN, .mean = NAN, .std = NAN, .absmax = NAN, .skewness = NAN, .kurtosis = NAN,
     };
     if (m->n) {
         const double n = (double)m->n, mean = scaled->mean, m2 = scaled->m2;
@@ -656,6 +672,13 @@ static Row finish(const Moments *m, const Moments *scaled, int64_t numel, double
         r.mean = r.mean < r.min ? r.min : r.mean > r.max ? r.max : r.mean;
         r.std = sqrt(m2 / n) * unscale;
         r.l1 = scaled->l1 * unscale;
+        r.absmax = fabs(r.min) > fabs(r.max) ? fabs(r.min) : fabs(r.max);
+        const double variance = m2 / n;
+        if (variance > 0) {
+            const double kurtosis = scaled->m4 / m2 / variance;
+            r.skewness = scaled->m3 / m2 / sqrt(variance);
+            r.kurtosis = kurtosis > 1 ? kurtosis : 1;
+        }
         const double l2 = sqrt(m2 + n * mean * mean);
         r.l2 = l2 * unscale == INFINITY && l2 * ALMOST * unscale < INFINITY ? DBL_MAX : l2 * unscale; /* by rounding */
     }

@@ -30,7 +30,7 @@ from tensortap.reduce.buffers import buffer_of
 from tensortap.select.probes import as_probes
 from tensortap.types import Place
 
-SUMS = ("mean", "std", "l1", "l2")
+SUMS = ("mean", "std", "l1", "l2", "skewness", "kurtosis")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from tensortap.types import DTYPES
 
 _GROUPS: Final = 512  # rows of eight elements in a block
 _MOST_PROGRAMS: Final = 1024
-_PARTS: Final = 10
+_PARTS: Final = 12
 OPTIONS: Final = {"num_warps": 8, "enable_fp_fusion": False}  # rounded as written, on every device
 
 # How a type is read: the integers that hold its bits where Triton has no such type on every device.
@@ -100,7 +100,7 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
     program = tl.program_id(0).to(tl.int64)
     lanes = (tl.arange(0, GROUPS)[:, None] * 8 + tl.arange(0, 8)[None, :]).to(tl.int64)
     n = tl.full((), 0.0, tl.float64)
-    nan, posinf, neginf, zeros, mean, m2, l1 = n, n, n, n, n, n, n
+    nan, posinf, neginf, zeros, mean, m2, m3, m4, l1 = n, n, n, n, n, n, n, n, n
     low_all = tl.full((), float("inf"), tl.float64)
     high_all = -low_all
     for block in range(blocks):
@@ -131,13 +131,19 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
         few = tl.maximum(number, 1.0)
         shift = _total(u) / few
         deviation = tl.where(finite, u - shift, 0.0)
-        d = _total(deviation)
-        q = tl.maximum(_total(deviation * deviation) - d * (d / few), 0.0)
-        centre = shift + d / few
+        centre = shift + _total(deviation) / few
+        deviation = tl.where(finite, u - centre, 0.0)
+        squares = deviation * deviation
+        q, c, f = _total(squares), _total(squares * deviation), _total(squares * squares)
         share = number / tl.maximum(n + number, 1.0)
         delta = tl.where(some, centre - mean, 0.0)
+        other = 1.0 - share
+        square = delta * delta
         mean += delta * share
-        m2 += q + delta * delta * (n * share)
+        m4 += f + square * square * (n * share) * (other * other - other * share + share * share)
+        m4 += 6 * square * (other * other * q + share * share * m2) + 4 * delta * (other * c - share * m3)
+        m3 += c + square * delta * (n * share) * (other - share) + 3 * delta * (other * q - share * m2)
+        m2 += q + square * (n * share)
         l1 += _total(tl.abs(u))
         n += number
     out = parts + program * PARTS
@@ -151,6 +157,8 @@ def _reduce_blocks(  # type: ignore[no-untyped-def]
     tl.store(out + 7, mean)
     tl.store(out + 8, m2)
     tl.store(out + 9, l1)
+    tl.store(out + 10, m3)
+    tl.store(out + 11, m4)
 
 
 @jit
@@ -164,7 +172,14 @@ def _merge_parts(parts, words, programs, PROGRAMS: tl.constexpr, PARTS: tl.const
     total = tl.maximum(tl.sum(n, axis=0), 1.0)
     whole = tl.sum(mean * (n / total), axis=0)
     apart = mean - whole
-    m2 = tl.sum(tl.load(start + 8, mask=inside, other=0.0) + n * apart * apart, axis=0)
+    square = apart * apart
+    each2 = tl.load(start + 8, mask=inside, other=0.0)
+    each3 = tl.load(start + 10, mask=inside, other=0.0)
+    each4 = tl.load(start + 11, mask=inside, other=0.0)
+    m2 = tl.sum(each2 + n * square, axis=0)
+    m3 = tl.sum(each3 + 3 * apart * each2 + n * square * apart, axis=0)
+    m4 = tl.sum(each4 + 4 * apart * each3 + 6 * square * each2 + n * square * square, axis=0)
+    least, variance = tl.maximum(m2, 1e-300), tl.maximum(m2 / total, 1e-300)
     low = tl.min(tl.load(start + 5, mask=inside, other=float("inf")), axis=0)
     high = tl.max(tl.load(start + 6, mask=inside, other=float("-inf")), axis=0)
     l1 = tl.sum(tl.load(start + 9, mask=inside, other=0.0), axis=0)
@@ -175,6 +190,8 @@ def _merge_parts(parts, words, programs, PROGRAMS: tl.constexpr, PARTS: tl.const
     tl.store(words + 6, whole.to(tl.int64, bitcast=True))
     tl.store(words + 7, m2.to(tl.int64, bitcast=True))
     tl.store(words + 8, l1.to(tl.int64, bitcast=True))
+    tl.store(words + 9, (m3 / least / tl.sqrt(variance)).to(tl.int64, bitcast=True))
+    tl.store(words + 10, (m4 / least / variance).to(tl.int64, bitcast=True))
 
 
 @cache
