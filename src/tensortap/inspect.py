@@ -85,7 +85,8 @@ def verify(
 
     `batch` is what the model is called with (one value, a tuple or a dict), or a function that runs a step
     (forward and backward, no optimizer) and returns what is to be compared. Runs from one seed and state, with and
-    without taps; afterwards model, gradients and random state are as they were.
+    without taps; afterwards model, gradients and random state are as they were. A compiled Keras model trains for one
+    step: `batch` is `(x, y)`, or `x`, for which targets are made up.
     """
     with framework_for(model).verification(model, batch) as subject:
         return run_verification(subject, lambda to, strict: watch(model, *probes, to=to, strict=strict), repeats)

@@ -15,7 +15,7 @@ from tensortap.adapters.keras.adapter import KerasAdapter
 from tensortap.adapters.keras.capabilities import CAPABILITIES
 from tensortap.adapters.keras.layers import layers_of
 from tensortap.adapters.keras.observer import arrays_of
-from tensortap.adapters.keras.state import preserved
+from tensortap.adapters.keras.state import build, preserved, training_step, variables_of_training
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.errors import UnsupportedError
 
@@ -40,8 +40,8 @@ class KerasFramework(ArrayFramework):
         return arrays_of(value)
 
     def state(self, model: Any) -> dict[str, Array]:
-        """Return all variables."""
-        return {f"variable {v.path}": np.array(v.numpy(), copy=True) for v in model.variables}
+        """Return all variables, those of the optimizer and the metrics too."""
+        return {f"variable {v.path}": np.array(v.numpy(), copy=True) for v in variables_of_training(model)}
 
     def traces(self, model: Any) -> dict[str, Any]:
         """Return every attribute of every layer."""
@@ -51,10 +51,10 @@ class KerasFramework(ArrayFramework):
 
     @contextmanager
     def verification(self, model: Any, batch: Any) -> Iterator[VerificationSubject]:
-        """Build the model first: its first call makes the variables."""
-        if not model.built:
-            self.as_step(model, batch)()
-        with super().verification(model, batch) as subject:
+        """Yield the subject: of a compiled model a training step, eagerly. A first run makes the variables."""
+        step = training_step(model, batch) or self.as_step(model, batch)
+        build(model, step)
+        with super().verification(model, step) as subject:
             yield subject
 
     @contextmanager
