@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tensortap import markup, text
-from tensortap.adapters.closing import StepCloser, sharing_over_ranks
+from tensortap.adapters.closing import StepCloser, note_end, sharing_over_ranks
 from tensortap.adapters.lookup import adapter_for, number_in, world_now
 from tensortap.adapters.named_values import ACTIVE, NamedValueRecorder, tap
 from tensortap.adapters.nonfinite import NonFiniteMonitor, OnNonFinite
@@ -52,16 +52,13 @@ class Tap(AbstractContextManager["Tap"]):
         watched: str, folder: RunFolder | None = None, sharing: Sharing | None = None,
     ) -> None:  # fmt: skip
         adapter.attach(recorder, plan)
-        self.recorder = recorder
-        self.writer = writer
-        self.watched = watched
+        self.recorder, self.writer, self.watched = recorder, writer, watched
         self.closed = False
         self.steps = adapter.steps
         self.named_values = NamedValueRecorder(adapter, recorder)
         self.path = None if folder is None else str(folder)
         self.ask_path: Callable[[], str | None] = lambda: None  # where other ranks write, when this one does not
-        self._adapter = adapter
-        self._folder = folder
+        self._adapter, self._folder = adapter, folder
         self._closer = StepCloser(adapter, recorder, writer, monitor, sharing)
         self.steps.listen(self._closer)
         if recorder.probes:
@@ -176,7 +173,7 @@ class Tap(AbstractContextManager["Tap"]):
                 self.steps.finish_now()
         finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
             try:
-                _note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder, self.writer)
+                note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder, self.writer)
             finally:
                 self._adapter.detach()
                 self.writer.close()
@@ -251,13 +248,3 @@ def _unrecorded_tap(adapter: IdleAdapter, to: Any, world: World, monitor: NonFin
     idle = Tap(adapter, Plan({}), recorder, writer, monitor, watched="nothing")
     idle.path, idle.ask_path = path_of_others(to, world)
     return idle
-
-
-def _note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None, writer: Writer) -> None:
-    """Count what was wanted and never seen; list it, and the cost, in `run.json`."""
-    if unseen:
-        recorder.counters.add("unseen", len(unseen))
-    if folder is not None:
-        cost = recorder.account.report(recorder.names)._asdict()
-        notes = {"cost": cost, **({"unseen": unseen} if unseen else {})}
-        writer.guarded.call(f"writing to {folder}", lambda: folder.note(**notes))

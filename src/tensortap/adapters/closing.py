@@ -16,6 +16,7 @@ from tensortap.record.global_stats import GlobalStats, Sharing
 from tensortap.record.recorder import Recorder
 from tensortap.record.writer import Writer
 from tensortap.select.probes import Probe
+from tensortap.store.folder import RunFolder
 
 
 class StepCloser:
@@ -67,3 +68,13 @@ def sharing_over_ranks(
     """Return what combines a step's rows over all ranks, by the framework's all-reduce."""
     framework = framework_named(adapter.capabilities.name)
     return Sharing(probes, plan.ports, world, framework.summed if world.size > 1 else lambda own: own, counters)
+
+
+def note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None, writer: Writer) -> None:
+    """Count what was wanted and never seen; list it, and the cost, in `run.json`."""
+    if unseen:
+        recorder.counters.add("unseen", len(unseen))
+    if folder is not None:
+        cost = recorder.account.report(recorder.names)._asdict()
+        notes = {"cost": cost, **({"unseen": unseen} if unseen else {})}
+        writer.guarded.call(f"writing to {folder}", lambda: folder.note(**notes))

@@ -78,7 +78,7 @@ class _Search:
         self.not_entered = not_entered
 
     def look_into(self, value: Any, slot: str, depth: int) -> None:
-        kind = type(value)
+        kind: Any = type(value)
         if isinstance(value, Tensor):
             self.found.append((slot, value))
         elif kind not in _EMPTY:
