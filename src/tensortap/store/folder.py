@@ -17,7 +17,7 @@ from tensortap.store import names as layout
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
 from tensortap.store.rank_state import RankState
-from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, RawTensor, tensor_batch
+from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, TensorBatches
 from tensortap.store.sealing import Sealer
 from tensortap.store.tail import Tail
 from tensortap.store.tensors import tensors_of, write_tensors
@@ -64,6 +64,7 @@ class RunFolder:
         self._tails: dict[str, Tail] = {}
         self._batches: Batches | None = None
         self._metrics = MetricBatches()
+        self._tensors = TensorBatches()
         self._retry_at = 0.0
         self._synced_at = self._saved_at = clock()
         self._sealer = Sealer(self.files, self._folders, self._lost)
@@ -189,10 +190,8 @@ class RunFolder:
             return True
         if step.table.tensor_bytes > INLINE_BYTES:
             return False
-        tensors = [
-            RawTensor(s.name, s.entry, s.array.dtype.name, s.array.shape, s.array.tobytes()) for s in tensors_of(step)
-        ]
-        self._tail("tensors").append(tensor_batch(step.number, tensors))
+        names, entries, arrays = zip(*tensors_of(step), strict=True)
+        self._tail("tensors").append(self._tensors.of(step.number, names, entries, arrays))
         return True
 
     def _tail(self, what: str) -> Tail:

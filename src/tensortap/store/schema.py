@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from itertools import accumulate
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -134,7 +135,7 @@ def _binary(kind: Any, parts: Sequence[bytes], ends: type[np.integer[Any]]) -> A
 
 
 def _ends(lengths: Iterable[int], kind: type[np.integer[Any]]) -> npt.NDArray[Any]:
-    return np.cumsum([0, *lengths], dtype=kind)
+    return np.array(list(accumulate(lengths, initial=0)), kind)  # for a few, faster than np.cumsum
 
 
 def _numbers(table: StepTable) -> Any:
@@ -200,25 +201,33 @@ class MetricBatches:
         )
 
 
-class RawTensor(NamedTuple):
-    """A small tensor as it rides in a tail."""
+class TensorBatches:
+    """Make record batches of raw tensors, one row a tensor. What steps share (dtypes, shapes) is made once."""
 
-    name: str
-    entry: str
-    dtype: str
-    shape: tuple[int, ...]
-    data: bytes
+    def __init__(self) -> None:
+        self._layout: tuple[Any, ...] = ()
+        self._shared: tuple[Any, Any, Any] = (None, None, None)
+
+    def of(self, step: int, names: Sequence[str], entries: Sequence[str], arrays: Sequence[npt.NDArray[Any]]) -> Any:
+        """Return the tensors of a step as one `pyarrow.RecordBatch`, which holds a copy of their bytes."""
+        layout = tuple((array.dtype, array.shape) for array in arrays)
+        if layout != self._layout:
+            self._layout, self._shared = layout, _tensor_columns(arrays)
+        dtypes, shapes, ends = self._shared
+        steps = _flat(pa.int64(), len(arrays), np.full(len(arrays), step, np.int64))
+        # The views have no type that the buffer protocol does not know, such as bfloat16.
+        data = b"".join([np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays])
+        raw = pa.Array.from_buffers(pa.large_binary(), len(arrays), [None, ends, pa.py_buffer(data)], 0)
+        columns = [steps, _strings(names), _strings(entries), dtypes, shapes, raw]
+        return pa.RecordBatch.from_arrays(columns, schema=TENSORS)
 
 
-def tensor_batch(step: int, tensors: Sequence[RawTensor]) -> Any:
-    """One row a tensor."""
-    count = len(tensors)
-    dims = np.array([dim for tensor in tensors for dim in tensor.shape], np.int64)
-    words = [_strings(list(column)) for column in zip(*((t.name, t.entry, t.dtype) for t in tensors), strict=True)]
-    shapes = _list(pa.list_(pa.int64()), _ends((len(t.shape) for t in tensors), np.int32), dims, None)
-    data = _binary(pa.large_binary(), [tensor.data for tensor in tensors], np.int64)
-    steps = _flat(pa.int64(), count, np.full(count, step, np.int64))
-    return pa.RecordBatch.from_arrays([steps, *words, shapes, data], schema=TENSORS)
+def _tensor_columns(arrays: Sequence[npt.NDArray[Any]]) -> tuple[Any, Any, Any]:
+    """Return the columns of dtypes and shapes, and where the bytes of each tensor end."""
+    dims = np.array([dim for array in arrays for dim in array.shape], np.int64)
+    shapes = _list(pa.list_(pa.int64()), _ends((array.ndim for array in arrays), np.int32), dims, None)
+    ends = pa.py_buffer(_ends((array.nbytes for array in arrays), np.int64))
+    return _strings([array.dtype.name for array in arrays]), shapes, ends
 
 
 _DTYPES = _strings([d.name for d in DTYPES])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -67,15 +68,23 @@ class Stored(NamedTuple):
 def tensors_of(step: Step) -> Iterator[Stored]:
     """Yield what a step kept of tensors, under names that do not collide."""
     taken: dict[str, int] = {}
-    for record, kept in step.tensors():
-        place = record.place
-        key = TensorKey(
-            step.number, step.rank, place.site, place.port, place.slot, record.call, kept.kind, record.recomputed,
-            kept.probe.bit_length() - 1,
+    columns, number = step.table.columns, step.number
+    for kept in step.table.tensors:
+        row = kept.row
+        name, entry = _name_and_entry(
+            step.place(row), step.rank, int(columns["call"][row]), kept.kind,
+            bool(columns["recomputed"][row >> 3] >> (row & 7) & 1), kept.probe.bit_length() - 1,
         )  # fmt: skip
-        name = key.name()
+        name = f"step={number}{name}"
         taken[name] = taken.get(name, 0) + 1
-        yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", index_entry(key), kept.array)
+        yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", f'{{"step": {number}{entry}', kept.array)
+
+
+@lru_cache(maxsize=4096)
+def _name_and_entry(place: Place, rank: int, call: int, kind: str, recomputed: bool, probe: int) -> tuple[str, str]:
+    """Return name and index entry of a tensor without their beginnings, the step: mostly the same in every step."""
+    key = TensorKey(0, rank, place.site, place.port, place.slot, call, kind, recomputed, probe)
+    return key.name().removeprefix("step=0"), index_entry(key).removeprefix('{"step": 0')
 
 
 def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
