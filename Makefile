@@ -10,7 +10,7 @@ PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit browser format bench outside picture page dist clean
+.PHONY: help demo test lint types imports unit browser format bench outside fuzz picture page dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -61,6 +61,9 @@ $(VENV)/outside/.ready: $(VENV)/.ready
 
 outside: $(VENV)/outside/.ready  ## hold models and training loops of others to the promises; writes docs/outside.md
 	PYTHONPATH=tests:$(VENV)/outside OMP_NUM_THREADS=1 $(BIN)/python -m outside --table docs/outside.md
+
+fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
+	$(BIN)/python tests/store/mutations.py 10000
 
 picture: $(VENV)/.ready  ## draw docs/show.svg and docs/viewer.png anew (the second needs chromium)
 	$(BIN)/python docs/make_picture.py

@@ -54,9 +54,7 @@ def counts(snapshot: Snapshot) -> dict[str, int]:
     for name in damage(snapshot):
         kind = next((kind for suffix, kind in _DAMAGED.items() if name.endswith(suffix)), "damaged_files")
         total[kind] = total.get(kind, 0) + 1
-    if missing := missing_records(snapshot):
-        total["missing_records"] = missing
-    return total
+    return total | {f"missing_{kind}": rows for kind, rows in missing_rows(snapshot).items() if rows}
 
 
 def damage(snapshot: Snapshot) -> dict[str, str]:
@@ -67,15 +65,19 @@ def damage(snapshot: Snapshot) -> dict[str, str]:
     return dict(sorted(snapshot.catalog.damage.items()))
 
 
-def missing_records(snapshot: Snapshot) -> int:
-    """Return how many records ranks have written that no file holds any more; 0 while they are being written."""
+def missing_rows(snapshot: Snapshot) -> dict[str, int]:
+    """Return how many records and metrics ranks have written that no file holds any more; none of a live run."""
     if snapshot.state == "live":
-        return 0
-    missing = 0
-    for files, state in zip(snapshot.records, snapshot.rank_states, strict=True):
-        tails = sum(len(snapshot.tails[path]) for path in files.tails if path in snapshot.tails)
-        rows = sum(outline.rows for outline in files.segments.values()) + tails
-        missing += max(recorded(state) - rows, 0)
+        return {}
+    missing = {"records": 0, "metrics": 0}
+    for kind, found in (("records", snapshot.records), ("metrics", snapshot.metrics)):
+        for files, state in zip(found, snapshot.rank_states, strict=True):
+            rows = sum(outline.rows for outline in files.segments.values())
+            lost = state.get("sealed", {}).get(kind, 0) - rows
+            if kind == "records":
+                rows += sum(len(snapshot.tails[path]) for path in files.tails if path in snapshot.tails)
+                lost = max(lost, recorded(state) - rows)
+            missing[kind] += max(lost, 0)
     return missing
 
 

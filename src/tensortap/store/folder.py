@@ -67,7 +67,6 @@ class RunFolder:
         self._tensors = TensorBatches()
         self._retry_at = 0.0
         self._synced_at = self._saved_at = clock()
-        self._sealer = Sealer(self.files, self._folders, self._lost)
         self._closed = False
         self._info, self._held = claim(
             self.files, rank, about or {}, resume=resume, overwrite=overwrite, launch=launch or launch_id(),
@@ -77,6 +76,7 @@ class RunFolder:
         if self._info.get("model") != (about or {}).get("model", self._info.get("model")):
             # A stage of a pipeline: every rank has a model of its own.
             self._state.content["model"] = (about or {})["model"]
+        self._sealer = Sealer(self.files, self._folders, self._lost, self._state.count_sealed)
         try:
             self._sealer.add_orphans(rank)
             self._save_state()
@@ -231,7 +231,7 @@ class RunFolder:
                 del self._tails[what]
                 tail.close()
                 self._lost(what, tail.rows)
-        self._state.content["total_records"] = 0  # what was sealed is gone too, and is not missed
+        self._state.forget_files()
         self.files.make_folder(self.files.local / self._folders["records"])
         self._held.close()
         self._held = Lock(self.files.local / self._folders["records"] / layout.LOCK)

@@ -26,6 +26,7 @@ from tensortap.store.filters import (
 )
 from tensortap.store.series import Series, columns_for, series_of
 from tensortap.store.snapshot import Snapshot
+from tensortap.store.tail_reader import possible_rows
 from tensortap.types import Place
 
 Replicated = SiteSelection | Mapping[str, SiteSelection]
@@ -171,12 +172,11 @@ def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[
 
 
 def _with_keys(snapshot: Snapshot, rows: Any, sealed: list[str]) -> Any:
-    """Return the rows that have a place and a step: only a damaged file has others."""
-    for name in ("step", "seq", "site", "port", "slot", "op", "name"):
-        if name in rows.column_names and rows[name].null_count:
-            rows = rows.filter(rows[name].is_valid())
-            snapshot.catalog.damage.setdefault(sealed[0], f"some rows have no {name}")
-    return rows
+    """Return the rows that have a place, a step and a time: only a damaged file has others."""
+    possible = possible_rows(rows, ("step", "seq", "site", "port", "slot", "op", "name", "time"))
+    if len(possible) < len(rows) and sealed:
+        snapshot.catalog.damage.setdefault(sealed[0], "some rows have no place, no step or no time")
+    return possible
 
 
 def _salvage(snapshot: Snapshot, segments: list[str], read: Callable[[list[str]], Any]) -> list[Any]:

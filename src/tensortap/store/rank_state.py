@@ -17,7 +17,8 @@ _OF_PARTS: Final = {"mesh": dict, "at": list, "placements": list, "ranks": list,
 class RankState:
     """The content of a rank's `_rank.json`: state, counts, and what else is true of this rank alone.
 
-    `total_records` counts over all launches of a run, so that a file that is deleted later is missed.
+    `total_records` and `sealed`, the rows in sealed files by kind, count over all launches of a run: so a file that is
+    deleted later is missed.
     """
 
     def __init__(self, files: Files, name: str, counters: Counters) -> None:
@@ -26,7 +27,9 @@ class RankState:
         self._counters = counters
         self.lines: Mapping[str, str] = {}
         self.content: dict[str, Any] = {"state": "live", "pid": os.getpid(), "steps": 0, "records": 0}
-        self.content["total_records"] = self._recorded_before()
+        before = self._before()
+        self.content["total_records"] = recorded(before)
+        self.content["sealed"] = dict(before.get("sealed", {}))
 
     def note(self, **more: Any) -> None:
         """Add what is true of this rank, and save."""
@@ -43,6 +46,14 @@ class RankState:
         self.content["records"] += max(rows, 0)
         self.content["total_records"] = max(self.content["total_records"] + rows, 0)
 
+    def count_sealed(self, what: str, rows: int) -> None:
+        """Count rows that lie in a sealed file now."""
+        self.content["sealed"] = {**self.content["sealed"], what: self.content["sealed"].get(what, 0) + rows}
+
+    def forget_files(self) -> None:
+        """Begin to count anew: somebody deleted the folder, and what was in it is not missed."""
+        self.content |= {"total_records": 0, "sealed": {}}
+
     def save(self) -> None:
         """Write the file, with the counts as they are now."""
         state = {**self.content, "counts": self._counters.counts(), "details": self._counters.details()}
@@ -50,11 +61,11 @@ class RankState:
             state["lines"] = dict(self.lines)
         self._files.write(self._name, json.dumps(state, indent=1).encode())
 
-    def _recorded_before(self) -> int:
+    def _before(self) -> dict[str, Any]:
         try:
-            return recorded(valid_state(load_json(self._files.read(self._name))))
+            return valid_state(load_json(self._files.read(self._name)))
         except (OSError, ValueError):
-            return 0
+            return {}
 
 
 def recorded(state: Mapping[str, Any]) -> int:
@@ -101,6 +112,7 @@ _FORMS: Final[dict[str, Callable[[Any], bool]]] = {
     "state": _is(str),
     "records": _is(int),
     "total_records": _is(int),
+    "sealed": _dict_of(_is(int)),
     "last_step": lambda value: _is(int)(value) and -1 <= value < 1 << 62,
     "counts": _dict_of(_is(int)),
     "unseen": _dict_of(_is(str)),

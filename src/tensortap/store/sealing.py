@@ -24,11 +24,16 @@ class _Closed(NamedTuple):
 class Sealer:
     """The tails of one rank that are closed and wait to be sealed.
 
-    `folders` are those of records, metrics and tensors; `lost` is told of rows whose tail is gone.
+    `folders` are those of records, metrics and tensors; `lost` is told of rows whose tail is gone,
+    `sealed` of those that were sealed.
     """
 
-    def __init__(self, files: Files, folders: Mapping[str, str], lost: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, files: Files, folders: Mapping[str, str], lost: Callable[[str, int], None],
+        sealed: Callable[[str, int], None],
+    ) -> None:  # fmt: skip
         self._files = files
+        self._sealed = sealed
         self._folders = folders
         self._lost = lost
         self._closed: deque[_Closed] = deque()
@@ -55,7 +60,7 @@ class Sealer:
             closed = self._closed.popleft()
             convert = segments.seal_tensors if closed.what == "tensors" else segments.seal_records
             try:
-                convert(self._files, self._folders[closed.what], closed.path)
+                self._sealed(closed.what, convert(self._files, self._folders[closed.what], closed.path))
             except FileNotFoundError:
                 self._lost(closed.what, closed.rows)
             except Exception as error:

@@ -130,20 +130,21 @@ def _leaves(schema: Any) -> set[str]:
     return leaves
 
 
-def seal_records(files: Files, folder: str, tail: Path) -> None:
-    """Turn a tail of records or metrics into a segment with the same id."""
+def seal_records(files: Files, folder: str, tail: Path) -> int:
+    """Turn a tail of records or metrics into a segment with the same id; return how many rows it has."""
     content = read_tail(tail, METRIC_ROWS if folder.startswith(METRICS) else RECORD_ROWS)
     ident = tail_id(tail.name)
     if content.table is not None and ident is not None:
         with files.replacing(f"{folder}/{segment_name(ident)}") as hidden:
             write_segment(hidden, content.table.combine_chunks())  # column by column, twice as fast as by batch
     _retire(tail, content)
+    return 0 if content.table is None else len(content.table)
 
 
-def seal_tensors(files: Files, folder: str, tail: Path) -> None:
-    """Turn a tail of small tensors into one safetensors file."""
+def seal_tensors(files: Files, folder: str, tail: Path) -> int:
+    """Turn a tail of small tensors into one safetensors file; return how many it has."""
     content = read_tail(tail, TENSOR_ROWS)
-    ident = tail_id(tail.name)
+    ident, rows = tail_id(tail.name), list[Stored]()
     if content.table is not None and ident is not None:
         rows, whole = tensor_rows(content.table)
         content = content._replace(damaged=content.damaged or not whole)
@@ -152,6 +153,7 @@ def seal_tensors(files: Files, folder: str, tail: Path) -> None:
             with files.replacing(f"{folder}/{tensors_name(min(steps), max(steps), ident)}") as hidden:
                 write_tensors(hidden, rows)
     _retire(tail, content)
+    return len(rows)
 
 
 def _retire(tail: Path, content: TailContent) -> None:

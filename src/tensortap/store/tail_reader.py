@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tensortap.store.schema import METRICS, RECORDS, TENSORS
 from tensortap.store.tail import Check, read_checks
@@ -22,6 +23,7 @@ _MARKER: Final = b"\xff\xff\xff\xff"
 _END: Final = _MARKER + bytes(4)
 _ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, struct.error)
 _ATTEMPTS: Final = 64
+_RANGES: Final = {"step": 1 << 62, "time": 253_402_300_799_000_000, "seq": 1 << 31, "call": 1 << 31, "numel": 1 << 62}
 _LONGEST_SEARCH: Final = 100_000  # places at which a message is looked for
 
 
@@ -83,10 +85,22 @@ def usable(content: TailContent, kind: RowKind) -> TailContent:
     wrong = [f.name for f in rows.schema if f.name in known.names and f.type != known.field(f.name).type]
     if wrong or any(name not in rows.column_names for name in kind.required):
         return TailContent(None, True)
-    for name in kind.required:
-        if rows[name].null_count:
-            rows, damaged = rows.filter(rows[name].is_valid()), True
-    return TailContent(rows if len(rows) else None, damaged)
+    possible = possible_rows(rows, kind.required)
+    return TailContent(possible if len(possible) else None, damaged or len(possible) < len(rows))
+
+
+def possible_rows(rows: Any, required: Sequence[str]) -> Any:
+    """Return the rows that have a place, a step and a time: only a damaged file has others."""
+    for name in required:
+        if name in rows.column_names and rows[name].null_count:
+            rows = rows.filter(rows[name].is_valid())
+    for name, most in _RANGES.items():
+        if name in rows.column_names and len(rows):
+            values = rows[name].cast(pa.int64())
+            ends = pc.min_max(values).as_py()
+            if ends["min"] is not None and (ends["min"] < 0 or ends["max"] > most):
+                rows = rows.filter(pc.and_(pc.greater_equal(values, 0), pc.less_equal(values, most)))
+    return rows
 
 
 def decode(

@@ -1,0 +1,290 @@
+"""Seeded damage to run folders, and a verdict on what every reader makes of it.
+
+    python tests/store/mutations.py 10000        # `make fuzz`: as many mutations, from another seed each
+
+Four verdicts are right: the same rows as before, refused with a reason, salvaged and counted, harmless. A traceback, a
+hang, a row that was never written, a lost row that is not counted, or a lost row of a file that nothing happened to is
+none of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from click.testing import CliRunner
+
+import tensortap as tt
+from tensortap.errors import TensortapError
+from tensortap.store.compact import compact
+from tensortap.store.folder import RunFolder
+from tensortap.store.run import open_run
+
+SECONDS = 30
+Verdict = str
+
+
+def record(path: Path) -> Path:
+    """A run of one closed and one killed launch of two ranks' worth of files; where it lies."""
+    probes = tt.probe("**", keep=[tt.stats(), tt.histogram(), tt.full()])
+    for launch in range(3):
+        tap = tt.watch(probes, to=path, resume=True)
+        for step in range(6):
+            for name in ("a", "b.c", "naïve"):
+                tt.tap(np.arange(4.0) + step + len(name), name)
+            tap.step(loss=float(step))
+        if launch == 2:
+            shutil.copytree(path, path.with_name("killed"))
+        tap.close()
+    return path.with_name("killed")
+
+
+def truncate(file: Path, rng: random.Random) -> None:
+    os.truncate(file, rng.randrange(file.stat().st_size + 1))
+
+
+def flip(file: Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes() or b"\0")
+    for _ in range(rng.choice((1, 1, 3))):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
+def zero(file: Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    at, length = rng.randrange(len(data) + 1), rng.choice((8, 64, 1000))
+    data[at : at + length] = bytes(len(data[at : at + length]))
+    file.write_bytes(data)
+
+
+def scramble(file: Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    at = rng.randrange(len(data) + 1)
+    data[at : at + 32] = rng.randbytes(len(data[at : at + 32]))
+    file.write_bytes(data)
+
+
+def cut_out(file: Path, rng: random.Random) -> None:
+    data = file.read_bytes()
+    at = rng.randrange(len(data) + 1)
+    file.write_bytes(data[:at] + data[at + rng.choice((1, 8, 200)) :])
+
+
+def delete(file: Path, rng: random.Random) -> None:
+    file.unlink()
+
+
+def lie_about_length(file: Path, rng: random.Random) -> None:
+    data = bytearray(file.read_bytes())
+    data[:8] = rng.choice((1 << 40, 0, 1, (1 << 64) - 1)).to_bytes(8, "little")
+    file.write_bytes(data)
+
+
+def special(file: Path, rng: random.Random) -> None:
+    file.unlink()
+    kind = rng.randrange(4)
+    if kind == 0:
+        os.mkfifo(file)
+    elif kind == 1:
+        file.symlink_to("/dev/zero")
+    elif kind == 2:
+        file.symlink_to("/etc/hostname")
+    else:
+        file.mkdir()
+
+
+def retype(file: Path, rng: random.Random) -> None:
+    """Put another value somewhere into a JSON file; of other files flip a bit."""
+    if file.suffix != ".json":
+        flip(file, rng)
+        return
+    content = json.loads(file.read_text())
+    names = list(content)
+    values: list[Any] = [None, -1, 10**30, 1e308, "x", [], {}, [[1]], {"a": {"b": []}}, True, "\x1b[31m", [None]]
+    content[rng.choice(names)] = rng.choice(values)
+    file.write_text(json.dumps(rng.choice((content, content, [content], "[" * 5000))))
+
+
+MUTATIONS = (truncate, flip, zero, scramble, cut_out, delete, lie_about_length, special, retype)
+
+
+class Fuzz:
+    """A run, its rows by file, and what to do with damaged copies of it."""
+
+    def __init__(self, run: Path, *, checksums: bool) -> None:
+        self.run = run
+        self.checksums = checksums
+        self.files = sorted(
+            str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and p.name != "_lock" and p.stat().st_size
+        )
+        self.rows = Counter(rows_of(open_run(run)))
+        self.kept = {name: self._rows_without(name) for name in self.files if name.startswith("rank=")}
+        self.commands = [command(name) for name in COMMANDS]
+
+    def verdict(self, seed: int, folder: Path) -> Verdict:
+        """Damage one file of a copy and read it in every way; raise AssertionError when that goes wrong."""
+        rng = random.Random(seed)
+        name, mutate = rng.choice(self.files), rng.choice(MUTATIONS)
+        copy = Path(shutil.copytree(self.run, folder / "run"))
+        mutate(copy / name, rng)
+        where = f"seed {seed}: {mutate.__name__} {name}"
+        with limited(where), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return f"{self._read(copy, name, rng, where)}"
+            except AssertionError:
+                raise
+            except Exception as error:
+                error.add_note(where)
+                raise
+
+    def _read(self, copy: Path, name: str, rng: random.Random, where: str) -> Verdict:
+        try:
+            opened = open_run(copy)
+            before = Counter(rows_of(opened))
+        except TensortapError:
+            assert not (copy / "run.json").is_file() or name == "run.json", f"{where}: refused whole"
+            rng.choice(self.commands)(copy, where)
+            return "refused"
+        counts = opened.counts
+        self._judge(before, counts, name, where)
+        if rng.random() < 0.5:
+            rng.choice(self.commands)(copy, where)
+        {0: lambda: compact(copy), 1: lambda: resume(copy)}.get(rng.randrange(3), lambda: None)()
+        with contextlib.suppress(TensortapError):
+            after = Counter(rows_of(open_run(copy)))
+            assert not before - after, f"{where}: {sum((before - after).values())} rows lost by compacting or resuming"
+        return "right" if before == self.rows and not counts else "salvaged" if counts else "harmless"
+
+    def _judge(self, rows: Counter[str], counts: dict[str, int], name: str, where: str) -> None:
+        fewer = sum(self.rows.values()) - sum(rows.values())
+        unknowable = self._unknowable(name, where)
+        assert fewer <= 0 or counts or unknowable, f"{where}: {fewer} rows are gone, and nothing is counted"
+        if self.checksums and not name.endswith("run.json"):
+            assert not rows - self.rows, f"{where}: rows that were never written"
+            good = self.kept.get(name, Counter())
+            assert not good - rows, f"{where}: {sum((good - rows).values())} good rows of other files lost"
+
+    def _unknowable(self, name: str, where: str) -> bool:
+        """Whether nobody can know: a deleted tail, or without checksums a cut that looks like a torn end."""
+        if f" {delete.__name__} " in where:
+            return not self.checksums or "seg-" not in name
+        return f" {truncate.__name__} " in where and not self.checksums
+
+    def _rows_without(self, name: str) -> Counter[str]:
+        """The rows of all files but one."""
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(shutil.copytree(self.run, Path(folder, "run")))
+            (copy / name).unlink()
+            return Counter(rows_of(open_run(copy)))
+
+
+def rows_of(run: tt.Run) -> Iterator[str]:
+    """Every record, metric and tensor, as text."""
+    rows = [*run.table().to_pylist(), *run.metrics().to_pylist()]
+    yield from (json.dumps(row, default=str) for row in rows)
+    yield from (f"{key} {array.tobytes().hex()}" for key, array in run.tensors())
+
+
+def resume(path: Path) -> None:
+    """Go on with a run, if that is possible."""
+    with contextlib.suppress(TensortapError):
+        RunFolder(path, resume=True).close()
+
+
+@contextlib.contextmanager
+def limited(where: str) -> Iterator[None]:
+    """Fail when something takes too long."""
+
+    def late(*_: object) -> None:
+        raise AssertionError(f"{where}: it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+COMMANDS = ("api", "show", "check", "findings", "diff", "sql", "export")
+
+
+def command(name: str) -> Callable[[Path, str], None]:
+    """A way to read a run; it may refuse, with a reason."""
+    from tensortap.cli.app import cli as entry
+    from tensortap.view.api.service import Api
+
+    def api(path: Path, where: str) -> None:
+        with contextlib.suppress(TensortapError):
+            service = Api(str(path))
+            try:
+                for request in ("/api/runs", "/api/run", "/api/heat", "/api/metrics", "/api/cost", "/api/depth"):
+                    with contextlib.suppress(TensortapError):
+                        service.encoded(request, {})
+            finally:
+                service.close()
+
+    def cli(*arguments: str) -> Callable[[Path, str], None]:
+        def run(path: Path, where: str) -> None:
+            given = [word.replace("RUN", str(path)) for word in arguments]
+            result = CliRunner().invoke(entry, given, env={"TENSORTAP_DEBUG": "1"})
+            unexpected = result.exception is not None and not isinstance(result.exception, SystemExit)
+            assert not unexpected and result.exit_code in (0, 1, 2), (
+                f"{where}: {given}: {result.exit_code} {result.output}"
+            )
+
+        return run
+
+    def read(how: Callable[[Any], object]) -> Callable[[Path, str], None]:
+        def run(path: Path, where: str) -> None:
+            with contextlib.suppress(TensortapError):
+                how(open_run(path))
+
+        return run
+
+    return {
+        "api": api,
+        "show": cli("show", "RUN"),
+        "check": cli("check", "RUN"),
+        "findings": read(lambda run: run.findings()),
+        "diff": read(lambda run: tt.diff(run, run)),
+        "sql": read(lambda run: run.sql("select count(*), max(step) from records")),
+        "export": cli("export", "RUN", "--to", "csv", "-o", "RUN.csv"),
+    }[name]
+
+
+def main(count: int) -> None:
+    """As many mutations, each of its own seed; the verdicts by number, and every failure."""
+    verdicts: Counter[str] = Counter()
+    first = random.randrange(1 << 30)
+    with tempfile.TemporaryDirectory() as base:
+        subjects = [Fuzz(record(Path(base, "new", "run")), checksums=True)]
+        fixture = shutil.copytree(Path(__file__).parent / "fixtures" / "v1", Path(base, "v1"))
+        subjects.append(Fuzz(Path(fixture), checksums=False))
+        for seed in range(first, first + count):
+            with tempfile.TemporaryDirectory() as folder:
+                try:
+                    verdicts[subjects[seed % 2].verdict(seed, Path(folder))] += 1
+                except Exception as error:
+                    verdicts["FAILED"] += 1
+                    print(f"{type(error).__name__}: {error} {getattr(error, '__notes__', '')}", flush=True)
+    print(dict(verdicts))
+    sys.exit(1 if verdicts["FAILED"] else 0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)
