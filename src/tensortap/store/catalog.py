@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tensortap.reduce.statistics import BY_NAME
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_regular, load_json
-from tensortap.store.schema import METRICS, RECORDS
+from tensortap.store.schema import FILE_COUNTS, METRICS, RECORDS
 from tensortap.store.segments import PLACE, PLACES, REPLACES, STEPS, outline
 
 _RANK: Final = pa.field("rank", pa.int32())
@@ -24,12 +24,15 @@ T = TypeVar("T")
 
 
 def _plain(schema: Any) -> Any:
-    """Return the schema with plain strings instead of dictionaries, and with the rank (from the folder's name)."""
-    fields = [
-        pa.field(f.name, f.type.value_type if pa.types.is_dictionary(f.type) else f.type, metadata=f.metadata)
-        for f in schema
-    ]
+    """Return the same columns as files have them, and the rank that the folder's name gives."""
+    fields = [pa.field(f.name, _file_type(f), metadata=f.metadata) for f in schema]
     return pa.schema([*fields[:2], _RANK, *fields[2:]])
+
+
+def _file_type(field: Any) -> Any:
+    if field.name == "hist_counts":
+        return FILE_COUNTS
+    return field.type.value_type if pa.types.is_dictionary(field.type) else field.type
 
 
 PLAIN_RECORDS: Final = _plain(RECORDS)

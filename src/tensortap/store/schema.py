@@ -23,6 +23,8 @@ _WORD = pa.dictionary(pa.int32(), pa.string())
 _SMALL_WORD = pa.dictionary(pa.int8(), pa.string())
 TIME: Final = pa.timestamp("us", "UTC")
 NUMBERS: Final = pa.map_(pa.string(), pa.float64())
+FILE_COUNTS: Final = pa.list_(pa.int64())
+"""The counts of a histogram in Parquet: Spark's default reader has no unsigned integers in split byte planes."""
 _PAIR: Final = pa.struct([NUMBERS.key_field, NUMBERS.item_field])
 
 # The rank is in the folder's name (`rank=0/`), as every reader of partitioned Parquet expects.
