@@ -344,3 +344,20 @@ def test_buffers_elsewhere_are_refused_by_name():
     for framework in ("keras", "jax", "numpy", "onnx"):
         with pytest.raises(UnsupportedError, match=r"no port 'buffer' in .*: .*write 'bn.moving_mean:param'"):
             capabilities.refuse(registry.capabilities_of(framework), Pattern.parse("**:buffer"))
+
+
+def test_no_step_walks_the_modules(watch, monkeypatch):
+    """What is walked is walked at attach: the cost of parameters must not grow with parameters times modules."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    seen = watch(model, "**:{param,grad,update,buffer}")
+    walked = []
+    for name in ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters"):
+        original = getattr(nn.Module, name)
+        monkeypatch.setattr(nn.Module, name, lambda *a, _o=original, _n=name, **k: (walked.append(_n), _o(*a, **k))[1])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x()).sum().backward()
+        optimizer.step()
+    seen.tap.step()
+    assert walked == [] and len(seen.of("0.weight:update")) == 3
