@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from tensortap.adapters.advice import advice_for
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions, Framework
 from tensortap.adapters.registry import BY_MODULE, BY_NAME, FRAMEWORKS, Registered, registered_for
 from tensortap.distributed.ranks import World, of_environment
@@ -98,6 +99,8 @@ def _for_function(function: Any, options: AdapterOptions) -> Adapter:
 
 
 def _unknown(model: Any) -> str:
+    if advice := advice_for(model):
+        return f"an object of type {type(model).__name__} cannot be watched: {advice}"
     return (
         f"an object of type {type(model).__name__} cannot be watched: there is no adapter for it (there are some for "
         f"models of {', '.join(BY_MODULE)}, and for objects whose layers are callables). Name values instead: "

@@ -176,3 +176,32 @@ def test_a_mask_that_a_layer_takes_off():
         found = model(ids)
     assert np.array_equal(bare, found.numpy())
     assert tape.gradient(found, model.words.trainable_weights[0]) is not None
+
+
+def compiled(activation, loss, units):
+    keras.utils.set_random_seed(0)
+    hidden = keras.layers.Dense(5, "tanh", name="hidden")
+    model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(units, activation, name="out")])
+    model.compile("adam", loss)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss", "units"),
+    [("sigmoid", "binary_crossentropy", 1), ("softmax", "sparse_categorical_crossentropy", 3), (None, "mse", 2)],
+)
+def test_verify_compares_a_training_step(activation, loss, units):
+    """A step with the gradient of the output watched passes, with targets or without; the model is as it was."""
+    model = compiled(activation, loss, units)
+    before = model.get_weights()
+    y = np.zeros((len(X), units if loss == "mse" else 1), np.float32)
+    for batch in (X, (X, y)):
+        assert tt.verify(model, batch, "**:{output,grad_output}", repeats=1)
+    assert all(map(np.array_equal, before, model.get_weights()))
+
+
+def test_verify_would_notice(monkeypatch):
+    """A tap that loses the logits of an output is found by the weights after a step; outputs are the same."""
+    monkeypatch.setattr("tensortap.adapters.keras.hooks.copy_attributes", lambda source, target: None)
+    found = tt.verify(compiled("sigmoid", "binary_crossentropy", 1), X, "out:grad_output", repeats=1)
+    assert not found

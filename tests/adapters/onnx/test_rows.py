@@ -144,6 +144,7 @@ def test_channels_in_blocks():
             assert record[rounded] == pytest.approx(expected[rounded], rel=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.*inside If, Loop or Scan nodes:tensortap.TensortapWarning")
 @pytest.mark.parametrize("name", ["silero", "magika", "ocr-cls"])
 def test_a_model_from_the_wild(name):
     """Every tensor's row is that of its elements, up to the order in which they are added."""

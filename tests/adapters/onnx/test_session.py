@@ -274,6 +274,7 @@ def test_without_onnx(monkeypatch):
         tt.sites(Subject().model)
 
 
+@pytest.mark.filterwarnings("ignore:.*inside If, Loop or Scan nodes:tensortap.TensortapWarning")
 @pytest.mark.parametrize("name", REAL)
 def test_models_from_the_wild(name):
     """Speech, file types and text in pictures: every tensor of the optimised graph, and the same bits."""
@@ -289,7 +290,7 @@ def test_models_from_the_wild(name):
     for run in outputs:
         assert [x.tobytes() for x in run] == [x.tobytes() for x in bare]
     assert len({record.place for record in memory.records}) >= least
-    assert tap.counts == {} or set(tap.counts) == {"unseen"}
+    assert set(tap.counts) - {"unseen"} == ({"unseen_nodes"} if name == "silero" else set())
     produced = records(memory)
     for output, array in zip(net.get_outputs(), bare, strict=True):
         assert produced[f"{output.name}:output"]["l2"] == tt.summarize(array).l2

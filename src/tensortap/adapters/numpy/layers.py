@@ -40,7 +40,20 @@ _MADE_FROM: Final = {
 }  # fmt: skip
 # Whose objects are models of their own, with or without an adapter.
 FOREIGN: Final = frozenset(
-    ("torch", "keras", "tensorflow", "jax", "jaxlib", "flax", "equinox", "haiku", "onnxruntime", "mlx", "paddle")
+    (
+        "torch",
+        "keras",
+        "tensorflow",
+        "jax",
+        "jaxlib",
+        "flax",
+        "equinox",
+        "haiku",
+        "onnx",
+        "onnxruntime",
+        "mlx",
+        "paddle",
+    )
 )
 
 

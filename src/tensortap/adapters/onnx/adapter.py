@@ -18,6 +18,10 @@ from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Candidate
 
+INNER_NODES: Final = (
+    "{} of {} tensors lie inside If, Loop or Scan nodes, of which only what they return is seen (counted as "
+    "unseen_nodes). Where a condition is fixed, export or simplify the model with it: the branch becomes the graph"
+)
 GIVEN: Final = "is given to the session: ':input{}' shows it"
 
 
@@ -76,6 +80,7 @@ class OnnxAdapter(ArrayAdapter):
         self._constants = [port for port in ports if port is not None]
         self._instrumented = InstrumentedSession(self.graph, self._observer, self.steps, sites, root)
         self._warn_of_unknown_names()
+        self._count_inner_nodes()
         dispatch.add_observer(session, self._instrumented)
 
     def detach(self) -> None:
@@ -103,6 +108,16 @@ class OnnxAdapter(ArrayAdapter):
         if session is None:
             raise ReferenceError("the watched session is gone")
         return session
+
+    def _count_inner_nodes(self) -> None:
+        """Count the nodes inside If, Loop and Scan nodes that a pattern for many tensors would have chosen."""
+        patterns = [p for probe in self._plan.probes for p in probe.patterns if p.kind != "path" or "*" in p.text]
+        inner = [Candidate(name, node.types, FORWARD_PORTS) for node in self.graph.inner_nodes for name in node.gives]
+        hidden = [c for c in inner if any(p.matches(c, port) for p in patterns for port in FORWARD_PORTS)]
+        if hidden:
+            counters = self._recorder.counters
+            counters.add("unseen_nodes", len(hidden))
+            counters.warn("inner nodes", INNER_NODES.format(len(hidden), len(hidden) + len(self.graph.nodes)))
 
     def _warn_of_unknown_names(self) -> None:
         """Warn of patterns with a slash that match no tensor: they may mean values that the user is still to name."""

@@ -127,6 +127,12 @@ class OnnxGraph:
         return gone | {name: why for name, why in inside.items() if name not in there}
 
     @cached_property
+    def inner_nodes(self) -> list[OnnxNode]:
+        """The nodes in the branches and bodies of If, Loop and Scan nodes, which cannot be seen."""
+        inner = (each for node in self.model.graph.node for body in _bodies(node) for each in _nodes(body))
+        return [self._node(node) for node in inner]
+
+    @cached_property
     def random(self) -> bool:
         """Whether any node draws numbers, so that one run more or less changes those that follow."""
         return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
