@@ -479,3 +479,21 @@ def test_key_and_answer_are_of_one_snapshot(path, tmp_path, monkeypatch):
         first, second = (api.encoded(path, given) for _ in range(2))
         assert before in first.data.decode(errors="replace") and first.data != second.data
         api.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "given"),
+    [
+        ("/api/depth", {"step": "9" * 30}),
+        ("/api/heat", {"width": "1" + "0" * 40}),
+        ("/api/heat", {"rows": f"{2**64}:"}),
+        ("/api/site", {"site": "a:output", "call": str(-(2**70))}),
+        ("/api/tensor", {"site": "a:output", "step": "9" * 99}),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_64_bits_are_refused(make_run, path, given):
+    """A number that no step can have is an error of the request, not of the server."""
+    api = Api(make_run([({"a": X}, {})] * 2))
+    with pytest.raises(RequestError, match="must be"):
+        api.answer(path, given)
+    api.close()

@@ -21,4 +21,6 @@ def command(path: str, as_json: bool) -> None:
         print_json(done._asdict())
         return
     files = f"{done.before_files} → {done.after_files} files"
+    if done.damaged_files:
+        click.echo(f"{done.damaged_files} files cannot be read to their end; they were kept as they are", err=True)
     click.echo(f"{path}: {done.rows} rows, {files}, {text.size(done.before_bytes)} → {text.size(done.after_bytes)}")

@@ -15,6 +15,7 @@ import click
 
 from tensortap.cli.registry import LazyGroup
 from tensortap.errors import TensortapError
+from tensortap.text import printable
 
 FAILED: Final = 1
 UNDECIDED: Final = 2  # of `diff` and `check`: the question could not be answered, as with diff(1)
@@ -50,18 +51,23 @@ def explain(error: Exception) -> int:
     if os.environ.get("TENSORTAP_DEBUG"):
         traceback.print_exception(error)
     elif expected:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"error: {_escaped(error)}", err=True)
     else:
-        click.echo(f"unexpected error: {type(error).__name__}: {error}", err=True)
+        click.echo(f"unexpected error: {type(error).__name__}: {_escaped(error)}", err=True)
         click.echo("run with TENSORTAP_DEBUG=1 for the traceback", err=True)
     return FAILED if expected else UNEXPECTED
+
+
+def _escaped(message: object) -> str:
+    """Return a message in which nothing steers the terminal: names in it may come from anybody's run."""
+    return "\n".join(map(printable, str(message).split("\n")))
 
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
     """Print warnings as a line on stderr, without file and line number."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *args, **more: click.echo(f"warning: {message}", err=True)
+        warnings.showwarning = lambda message, *args, **more: click.echo(f"warning: {_escaped(message)}", err=True)
         yield
 
 

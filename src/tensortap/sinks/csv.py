@@ -18,6 +18,7 @@ from tensortap.sinks.linefile import LineFile
 from tensortap.sinks.plain import encode, plain
 
 _COLUMNS: Final = (*COLUMNS, "numbers")
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run such a text; a quote before it is text
 
 
 class Csv(RecordSink):
@@ -58,7 +59,9 @@ def _line(cells: Iterable[Any]) -> str:
 
 
 def _cell(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool, int)):
+    if isinstance(value, str):
+        return f"'{value}" if value.startswith(_FORMULA) else value
+    if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):
         return "" if math.isnan(value) else value

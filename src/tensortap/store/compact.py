@@ -33,6 +33,7 @@ class Compacted(NamedTuple):
     before_bytes: int
     after_bytes: int
     rows: int
+    damaged_files: int = 0  # left as they are, for they cannot be read to their end
 
 
 def compact(path: str | os.PathLike[str], progress: Progress = lambda done, total: None) -> Compacted:
@@ -60,7 +61,7 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
         lock.close()
         (files.staging() / "_compact").unlink(missing_ok=True)
     after = _sizes(files, catalog)
-    return Compacted(len(before), len(after), sum(before.values()), sum(after.values()), total)
+    return Compacted(len(before), len(after), sum(before.values()), sum(after.values()), total, len(catalog.damage))
 
 
 def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:

@@ -45,9 +45,9 @@ class Query:
         """Return a whole number."""
         given = self._given.get(name, "")
         try:
-            return int(given) if given else default
+            return _whole(given) if given else default
         except ValueError:
-            raise RequestError(f"{name} must be a whole number, got {given!r}", f"write {name}=600") from None
+            raise RequestError(f"{name} must be a whole number, got {given[:40]!r}", f"write {name}=600") from None
 
     @property
     def width(self) -> int:
@@ -64,7 +64,7 @@ class Query:
         """Return a part `a:b` of an axis, within it."""
         first, colon, last = self._given.get(name, ":").partition(":")
         try:
-            low, high = int(first or 0), int(last or size) if colon else int(first) + 1
+            low, high = _whole(first or "0"), _whole(last or str(size)) if colon else _whole(first) + 1
         except ValueError:
             raise RequestError(f"{name} must be a range, got {self._given[name]!r}", f"write {name}=0:100") from None
         low = min(max(low, 0), size)
@@ -77,3 +77,11 @@ class Query:
         except ValueError:
             raise RequestError(f"{name} must be a step, got {given!r}", f"write {name}=100") from None
         return default if math.isnan(edge) else edge
+
+
+def _whole(text: str) -> int:
+    """Return a whole number of at most 64 bits; ValueError for anything else."""
+    number = int(text)
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{text[:40]} has more than 64 bits")
+    return number

@@ -8,6 +8,7 @@ from tensortap.errors import PatternError, RunError, nearest
 from tensortap.select.sites import Pattern
 from tensortap.store.filters import places_matching
 from tensortap.store.run import Run
+from tensortap.text import printable
 
 
 def check_sites(run: Run, patterns: Sequence[str]) -> list[str] | None:
@@ -27,8 +28,9 @@ def _no_such_site(run: Run, text: str, paths: list[str]) -> str:
     if not sites:
         return f"{run.path} ({run.state}) holds no records yet"
     near = nearest(text, sites) or nearest(text.partition(":")[0], paths) or sites[:3]
-    found = ", ".join(near)
-    return f"--site {text} matches none of the {len(sites)} sites in {run.path}; there is {found}: --site {near[0]!r}"
+    found = ", ".join(map(printable, near))
+    known = f"{len(sites)} sites in {run.path}"
+    return f"--site {printable(text)} matches none of the {known}; there is {found}: --site {near[0]!r}"
 
 
 def resolve_steps(run: Run, step: int | slice | None) -> int | slice | None:
