@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tensortap.adapters.named_values import silent_names
 from tensortap.adapters.rng import preserve_rng_state
 from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.modules.tensors import without_torch_function
 from tensortap.adapters.torch.nonfinite.origin import OriginMode
 from tensortap.adapters.torch.ops.mode import without_modes
 
@@ -63,8 +64,9 @@ def run_again(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
 
 def _copied(value: Any, searched: Any) -> Any:
     """Return a deep copy. Tensors with a graph cannot be copied: the copy has their values."""
-    tensors = [tensor for _, tensor in tensors_in(searched) if not isinstance(tensor, nn.Parameter)]
-    return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in tensors})
+    with without_torch_function():
+        tensors = [tensor for _, tensor in tensors_in(searched) if not isinstance(tensor, nn.Parameter)]
+        return copy.deepcopy(value, {id(tensor): tensor.detach().clone() for tensor in tensors})
 
 
 @contextlib.contextmanager

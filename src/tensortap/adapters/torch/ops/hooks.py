@@ -18,8 +18,9 @@ from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
 from tensortap.adapters.torch.modules.placement import enclosing, tappable
+from tensortap.adapters.torch.ops.names import operations_of
 from tensortap.adapters.torch.ops.taps import OpTaps
-from tensortap.adapters.torch.ops.visibility import COMPILED
+from tensortap.adapters.torch.ops.visibility import COMPILED, PlainModule
 from tensortap.adapters.torch.steps import running_twice
 
 
@@ -29,13 +30,14 @@ class ModuleEnterHook(Hook):
     With `hides_hooks` operations of hooks registered earlier are not observed: FSDP gathers parameters in them.
     """
 
-    __slots__ = ("hides_hooks", "is_root", "paths", "taps")
+    __slots__ = ("hides_hooks", "is_root", "paths", "plain", "taps")
 
-    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool, hides_hooks: bool) -> None:
-        self.hides_hooks = hides_hooks
+    def __init__(self, taps: OpTaps, paths: Sequence[str], is_root: bool, module: nn.Module) -> None:
+        self.hides_hooks = is_sharded(module)
         self.taps = taps
         self.paths = tuple(paths)
         self.is_root = is_root
+        self.plain = PlainModule(type(module) is nn.Sequential and operations_of(module) == ())
 
     def registers(self) -> list[Register]:
         """Return what registers it and its exit hook. On the root it comes after the hook that finds steps."""
@@ -70,7 +72,8 @@ class ModuleEnterHook(Hook):
         try:
             if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
                 taps.drop()
-            taps.enter(self, self.paths[0] if len(self.paths) == 1 else self._path(), module)
+            path = self.paths[0] if len(self.paths) == 1 else self._path()
+            taps.enter(self, path, module, plain=self.plain)
             if self.hides_hooks:
                 taps.show(self, None)
         except Exception as error:
@@ -155,7 +158,9 @@ def place_hooks(taps: OpTaps, root: nn.Module, fused: Mapping[str, HookSet]) -> 
         if compiled.issuperset(paths):
             taps.visibility.hidden = COMPILED
             continue
-        enter_hook = ModuleEnterHook(taps, paths, module is root, is_sharded(module))
+        if module is not root and taps.wants_nothing_of(module):
+            continue
+        enter_hook = ModuleEnterHook(taps, paths, module is root, module)
         if any(path in fused for path in paths):
             layers.add(module, enter_hook)
         elif module is root:

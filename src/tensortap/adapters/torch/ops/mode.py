@@ -60,12 +60,18 @@ class OpMode(TorchFunctionMode):
 
     def activate(self, above: int | None = None) -> None:
         """Push the mode on this thread's stack: on top, or above the given number of modes."""
-        others = [] if above is None else [_pop() for _ in range(_depth() - above)]
+        if above is None:
+            _push(self)
+            return
+        others = [_pop() for _ in range(_depth() - above)]
         for mode in (self, *reversed(others)):
             _push(mode)
 
     def deactivate(self) -> None:
         """Remove the mode. Modes that the user has pushed since stay where they are."""
+        if self.is_on_top():
+            _pop()
+            return
         others = []
         while _depth() and (mode := _pop()) is not self:
             others.append(mode)
@@ -74,7 +80,8 @@ class OpMode(TorchFunctionMode):
 
     def is_on_top(self) -> bool:
         """Return whether it is active, and no mode was pushed since."""
-        return bool(_depth()) and _at(_depth() - 1) is self
+        depth = _depth()
+        return depth > 0 and _at(depth - 1) is self
 
 
 @contextlib.contextmanager

@@ -12,7 +12,10 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+from torch import nn
 from torch.overrides import get_overridable_functions
+
+from tensortap.adapters.torch.modules.hidden import HiddenEntry
 
 # Python operators by the operation that they perform; those with a leading `i` work in place.
 _OPERATORS: Final = {
@@ -32,6 +35,29 @@ _NO_TENSOR: Final = frozenset((
     "names", "rename_", "refine_names", "is_same_size", "cuda_array_interface", "get_device", "broadcast_shapes",
     "is_nonzero", "allclose", "equal", "result_type", "can_cast", "setitem",
 ))  # fmt: skip
+
+
+# The operations that PyTorch's own modules do in their forward, besides their children, where these are few and fixed.
+_OPERATIONS_OF: Final[dict[type[nn.Module], tuple[str, ...]]] = {
+    nn.ReLU: ("relu", "relu_"), nn.GELU: ("gelu",), nn.SiLU: ("silu", "silu_"), nn.Sigmoid: ("sigmoid",),
+    nn.Tanh: ("tanh",), nn.LeakyReLU: ("leaky_relu", "leaky_relu_"), nn.ELU: ("elu", "elu_"), nn.Identity: (),
+    nn.Softmax: ("softmax",), nn.LogSoftmax: ("log_softmax",), nn.Dropout: ("dropout", "dropout_"),
+    nn.LayerNorm: ("layer_norm",), nn.RMSNorm: ("rms_norm",), nn.GroupNorm: ("group_norm",),
+    nn.BatchNorm1d: ("batch_norm", "add_"), nn.BatchNorm2d: ("batch_norm", "add_"), nn.Embedding: ("embedding",),
+    nn.MaxPool2d: ("max_pool2d", "max_pool2d_with_indices"), nn.AvgPool2d: ("avg_pool2d",), nn.Flatten: ("flatten",),
+    nn.AdaptiveAvgPool2d: ("adaptive_avg_pool2d",), nn.Sequential: (),
+}  # fmt: skip
+
+
+def operations_of(module: nn.Module) -> tuple[str, ...] | None:
+    """Return all operations that a call of the module does, where that is known; None where it is not."""
+    if "forward" in vars(module) or any(not isinstance(hook, HiddenEntry) for hook in _hooks(module)):
+        return None
+    return _OPERATIONS_OF.get(type(module))
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    return [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
 
 
 def op_name(function: Callable[..., Any]) -> str:

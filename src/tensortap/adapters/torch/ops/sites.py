@@ -22,7 +22,7 @@ from tensortap.adapters.torch.modules.hooks import NO_TENSOR_OUT
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.source import current_line
-from tensortap.record.recorder import OpenStep
+from tensortap.record.recorder import OpenStep, Point
 from tensortap.select.ports import OP_PORTS
 from tensortap.types import Call
 
@@ -42,7 +42,7 @@ class OpPorts(NamedTuple):
 class OpSite:
     """A site such as `blocks.3.attn/matmul#1`, made when it is first observed, and then kept."""
 
-    __slots__ = ("_chosen", "_plan", "asks", "bits", "name", "observer", "ports", "where")
+    __slots__ = ("_chosen", "_plan", "asks", "bits", "name", "observer", "only_output", "ports", "where")
 
     def __init__(self, observer: TensorObserver, plan: Plan, name: OpName) -> None:
         self.observer = observer
@@ -55,8 +55,14 @@ class OpSite:
             self.bits |= port.bits
         self.asks = [(1 << i, p.where) for i, p in enumerate(plan.probes) if p.where is not None and self.bits >> i & 1]
         self.where = f"{plan.site(name.path)}{name}"
+        self.only_output = self._only_output()
         if self.bits:
             observer.recorder.names.lines.setdefault(self.where, current_line())
+
+    def _only_output(self) -> Point | None:
+        """Return the point of the output, if nothing else is ever wanted of this site."""
+        output, *others = self.ports
+        return output[0].point("") if len(output) == 1 and not any(others) and not self.asks else None
 
     def wanted_by(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> OpPorts | None:
         """Return the ports that the armed probes want of this call; None when every predicate says no."""

@@ -15,14 +15,14 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from tensortap.adapters.plan import OpName, Plan
-from tensortap.adapters.torch.autograd.gradients import StepSource
+from tensortap.adapters.torch.autograd.gradients import CallInputs, StepSource, backward_task
 from tensortap.adapters.torch.modules.hookset import new_hook_key
 from tensortap.adapters.torch.modules.tensors import TensorObserver, mode_is_on, without_torch_function
 from tensortap.adapters.torch.ops.dispatch import OPAQUE, DispatchObserver
 from tensortap.adapters.torch.ops.mode import OpMode, depth
-from tensortap.adapters.torch.ops.names import known_operations, op_name, returns_no_tensor
+from tensortap.adapters.torch.ops.names import known_operations, op_name, operations_of, returns_no_tensor
 from tensortap.adapters.torch.ops.sites import OpPorts, OpSite
-from tensortap.adapters.torch.ops.visibility import Visibility
+from tensortap.adapters.torch.ops.visibility import PlainModule, Visibility
 from tensortap.record.recorder import OpenStep
 from tensortap.select.operations import GROUPS
 from tensortap.select.sites import Pattern
@@ -101,6 +101,12 @@ class OpTaps:
             return None
         return None if returns_no_tensor(name) else name
 
+    def wants_nothing_of(self, module: nn.Module) -> bool:
+        """Return whether a module is known to do only operations that no pattern means, so that it needs no hooks."""
+        names = None if any(True for _ in module.children()) else operations_of(module)
+        means = [pattern.operation.means for pattern in self.patterns if pattern.operation is not None]
+        return names is not None and not any(mean(name, GROUPS) for mean in means for name in names)
+
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operation in the innermost running module, and record it."""
         calls = self._running.calls
@@ -109,6 +115,13 @@ class OpTaps:
         if not calls or not step.armed & self.bits:
             return function(*args, **kwargs)
         site = self._site(calls[-1], name)
+        if site is not None and site.only_output is not None and function not in OPAQUE:
+            output = function(*args, **kwargs)
+            if type(output) is Tensor:
+                self.observer.take(site.only_output, output, step, backward_task() != -1)
+            elif step.armed & site.bits:
+                self._after(site, site.ports, output, None, step)
+            return output
         run = partial(self._observe_inside, function, step) if function in OPAQUE else function
         if site is None or not (armed := step.armed & site.bits):
             return run(*args, **kwargs)
@@ -129,12 +142,15 @@ class OpTaps:
                 site.failed(error)
         output = function(*args, **kwargs)
         if ports is not None:
-            try:
-                with without_torch_function() if mode_is_on() or type(output) is not Tensor else _NOTHING:
-                    site.after(ports, output, noted, step, self.steps)
-            except Exception as error:
-                site.failed(error)
+            self._after(site, ports, output, noted, step)
         return output
+
+    def _after(self, site: OpSite, ports: OpPorts, output: Any, inputs: CallInputs | None, step: OpenStep) -> None:
+        try:
+            with without_torch_function() if mode_is_on() or type(output) is not Tensor else _NOTHING:
+                site.after(ports, output, inputs, step, self.steps)
+        except Exception as error:
+            site.failed(error)
 
     def _observe_inside(self, function: Callable[..., Any], step: OpenStep, *args: Any, **kwargs: Any) -> Any:
         with DispatchObserver(self._dispatcher_site, step, self.steps) as inside:
@@ -154,11 +170,16 @@ class OpTaps:
         return None if name is None else self._site(self._running.calls[-1], name)
 
     def enter(
-        self, owner: object, path: str, module: nn.Module | None = None, counts: dict[str, int] | None = None
+        self,
+        owner: object,
+        path: str,
+        module: nn.Module | None = None,
+        counts: dict[str, int] | None = None,
+        plain: PlainModule | None = None,
     ) -> None:
         """Begin a module's call, if the step is wanted or a module around it is observed.
 
-        With `counts` the numbering goes on from so many operations of each kind.
+        With `counts` the numbering goes on from so many operations of each kind. `plain` is known of the module.
         """
         running = self._running
         if not running.calls:
@@ -166,7 +187,11 @@ class OpTaps:
             if not step.armed & self.bits:
                 return
             self.visibility.begin()
-        visible = module is None or self.visibility.allows(module)
+        visibility = self.visibility
+        if plain is not None and plain.generation == visibility.generation:
+            visible = not plain.is_idle
+        else:
+            visible = module is None or (visibility.allows(module, plain) and not (plain and plain.is_idle))
         sites = self._sites.get(path)
         if sites is None:
             sites = self._sites[path] = {}

@@ -31,6 +31,19 @@ _LEFT: Final = (
 _FUSING: Final = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
 
 
+class PlainModule:
+    """What is known of one module: `is_idle`, it does no operation itself, and at which `generation` it was plain.
+
+    A plain module neither runs fused nor is compiled; a new generation begins when something is compiled.
+    """
+
+    __slots__ = ("generation", "is_idle")
+
+    def __init__(self, is_idle: bool) -> None:
+        self.generation = -1
+        self.is_idle = is_idle
+
+
 class Visibility:
     """Decide whether the mode may be active in a module that begins to run. `hidden` says why it was not."""
 
@@ -40,6 +53,7 @@ class Visibility:
         self._keep = keep_fused
         self._compiled: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._graphs = -1
+        self.generation = 0
 
     def begin(self) -> None:
         """Begin a call of the outermost module: forget which modules are compiled if there are new graphs."""
@@ -47,17 +61,23 @@ class Visibility:
         if made != self._graphs:
             self._graphs = made
             self._compiled.clear()
+            self.generation += 1
 
     def invalidate(self) -> None:
         """Forget which modules are compiled, before any graph is made."""
         self._graphs = -1
+        self.generation += 1
 
-    def allows(self, module: nn.Module) -> bool:
+    def allows(self, module: nn.Module, plain: PlainModule | None = None) -> bool:
         """Return whether to observe the operations of a module that is about to run."""
         if "torch._dynamo" in sys.modules and self._calls_compiled(module):
             self.hidden = COMPILED
             return False
-        if not isinstance(module, _FUSING) or not only_ours() or not _fuses(module):
+        if not isinstance(module, _FUSING):
+            if plain is not None:
+                plain.generation = self.generation
+            return True
+        if not only_ours() or not _fuses(module):
             return True
         if self._keep:
             self.hidden = FUSED
