@@ -61,6 +61,9 @@ class StepTable(Columns):
     record_if_room: Callable[..., int]
     """As `record`, without making room: −1 says that there is none, or that the table is closed."""
 
+    record_tensor: Callable[..., int]
+    """As `record_if_room`, for a framework's tensor: −2 says that it has no dense memory that C can find."""
+
     def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256) -> None:
         self.tensors: list[Kept] = []
         self.values: list[Value] = []
@@ -168,6 +171,7 @@ class StepTable(Columns):
         """Replace the memory, and what writes rows into it."""
         super().allocate(rows, hist, dims, keys)
         self.record_if_room = self._one_by_one(kernels.record)
+        self.record_tensor = functools.partial(kernels.record_tensor, self.bound)
         self._commit = self._one_by_one(kernels.commit)
 
     @contextlib.contextmanager

@@ -33,6 +33,10 @@ def record(
     strides: tuple[int, ...] | None,
     /,
 ) -> int: ...
+def use_exchange(capsule: object, /) -> bool: ...
+def record_tensor(
+    layout_address: int, key: int, probes: int, want: int, recomputed: bool | int, tensor: object, /
+) -> int: ...
 def commit(
     layout_address: int,
     key: int,

@@ -91,6 +91,16 @@ Reduces and appends a row to the step table that `bind` was given; -1, with noth
 to grow first. Bit 1 of `want` asks for the histogram.
 """
 
+record_tensor = numpy_kernel.record_tensor if ACTIVE == "numpy" else _kernel.record_tensor
+"""`record_tensor(bound, key, probes, want, recomputed, tensor) -> row`: as `record`, for a framework's tensor.
+
+The tensor is read by DLPack's C exchange API (`use_exchange`). −2, with nothing written, says that it is no dense
+tensor on the host, or that there is no such API: then Python has to ask for its address, shape and strides.
+"""
+
+use_exchange = numpy_kernel.use_exchange if ACTIVE == "numpy" else _kernel.use_exchange
+"""`use_exchange(capsule) -> bool`: read tensors by the exchange API of a framework, if its version is known."""
+
 borrow = numpy_kernel.borrow if ACTIVE == "numpy" else _kernel.borrow
 """`borrow(address, threads)`: let a framework's threads help with large tensors.
 

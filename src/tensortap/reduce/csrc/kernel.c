@@ -7,7 +7,7 @@
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
- * xla.h and onnx.h let XLA and ONNX Runtime call it inside their graphs.
+ * dlpack.h reads the tensors of frameworks; xla.h and onnx.h let XLA and ONNX Runtime call it inside their graphs.
  */
 
 #define _GNU_SOURCE
@@ -1069,50 +1069,70 @@ static int64_t append(int64_t *header, int64_t key, uint64_t probes, int recompu
     return i;
 }
 
+/* What `record` and `record_tensor` are given first: the table, the key, probes, want and recomputed. */
+typedef struct {
+    int64_t *header, key, begin;
+    uint64_t probes;
+    int want, recomputed;
+} Target;
+
+static int read_target(PyObject *const *args, Target *t)
+{
+    t->begin = nanoseconds(CLOCK_MONOTONIC);
+    t->header = PyLong_AsVoidPtr(args[0]);
+    if (!t->header) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_ValueError, "layout_address is 0");
+        return -1;
+    }
+    t->key = PyLong_AsLongLong(args[1]);
+    if (t->key < 0) {
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "key is negative: %lld", (long long)t->key);
+        return -1;
+    }
+    t->probes = PyLong_AsUnsignedLongLongMask(args[2]);
+    const long want = t->probes == UINT64_MAX && PyErr_Occurred() ? -1 : PyLong_AsLong(args[3]);
+    if (want == -1 && PyErr_Occurred())
+        return -1;
+    t->want = (int)want;
+    t->recomputed = PyObject_IsTrue(args[4]);
+    return t->recomputed < 0 ? -1 : 0;
+}
+
+static PyObject *record_plan(const Target *t, Plan *p, const int64_t *dims, int ndim)
+{
+    int64_t *header = t->header;
+    Result result;
+    if (!has_room(header, t->key, ndim, 0))
+        return PyLong_FromLong(-1);
+    if (reduce_plan(p, &result))
+        return NULL;
+    int64_t row = -1; /* while the GIL was released another thread may have filled the table */
+    if (has_room(header, t->key, ndim, result.length > 0 ? result.length : 0))
+        row = append(header, t->key, t->probes, t->recomputed, p->dtype, dims, ndim, &result);
+    give_workspace(result.w);
+    if (row >= 0)
+        COLUMN(int64_t, COST)[row] = nanoseconds(CLOCK_MONOTONIC) - t->begin;
+    return PyLong_FromLongLong(row);
+}
+
 static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Plan p;
-    Result result;
+    Target target;
     int64_t dims[MAX_DIMS];
-    const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
     (void)module;
     if (expect("record(layout_address, key, probes, want, recomputed, dtype, address, shape, strides)", count, 9))
         return NULL;
-    int64_t *header = PyLong_AsVoidPtr(args[0]);
-    if (!header) {
-        if (!PyErr_Occurred())
-            PyErr_SetString(PyExc_ValueError, "layout_address is 0");
+    if (read_target(args, &target))
         return NULL;
-    }
-    const int64_t key = PyLong_AsLongLong(args[1]);
-    if (key < 0) {
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "key is negative: %lld", (long long)key);
-        return NULL;
-    }
-    const uint64_t probes = PyLong_AsUnsignedLongLongMask(args[2]);
-    const long want = probes == UINT64_MAX && PyErr_Occurred() ? -1 : PyLong_AsLong(args[3]);
-    if (want == -1 && PyErr_Occurred())
-        return NULL;
-    const int recomputed = PyObject_IsTrue(args[4]);
-    if (recomputed < 0)
-        return NULL;
-    p.histogram = want & 1 ? TRACKED : NONE;
+    p.histogram = target.want & 1 ? TRACKED : NONE;
     const int ndim = make_plan(&p, dims, args[6], args[5], args[7], args[8]);
-    if (ndim < 0)
-        return NULL;
-    if (!has_room(header, key, ndim, 0))
-        return PyLong_FromLong(-1);
-    if (reduce_plan(&p, &result))
-        return NULL;
-    int64_t row = -1; /* while the GIL was released another thread may have filled the table */
-    if (has_room(header, key, ndim, result.length > 0 ? result.length : 0))
-        row = append(header, key, probes, recomputed, p.dtype, dims, ndim, &result);
-    give_workspace(result.w);
-    if (row >= 0)
-        COLUMN(int64_t, COST)[row] = nanoseconds(CLOCK_MONOTONIC) - begin;
-    return PyLong_FromLongLong(row);
+    return ndim < 0 ? NULL : record_plan(&target, &p, dims, ndim);
 }
+
+#include "dlpack.h"
 
 static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -1231,6 +1251,10 @@ static PyMethodDef functions[] = {
      "reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)"},
     {"record", (PyCFunction)(void (*)(void))py_record, METH_FASTCALL,
      "record(layout_address, key, probes, want, recomputed, dtype, address, shape, strides) -> row, or -1 when full"},
+    {"use_exchange", py_use_exchange, METH_O,
+     "use_exchange(capsule) -> bool: read tensors by a framework's DLPack exchange API, where its version is known"},
+    {"record_tensor", (PyCFunction)(void (*)(void))py_record_tensor, METH_FASTCALL,
+     "record_tensor(layout_address, key, probes, want, recomputed, tensor) -> row, -1 when full, -2 when not plain"},
     {"commit", (PyCFunction)(void (*)(void))py_commit, METH_FASTCALL,
      "commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, length)"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},

@@ -13,6 +13,7 @@ from tensortap.adapters.torch.device.devices import VARIABLE, DeviceReducer
 from tensortap.adapters.torch.distributed.shards import ShardRegistry, tensor_for_function
 from tensortap.adapters.torch.modules.values import CODES, values_of
 from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.reduce import kernel as kernels
 from tensortap.reduce.buffers import buffer_of_plain
 from tensortap.reduce.statistics import row_without_values
 
@@ -20,6 +21,7 @@ _CAPTURED: Final = (
     "a CUDA graph is being captured: what a replay computes cannot be seen, and tensors in it are recorded without "
     "values (counted as tensors_in_cuda_graphs)"
 )
+HOOK_VARIABLE: Final = "TENSORTAP_HOOK"
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = (
     torch._C._is_torch_function_mode_enabled
@@ -35,11 +37,12 @@ _NOT_ENTERED: Final = (
 class TensorObserver:
     """Record tensors. Every hook ends in `take`."""
 
-    __slots__ = ("devices", "leaves", "recorder", "shards")
+    __slots__ = ("devices", "leaves", "reads_in_c", "recorder", "shards")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.devices = DeviceReducer(recorder)
+        self.reads_in_c = _reads_in_c()
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
         self.shards: ShardRegistry | None = None  # where there are several ranks
 
@@ -48,6 +51,13 @@ class TensorObserver:
         armed = step.armed & point.probes
         if not armed:
             return -1
+        if self.reads_in_c and type(tensor) in _PLAIN and not armed & point.keeping and self.shards is None:
+            try:
+                row = step.table.record_tensor(point.key, armed, armed & step.hist != 0, recomputed, tensor)
+                if row >= 0:
+                    return row
+            except Exception:
+                pass  # the general path counts what cannot be recorded
         if mode_is_on():
             with without_torch_function():
                 return self.take(point, tensor, step, recomputed)
@@ -127,6 +137,12 @@ class TensorObserver:
         """Count a tensor whose step was closed by another thread while the tensor was being read."""
         self.recorder.counters.add("late_records")
         return -1
+
+
+def _reads_in_c() -> bool:
+    """Return whether C asks PyTorch itself where tensors lie. `TENSORTAP_HOOK=python` has Python ask, as tests do."""
+    api = getattr(Tensor, "__dlpack_c_exchange_api__", None)  # PyTorch has it from 2.9 on
+    return os.environ.get(HOOK_VARIABLE) != "python" and api is not None and kernels.use_exchange(api)
 
 
 def without_torch_function() -> Any:
