@@ -14,7 +14,8 @@ CAPABILITIES: Final = Capabilities(
         "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",
     },
     notes={
-        "exact": "in eager mode; in a graph usually, but fusion may round otherwise",
+        "exact": "in eager mode; a graph with taps is compiled anew, and is the same to rounding",
+        "grad_output": "not of a sigmoid or softmax whose loss Keras computes from the logits, which is said",
         "grad": "what is handed to a Keras optimizer",
         "param": "of layers that are built",
         "steps": "eager calls, `fit`, `evaluate`, `predict`; in a `tf.function` of your own close each with tap.step()",

@@ -21,6 +21,6 @@ CAPABILITIES: Final = Capabilities(
         "param": "every array of floats that a layer holds when the taps go on",
         "op": "opt-in: only inside layers, lost where `np.asarray` makes a plain array",
         "reused": "a layer that calls itself counts as one call",
-        "output": "not in other processes (`n_jobs`)",
+        "output": "not in other processes (`n_jobs`); public methods are layers where an object holds no others",
     },
 )

@@ -23,7 +23,7 @@ CAPABILITIES: Final = Capabilities(
         "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",
     },
     notes={
-        "output": "as optimised: tensors that were fused away are named as such",
+        "output": "as optimised: tensors that were fused away, or lie inside `If` and `Loop`, are named and counted",
         "exact": "checked at the first run that is observed",
         "steps": "`session.run`; other ways to run are counted, not seen",
     },
