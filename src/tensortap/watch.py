@@ -28,6 +28,7 @@ from tensortap.record.writer import Writer
 from tensortap.select.probes import Probe, as_probes, probe
 from tensortap.select.sites import Candidate, Pattern
 from tensortap.sinks.destinations import RunFolderMaker, open_destinations, path_of_others
+from tensortap.sinks.serving import ServingSink
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import Run, open_run
 
@@ -55,6 +56,7 @@ class Tap(AbstractContextManager["Tap"]):
         self.recorder, self.writer, self.watched = recorder, writer, watched
         self.closed = False
         self.steps = adapter.steps
+        self.steps.ends_with_call = any(isinstance(sink, ServingSink) for sink in writer.sinks)
         self.named_values = NamedValueRecorder(adapter, recorder)
         self.path = None if folder is None else str(folder)
         self.ask_path: Callable[[], str | None] = lambda: None  # where other ranks write, when this one does not

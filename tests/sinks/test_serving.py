@@ -1,5 +1,6 @@
 """OpenTelemetry and Prometheus: what a collector or a scrape sees of a model that serves."""
 
+import functools
 import sys
 
 import numpy as np
@@ -110,3 +111,46 @@ def test_missing(module, make, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=rf"pip install 'tensortap\[{extra}\]'"):
         make("head")
+
+
+class Served:
+    """A network in NumPy."""
+
+    def __init__(self):
+        self.head = np.tanh
+
+    def __call__(self, x):
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_a_request_shows_before_the_next_one(kind):
+    """Nobody calls `tap.step()`: a call that no backward can follow is published when it has returned."""
+    prometheus = pytest.importorskip("prometheus_client")
+    registry, site = prometheus.CollectorRegistry(), "head" if kind == "numpy" else "0"
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2)).eval()
+        call = torch.inference_mode()(lambda: model(torch.ones(1, 2)))
+    else:
+        model = Served()
+        call = functools.partial(model, np.ones(3))
+    with tt.watch(model, site, to=tt.Prometheus(site, registry=registry)) as tap:
+        for number in (1, 2, 3):
+            call()
+            tap.flush()
+            labels = {"site": site, "port": "output", "rank": "0"}
+            assert registry.get_sample_value("tensortap_tensor_records_total", labels) == number
+
+
+def test_training_with_a_metrics_server():
+    """With gradients a step is a whole step of training, and is published once."""
+    prometheus, torch = pytest.importorskip("prometheus_client"), pytest.importorskip("torch")
+    registry, model, memory = prometheus.CollectorRegistry(), torch.nn.Sequential(torch.nn.Linear(2, 2)), tt.Memory()
+    with tt.watch(model, "0:{output,grad_output}", to=[tt.Prometheus("0", registry=registry), memory]):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    found = [(record.step, str(record.place)) for record in memory.records]
+    assert found == [(step, f"0:{port}") for step in (0, 1) for port in ("output", "grad_output")]

@@ -56,11 +56,14 @@ class StepDetector(Generic[S]):
     """Find steps by thread: a new call of the root ends the step before it.
 
     The thread that calls the root first is at home: its steps are the tap's. Other threads (a server's workers) have
-    steps of their own. With `explicit` the user ends the tap's steps by `tap.step()`, and no call does.
+    steps of their own. With `explicit` the user ends the tap's steps by `tap.step()`, and no call does. With
+    `ends_with_call` a call that no backward can follow ends its step when it returns.
     """
 
     def __init__(self, recorder: Recorder, state: Callable[[], S]) -> None:
         self.explicit = False
+        self.ends_with_call = False  # so that a metrics server need not wait for the next call
+        self.call_is_all = True  # nothing of a step comes after its call, such as gradients
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
         self.recorder = recorder
         self.called = False  # whether the root was ever seen to be called
@@ -177,6 +180,11 @@ class StepDetector(Generic[S]):
             self.finish(state.step)
         state.used = True
 
+    def _end_home(self, state: S) -> None:
+        """End the tap's step with a call, where that is asked for and nothing else will."""
+        if self.ends_with_call and self.call_is_all and state.used and not self.explicit and not self.recorder.muted:
+            self.finish()
+
     def _end(self, state: S) -> None:
         step, state.step = state.step, None
         state.reset()
@@ -204,8 +212,12 @@ class CallStepDetector(StepDetector[ThreadState]):
         """End the call, also when it failed."""
         state = self._state()
         state.depth = max(0, state.depth - 1)
-        if not state.depth and state is not self._home_state and self.span() is None:
+        if state.depth or self.span() is not None:
+            return
+        if state is not self._home_state:
             self._end(state)
+        else:
+            self._end_home(state)
 
 
 def _ignore(event: StepOver) -> None:

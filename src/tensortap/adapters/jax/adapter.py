@@ -90,6 +90,7 @@ class JaxAdapter(ArrayAdapter):
         if root is not None:
             calls.add_tap(self.tap, self.model.get())
         if self._live:
+            self.steps.call_is_all = False  # values of compiled code come by callbacks
             if root is None:
                 INTERCEPTORS.add(self.tap)
             LIVE_TAPS.add(self.tap)

@@ -43,6 +43,7 @@ class KerasTaps:
         except BaseException:
             self.detach()
             raise
+        self.backend.steps.call_is_all = not any(port.port.startswith("grad") for port in self.ports)
         self.arm()
 
     def arm(self) -> None:

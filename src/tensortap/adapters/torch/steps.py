@@ -89,8 +89,12 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             return
         if awaits is None:
             awaits = torch.is_grad_enabled() and self._mark(output, state)
-        if state is not self._home_state and not awaits and backward_task() == -1:
+        if awaits or backward_task() != -1:
+            return
+        if state is not self._home_state:
             self._end(state)
+        elif not torch.is_grad_enabled():
+            self._end_home(state)
 
     def backward_came(self) -> None:
         """A gradient reached what the root returned, inside a compiled graph."""
