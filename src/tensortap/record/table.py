@@ -102,6 +102,12 @@ class StepTable(Columns):
         given = (key, probes, want, recomputed, dtype, address, shape, strides)
         return self._with_room(lambda: self.record_if_room(*given), key, len(shape), BUCKETS if want else 0)
 
+    def record_many(self, entries: Array, tensors: tuple[Any, ...], first: int) -> int:
+        """Record PyTorch tensors in one call; return the first that the kernel left. See `kernels.record_many`."""
+        if kernels.record_many is None:
+            return first
+        return kernels.record_many(self.bound, kernels.address(entries), tensors, first)
+
     def insert(
         self,
         key: int,

@@ -101,6 +101,13 @@ tensor on the host, or that there is no such API: then Python has to ask for its
 use_exchange = numpy_kernel.use_exchange if ACTIVE == "numpy" else _kernel.use_exchange
 """`use_exchange(capsule) -> bool`: read tensors by the exchange API of a framework, if its version is known."""
 
+record_many = None if ACTIVE == "numpy" else _kernel.record_many
+"""`record_many(bound, entries_address, tensors, first) -> next`: record PyTorch tensors in one call.
+
+Each of the entries is four int64: key (negative: leave it to the caller), probes, whether a histogram is wanted, and
+the row, which is written. It stops at the first tensor that it cannot read or has no room for.
+"""
+
 borrow = numpy_kernel.borrow if ACTIVE == "numpy" else _kernel.borrow
 """`borrow(address, threads)`: let a framework's threads help with large tensors.
 

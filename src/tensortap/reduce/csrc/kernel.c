@@ -1133,6 +1133,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
 }
 
 #include "dlpack.h"
+#include "many.h"
 
 static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -1255,6 +1256,8 @@ static PyMethodDef functions[] = {
      "use_exchange(capsule) -> bool: read tensors by a framework's DLPack exchange API, where its version is known"},
     {"record_tensor", (PyCFunction)(void (*)(void))py_record_tensor, METH_FASTCALL,
      "record_tensor(layout_address, key, probes, want, recomputed, tensor) -> row, -1 when full, -2 when not plain"},
+    {"record_many", (PyCFunction)(void (*)(void))py_record_many, METH_FASTCALL,
+     "record_many(layout_address, entries_address, tensors, first) -> the first tensor that has no row"},
     {"commit", (PyCFunction)(void (*)(void))py_commit, METH_FASTCALL,
      "commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, length)"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},

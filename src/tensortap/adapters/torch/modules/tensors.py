@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -79,8 +80,17 @@ class TensorObserver:
             return self._take_any(point, tensor, step, armed, recomputed)
 
     def take_all(self, found: Sequence[tuple[Point, Tensor]], step: OpenStep) -> list[int]:
-        """Reduce several tensors in their order. Return their rows, as `take` does."""
-        return [self.take(point, tensor, step) for point, tensor in found]
+        """Reduce several tensors in their order, in one call where that can be. Return their rows, as `take` does."""
+        if not self.reads_in_c or len(found) < 2 or self.shards is not None:
+            return [self.take(point, tensor, step) for point, tensor in found]
+        entries = np.array([_entry(point, tensor, step) for point, tensor in found], np.int64)
+        tensors = tuple([tensor for _, tensor in found])
+        i = 0
+        while (i := step.table.record_many(entries, tensors, i)) < len(found):
+            entries[i, 3] = self.take(*found[i], step)
+            i += 1
+        rows: list[int] = entries[:, 3].tolist()
+        return rows
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:
@@ -155,6 +165,10 @@ class DeviceObserver(TensorObserver):
 
     __slots__ = ()
 
+    def take_all(self, found: Sequence[tuple[Point, Tensor]], step: OpenStep) -> list[int]:
+        """Reduce several tensors one by one."""
+        return [self.take(point, tensor, step) for point, tensor in found]
+
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Reduce a tensor by the general path."""
         armed = step.armed & point.probes
@@ -164,6 +178,13 @@ class DeviceObserver(TensorObserver):
             self._record_shard(point, tensor)
         with without_torch_function():  # our function mode would take the reduction for the model's operations
             return self._take_any(point, tensor, step, armed, recomputed)
+
+
+def _entry(point: Point, tensor: Tensor, step: OpenStep) -> tuple[int, int, int, int]:
+    """Return what the kernel needs to know of a tensor's place; a negative key leaves the tensor to `take`."""
+    armed = step.armed & point.probes
+    plain = armed and not armed & point.keeping and type(tensor) in _PLAIN
+    return point.key if plain else -1, armed, int(armed & step.hist != 0), -1
 
 
 def observer_for(recorder: Recorder) -> TensorObserver:
