@@ -373,7 +373,12 @@ def test_steps_of_training_and_testing(seen):
             for _ in range(3):
                 loss_of(model(torch.ones(1, 2)), torch.zeros(1, 1))
     assert seen.steps() == ([("train", 1)] * 2 + [("eval", 1)] * 3) * 2
-    assert len(set(seen.losses())) == 1 and len(seen.losses()) == 10
+    assert {r.step for r in seen.memory.records if r.phase == "train"} == {0, 1, 2, 3}
+    assert {r.step for r in seen.memory.records if r.phase == "eval"} == {0, 1, 2, 3, 4, 5}
+    assert [sorted(metrics) for metrics in seen.memory.metrics.values()] == [["eval/loss", "loss"]] * 4 + [
+        ["eval/loss"]
+    ] * 2
+    assert len({value for metrics in seen.memory.metrics.values() for value in metrics.values()}) == 1
 
 
 def test_steps_with_a_teacher(seen):

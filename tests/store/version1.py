@@ -55,7 +55,7 @@ def _series(series: Any) -> list[list[Any]]:
 
 def _tensor(key: Any, array: Any) -> list[Any]:
     data = base64.b64encode(array.tobytes()).decode()
-    return [*key, array.dtype.name, list(array.shape), data]
+    return [*key[:9], array.dtype.name, list(array.shape), data]
 
 
 def record(path: str, *, dies: bool) -> None:

@@ -20,11 +20,14 @@ from tensortap.view.terminal.tensor_files import holds_tensors, show_tensors
 @selection
 @click.option("--sort", type=click.Choice(list(SORTS)), default="worst", show_default=True,
               help="Which rows come first.")  # fmt: skip
+@click.option("--phase", type=click.Choice(("train", "eval")),
+              help="Steps of training or of evaluation, where they are numbered apart.")  # fmt: skip
 @limit_option(40)
 @click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
 def command(
-    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, limit: int, live: bool, as_json: bool
-) -> None:
+    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, phase: str | None, limit: int, live: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
     """Show a run: a line for every site, the worst first; or one site in detail.
 
     RUN may also be a file of tensors: .npy, .npz or .safetensors.
@@ -37,7 +40,7 @@ def command(
     else:
         with waiting(f"reading {path}"):
             run = open_run(path)
-            view = read_view(run, check_sites(run, sites), resolve_steps(run, step), sort, limit)
+            view = read_view(run, check_sites(run, sites), resolve_steps(run, step), sort, limit, phase)
         if as_json:
             print_json(view.as_json())
         else:

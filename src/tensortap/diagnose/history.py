@@ -142,6 +142,11 @@ class RunHistory:
         return self.snapshot.places
 
     @cached_property
+    def phase(self) -> str | None:
+        """The phase that rules look at: training where evaluation has numbers of its own; else None, every step."""
+        return facts.main_phase(self.snapshot)
+
+    @cached_property
     def info(self) -> dict[str, Any]:
         """The content of `run.json`, and what was not seen."""
         return facts.info(self.snapshot)
@@ -163,8 +168,9 @@ class RunHistory:
     def table(
         self, ports: str | None = None, steps: list[int] | None = None, columns: Sequence[str] | None = None
     ) -> Any:
-        """Return records as a `pyarrow.Table`, as `run.table` does."""
-        return queries.table(self.snapshot, ports=ports, steps=self._only if steps is None else steps, columns=columns)
+        """Return records of one phase as a `pyarrow.Table`, as `run.table` does."""
+        chosen = self._only if steps is None else steps
+        return queries.table(self.snapshot, ports=ports, steps=chosen, columns=columns, phase=self.phase)
 
     def sites(self, *ports: str, duplicates: bool = False) -> list[SiteHistory]:
         """Return the sites at these ports in order of execution, without those that show another's tensor again."""

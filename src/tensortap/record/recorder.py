@@ -6,7 +6,6 @@ splits a closed step, `lookback` holds what may be wanted later.
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -22,6 +21,7 @@ from tensortap.record.counters import Counters
 from tensortap.record.decision import NO_ROWS, StepDecision
 from tensortap.record.elements import ElementReducers
 from tensortap.record.lookback import LookBack
+from tensortap.record.numbers import StepNumbers
 from tensortap.record.open_step import OpenStep, Point
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
@@ -66,7 +66,7 @@ class Recorder:
         self.histogram_probes = self._triggers.histogram_probes
         self._armed_before_mute: int | None = None
         self._clock = clock
-        self._numbers = itertools.count(start)
+        self._numbers = StepNumbers(start)
         self._points: dict[tuple[Place, int], Point] = {}
         self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
         self._decision = StepDecision(self.probes, self.names, self.lookback, self._spare.append)
@@ -142,6 +142,24 @@ class Recorder:
         if self._armed_before_mute is not None:
             self.current.armed, self._armed_before_mute = 0 if self.paused else self._armed_before_mute, None
 
+    def enter_phase(self, phase: str) -> bool:
+        """Number the open step in a phase of its own, and ask the triggers again; False when it is there already.
+
+        For adapters that learn what a step is only when it has begun, or when it ends: evaluation is then numbered
+        apart from training. Rows that were recorded before stay.
+        """
+        with self._lock:
+            if self._numbers.phase == phase:
+                return False
+            step, number = self.current, self._numbers.move(self.current.number, phase)
+            if step.table.rows:
+                step.number = number
+            else:
+                step.begin(self._triggers.arm(number, paused=self.paused))
+                self._mute_again()
+            step.phase = phase
+            return True
+
     def close(
         self, metrics: Mapping[str, float] | None = None, *, phase: str = "", step: OpenStep | None = None
     ) -> list[Step]:
@@ -157,7 +175,7 @@ class Recorder:
                 metrics = {**closing.metrics, **(metrics or {})}
             if closing.idle and closing is self.current and not (metrics or closing.labels or self.lookback.steps):
                 self._triggers.fired(closing.number, _NOTHING_SEEN)
-                closing.begin(self._triggers.arm(next(self._numbers), paused=self.paused))
+                closing.begin(self._triggers.arm(self._numbers.take(), paused=self.paused))
                 self._mute_again()
                 return []
             return self._close(closing, metrics or {}, phase)
@@ -171,7 +189,7 @@ class Recorder:
         with self._lock:
             table = self._spare.pop() if self._spare else StepTable()
             table.reset(self._start_time())
-            return OpenStep(table, self._triggers.arm(next(self._numbers), paused=self.paused))
+            return OpenStep(table, self._triggers.arm(self._numbers.take(), paused=self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
         # It stays armed: a tensor that comes now, from another thread or a signal handler, is refused and counted.
@@ -188,7 +206,15 @@ class Recorder:
         self._triggers.check_metrics(metrics)
         now = int((self._clock or time.time)() * 1e6)
         step = Step(
-            closing.number, phase or closing.phase, self.rank, now, metrics, table, self.names, labels=closing.labels
+            closing.number,
+            phase or closing.phase,
+            self.rank,
+            now,
+            metrics,
+            table,
+            self.names,
+            labels=closing.labels,
+            numbered_by_phase=bool(self._numbers.phase),
         )
         return self._decision.decide(step, closing.maybe, reasons)
 

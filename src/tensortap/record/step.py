@@ -82,6 +82,7 @@ class Step:
     table: StepTable
     names: Names
     tensors_only: bool = False
+    numbered_by_phase: bool = False  # the number is one of its phase: another phase may have the same
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property

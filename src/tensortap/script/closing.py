@@ -62,7 +62,7 @@ def _models(watcher: ScriptWatcher) -> str:
     models = watcher.models.members
     if len(models) == 1:
         return models[0].type
-    return ", ".join(f"{printable(model.prefix) or 'unnamed'} ({model.type})" for model in models)
+    return ", ".join(f"{printable(model.prefix or model.name)} ({model.type})" for model in models)
 
 
 def _steps(tap: Tap, totals: Totals) -> str:
@@ -72,7 +72,7 @@ def _steps(tap: Tap, totals: Totals) -> str:
 
 
 def _loss(totals: Totals) -> str:
-    return f", loss {' → '.join(map(text.number, totals.losses))}" if totals.losses else ""
+    return "".join(f", {name} {' → '.join(map(text.number, values))}" for name, values in totals.losses.items())
 
 
 def _many(count: int, noun: str) -> str:

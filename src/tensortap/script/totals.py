@@ -17,7 +17,7 @@ class Totals:
         self.steps: Counter[str] = Counter()  # those with records, by phase
         self.records = 0
         self.first_bad: tuple[int, str] | None = None
-        self.losses: list[float] = []
+        self.losses: dict[str, list[float]] = {}  # of training, by name: the first and the last
 
     def write(self, step: Step) -> None:
         """Count one step."""
@@ -27,8 +27,9 @@ class Totals:
         self.records += step.table.rows
         if step.table.nonfinite and (self.first_bad is None or step.number < self.first_bad[0]):
             self.first_bad = (step.number, _first_bad_place(step))
-        if step.phase != "eval" and "loss" in step.metrics:
-            self.losses[1:] = [step.metrics["loss"]]
+        for name in step.metrics:
+            if name.startswith("loss"):
+                self.losses.setdefault(name, [])[1:] = [step.metrics[name]]
 
     def close(self) -> None:
         """Do nothing: no step is held back."""

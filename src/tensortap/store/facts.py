@@ -32,6 +32,16 @@ def module_types(described: Any) -> dict[str, str]:
     return {m["path"]: str(m.get("type", "")) for m in listed if isinstance(m.get("path"), str)}
 
 
+def numbered_phases(snapshot: Snapshot) -> list[str]:
+    """Return the phases whose steps have their own numbers; none where all steps are numbered in one sequence."""
+    return sorted({phase for state in snapshot.rank_states for phase in state.get("phases", ())})
+
+
+def main_phase(snapshot: Snapshot) -> str | None:
+    """Return the phase that views and rules read: training, where evaluation has numbers of its own; else None, all."""
+    return "train" if {"train", "eval"} <= set(numbered_phases(snapshot)) else None
+
+
 def lines(snapshot: Snapshot) -> dict[str, str]:
     """Return the line of the watched code for sites of operations, as `file:line  code`."""
     return {site: line for state in snapshot.rank_states for site, line in state.get("lines", {}).items()}

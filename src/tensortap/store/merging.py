@@ -16,14 +16,15 @@ from tensortap.reduce.statistics import NUMBERS
 
 Over = Literal["ranks", "steps", "calls"]
 _FOLDED: Final = {"ranks": "rank", "steps": "step", "calls": "call"}
-_KEYS: Final = ("step", "rank", "site", "port", "slot", "call", "op", "recomputed")
+_KEYS: Final = ("step", "phase", "rank", "site", "port", "slot", "call", "op", "recomputed")
 
 
-def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None) -> Any:
+def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None, *, by_phase: bool = False) -> Any:
     """Return one row for each place, and for each of step, rank and call that is not folded over.
 
     `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
     one tensor (`parts` tells) count once, and `summands` says where ranks hold partial sums instead of pieces.
+    `by_phase` keeps training and evaluation apart.
     """
     names = [over] if isinstance(over, str) else list(over)
     if "ranks" in names and parts:
@@ -31,7 +32,8 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = N
     for name in names:
         if name not in _FOLDED:
             raise RunError(f"cannot fold over {name!r}; over= takes ranks, steps or calls.{suggest(name, _FOLDED)}")
-    keys = [key for key in _KEYS if key in rows.column_names and key not in {_FOLDED[name] for name in names}]
+    gone = {_FOLDED[name] for name in names} | (set() if by_phase else {"phase"})
+    keys = [key for key in _KEYS if key in rows.column_names and key not in gone]
     order, starts = _group(rows, keys)
     rows = rows.take(pa.array(order))
     columns = {name: rows[name].to_numpy(zero_copy_only=False) for name in NUMBERS}

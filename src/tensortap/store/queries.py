@@ -35,13 +35,13 @@ _OF_SUMMARY: Final = ("dtype", *NUMBERS)
 
 def table(
     snapshot: Snapshot, sites: SiteSelection = None, ports: str | Sequence[str] | None = None,
-    steps: StepSelection = None, columns: Sequence[str] | None = None,
+    steps: StepSelection = None, columns: Sequence[str] | None = None, phase: str | None = None,
 ) -> Any:  # fmt: skip
     """Return the records as a `pyarrow.Table`, by step, rank and order of execution."""
     wanted = list(columns) if columns is not None else PLAIN_RECORDS.names
     if unknown := [name for name in wanted if name not in PLAIN_RECORDS.names]:
         raise RunError(f"no column {unknown[0]!r}.{suggest(unknown[0], PLAIN_RECORDS.names)}")
-    rows = _read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, _filter(snapshot, sites, ports, steps))
+    rows = _read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, _filter(snapshot, sites, ports, steps, phase))
     order = [("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")]
     return rows.sort_by(order).select(wanted)
 
@@ -58,7 +58,9 @@ def metrics(snapshot: Snapshot) -> Any:
     return rows.sort_by([("step", "ascending"), ("rank", "ascending")])
 
 
-def series(snapshot: Snapshot, place: Place, stat: str, call: int | None, rank: int | None) -> Series:
+def series(
+    snapshot: Snapshot, place: Place, stat: str, call: int | None, rank: int | None, phase: str | None = None
+) -> Series:
     """Return one statistic of one place over steps; calls and ranks of a step are merged into one value."""
     copies = [of for of, key in replicas(snapshot).replicas if key == place[:3]] if rank is None else []
     chosen = all_of(
@@ -68,10 +70,20 @@ def series(snapshot: Snapshot, place: Place, stat: str, call: int | None, rank: 
             ~pc.field("recomputed"),  # the same tensors once more, for the backward pass
             None if call is None else pc.field("call") == call,
             None if rank is None else pc.field("rank") == rank,
+            None if phase is None else pc.field("phase") == phase,
         ]
     )
-    wanted = ["step", "rank", "call", "seq", *columns_for(stat)]
-    return series_of(_read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, chosen).sort_by("step"), stat)
+    wanted = ["step", "phase", "rank", "call", "seq", *columns_for(stat)]
+    rows = one_phase(_read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, chosen))
+    return series_of(rows.sort_by("step"), stat)
+
+
+def one_phase(rows: Any) -> Any:
+    """Return the rows of training alone where steps of training and of evaluation share numbers; else all rows."""
+    both = [pc.unique(rows["step"].filter(pc.equal(rows["phase"], phase))) for phase in ("train", "eval")]
+    if not len(both[0]) or not len(both[1]) or not pc.any(pc.is_in(both[0], both[1])).as_py():
+        return rows
+    return rows.filter(pc.not_equal(rows["phase"], "eval"))
 
 
 def shards(snapshot: Snapshot) -> dict[int, dict[str, dict[str, Any]]]:
@@ -143,11 +155,12 @@ def _sql_help(error: Exception) -> str:
 
 
 def _filter(
-    snapshot: Snapshot, sites: SiteSelection, ports: str | Sequence[str] | None, steps: StepSelection
+    snapshot: Snapshot, sites: SiteSelection, ports: str | Sequence[str] | None, steps: StepSelection,
+    phase: str | None = None,
 ) -> Any:  # fmt: skip
     places = None if sites is None else any_place(places_matching(sites, snapshot.places))
     port = None if ports is None else pc.field("port").isin([ports] if isinstance(ports, str) else list(ports))
-    return all_of([places, port, step_filter(steps)])
+    return all_of([places, port, step_filter(steps), None if phase is None else pc.field("phase") == phase])
 
 
 def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[str], chosen: Any) -> Any:

@@ -80,6 +80,11 @@ class RunFacts:
         return self.snapshots.read(lambda snapshot: snapshot.steps.tolist())
 
     @property
+    def phases(self) -> list[str]:
+        """The phases whose steps have their own numbers; none where all steps are numbered in one sequence."""
+        return facts.numbered_phases(self.snapshots.take())
+
+    @property
     def lines(self) -> dict[str, str]:
         """For sites of operations, `blocks.3.attn/matmul#1`: the line of the watched code, as `file:line  code`."""
         return facts.lines(self.snapshots.take())
@@ -130,19 +135,21 @@ class Run(RunFacts):
 
     def table(
         self, sites: SiteSelection = None, ports: str | Sequence[str] | None = None, steps: StepSelection = None,
-        columns: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None, phase: str | None = None,
     ) -> Any:  # fmt: skip
         """Return the records as a `pyarrow.Table`, by step, rank and order of execution.
 
-        `sites` are patterns as in a probe, `steps` a number, a `(start, stop)` pair, a list or a slice.
+        `sites` are patterns as in a probe, `steps` a number, a `(start, stop)` pair, a list or a slice; `phase` is
+        `"train"` or `"eval"`.
         """
-        return self.snapshots.read(lambda snapshot: queries.table(snapshot, sites, ports, steps, columns))
+        return self.snapshots.read(lambda snapshot: queries.table(snapshot, sites, ports, steps, columns, phase))
 
     def records(
-        self, sites: SiteSelection = None, ports: str | Sequence[str] | None = None, steps: StepSelection = None
-    ) -> Iterator[Record]:
+        self, sites: SiteSelection = None, ports: str | Sequence[str] | None = None, steps: StepSelection = None,
+        phase: str | None = None,
+    ) -> Iterator[Record]:  # fmt: skip
         """Return the records one by one."""
-        return queries.records_in(self.table(sites, ports, steps))
+        return queries.records_in(self.table(sites, ports, steps, phase=phase))
 
     def metrics(self) -> Any:
         """Return the user's metrics as a `pyarrow.Table`; a label has a text and no value."""
@@ -150,16 +157,17 @@ class Run(RunFacts):
 
     def series(
         self, site: str, stat: str, *, port: str | None = None, slot: str | None = None, call: int | None = None,
-        rank: int | None = None,
+        rank: int | None = None, phase: str | None = None,
     ) -> Series:  # fmt: skip
         """Return one statistic of one site over steps; several calls or ranks of a step are merged into one value.
 
+        Where training and evaluation have their own numbers of steps, it is training's unless `phase="eval"`.
         `stat` is a column, `nonfinite`, `absmax`, a quantile such as `q0.95`, or a number that a function of yours
         gave.
         """
 
         def read(snapshot: Snapshot) -> Series:
-            return queries.series(snapshot, queries.place_named(snapshot, site, port, slot), stat, call, rank)
+            return queries.series(snapshot, queries.place_named(snapshot, site, port, slot), stat, call, rank, phase)
 
         return self.snapshots.read(read)
 
@@ -174,7 +182,9 @@ class Run(RunFacts):
         """
 
         def read(snapshot: Snapshot) -> Any:
-            return fold(queries.table(snapshot, sites, steps=steps), over, queries.replicas(snapshot, replicated))
+            copies = queries.replicas(snapshot, replicated)
+            by_phase = bool(facts.numbered_phases(snapshot))
+            return fold(queries.table(snapshot, sites, steps=steps), over, copies, by_phase=by_phase)
 
         return self.snapshots.read(read)
 
@@ -184,13 +194,16 @@ class Run(RunFacts):
 
     def tensor(
         self, site: str, step: int, *, port: str | None = None, slot: str | None = None, call: int = 0,
-        kind: str | None = None, rank: int | None = None, probe: int | None = None,
+        kind: str | None = None, rank: int | None = None, probe: int | None = None, phase: str | None = None,
     ) -> Array:  # fmt: skip
-        """Return what was kept of a tensor at a step: whole, a sample or rows (`kind=` when there are several)."""
+        """Return what was kept of a tensor at a step: whole, a sample or rows (`kind=` when there are several).
+
+        Where training and evaluation have a step of this number each, it is training's unless `phase="eval"`.
+        """
 
         def read(snapshot: Snapshot) -> Array:
             place = queries.place_named(snapshot, site, port, slot)._replace(op="")
-            return read_one(snapshot, TensorRequest(place, step, call, kind, rank, probe))
+            return read_one(snapshot, TensorRequest(place, step, call, kind, rank, probe, phase))
 
         return self.snapshots.read(read)
 

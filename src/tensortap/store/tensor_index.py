@@ -37,6 +37,7 @@ class TensorRequest(NamedTuple):
     kind: str | None = None
     rank: int | None = None
     probe: int | None = None
+    phase: str | None = None
 
     def __str__(self) -> str:
         kind = f", kind {self.kind!r}" if self.kind else ""
@@ -48,6 +49,7 @@ class TensorRequest(NamedTuple):
             (key.place, key.step, key.call) == (self.place, self.step, self.call)
             and self.kind in (None, key.kind)
             and self.probe in (None, key.probe)
+            and (self.phase in (None, key.phase) or not key.phase)
             and not key.recomputed
         )
 
@@ -77,6 +79,8 @@ def read_one(snapshot: Snapshot, request: TensorRequest) -> Array:
     """Return the one tensor that is meant, or raise an error that says what there is instead."""
     ranks = snapshot.ranks if request.rank is None else [request.rank]
     found = [kept for kept in kept_tensors(snapshot, request.step, ranks) if request.fits(kept.key)]
+    if request.phase is None and len({kept.key.phase for kept in found}) > 1:
+        found = [kept for kept in found if kept.key.phase == "train"]
     if len(found) == 1 or (found and {kept.key.kind for kept in found} == {"full"} and len(ranks) == 1):
         return found[0].read()  # two probes that both keep all of it keep the same
     if found:

@@ -20,7 +20,7 @@ from tensortap.types import Place
 
 Array = npt.NDArray[Any]
 _BY_NAME = {dtype.name: dtype for dtype in NUMPY_DTYPES}
-_KEY_TYPES = (int, int, str, str, str, int, str, bool, int)
+_KEY_TYPES = (int, int, str, str, str, int, str, bool, int, str)
 _UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
 
 
@@ -36,6 +36,7 @@ class TensorKey(NamedTuple):
     kind: str
     recomputed: bool = False
     probe: int = 0
+    phase: str = ""  # given where each phase has its own numbers of steps
 
     @property
     def place(self) -> Place:
@@ -46,7 +47,8 @@ class TensorKey(NamedTuple):
         """Return how it is called in its file."""
         again = "r" if self.recomputed else ""
         probe = f"/probe={self.probe}" if self.probe else ""  # another probe's tensor of this kind may come later
-        return f"step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}{probe}"
+        phase = f"{self.phase}/" if self.phase else ""
+        return f"{phase}step={self.step}/{self.site}:{self.port}{self.slot}/call={self.call}{again}/{self.kind}{probe}"
 
 
 def key_of(entry: Mapping[str, Any]) -> TensorKey:
@@ -69,22 +71,26 @@ def tensors_of(step: Step) -> Iterator[Stored]:
     """Yield what a step kept of tensors, under names that do not collide."""
     taken: dict[str, int] = {}
     columns, number = step.table.columns, step.number
+    phase = step.phase if step.numbered_by_phase else ""
+    before = f"{phase}/" if phase else ""
     for kept in step.table.tensors:
         row = kept.row
         name, entry = _name_and_entry(
             step.place(row), step.rank, int(columns["call"][row]), kept.kind,
-            bool(columns["recomputed"][row >> 3] >> (row & 7) & 1), kept.probe.bit_length() - 1,
+            bool(columns["recomputed"][row >> 3] >> (row & 7) & 1), kept.probe.bit_length() - 1, phase,
         )  # fmt: skip
-        name = f"step={number}{name}"
+        name = f"{before}step={number}{name}"
         taken[name] = taken.get(name, 0) + 1
         yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", f'{{"step": {number}{entry}', kept.array)
 
 
 @lru_cache(maxsize=4096)
-def _name_and_entry(place: Place, rank: int, call: int, kind: str, recomputed: bool, probe: int) -> tuple[str, str]:
+def _name_and_entry(
+    place: Place, rank: int, call: int, kind: str, recomputed: bool, probe: int, phase: str
+) -> tuple[str, str]:
     """Return name and index entry of a tensor without their beginnings, the step: mostly the same in every step."""
-    key = TensorKey(0, rank, place.site, place.port, place.slot, call, kind, recomputed, probe)
-    return key.name().removeprefix("step=0"), index_entry(key).removeprefix('{"step": 0')
+    key = TensorKey(0, rank, place.site, place.port, place.slot, call, kind, recomputed, probe, phase)
+    return key.name().partition("step=0")[2], index_entry(key).removeprefix('{"step": 0')
 
 
 def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:

@@ -67,7 +67,7 @@ class SiteDetail:
 def read_detail(view: Overview, sites: list[str], most: int) -> SiteDetail:
     """Read the newest `most` steps (0: all) of the only site in view, and the step where it first was not finite."""
     steps = _picked(view, most)
-    records = list(view.run.records(sites=sites, steps=steps))
+    records = list(view.run.records(sites=sites, steps=steps, phase=view.phase))
     line = view.run.lines.get(records[-1].place.site, "") if records[-1].place.op else ""
     return SiteDetail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records), line)
 

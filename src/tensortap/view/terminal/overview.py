@@ -13,6 +13,7 @@ from tensortap.record.step import Record
 from tensortap.reduce.statistics import NONFINITE
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.plain import plain, row
+from tensortap.store import facts
 from tensortap.store.run import Run
 
 TREND: Final = 16  # points in a line over steps
@@ -55,11 +56,13 @@ class Overview:
     bad_records: int
     first_bad: NonFiniteEvent | None
     trend_of: str
+    phase: str | None = None
 
     def as_json(self, shown: list[SiteRow]) -> dict[str, Any]:
         """Return everything the terminal shows, as plain values."""
         return {
             **about(self.run),
+            **({"phase": self.phase} if self.phase else {}),
             "steps": {"count": len(self.steps), "first": self.steps[0], "last": self.steps[-1]},
             "sites": len(self.rows),
             "records": self.records,
@@ -94,10 +97,12 @@ def model_name(info: Mapping[str, Any]) -> str:
     return str(model or "")
 
 
-def overview(run: Run, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std") -> Overview | None:
+def overview(
+    run: Run, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std", phase: str | None = None
+) -> Overview | None:
     """Read one row for each site that matches; None when there are no records."""
     stats = TREND_OF.get(trend_of, (trend_of,))
-    table = run.table(sites=sites, steps=steps, columns=list(dict.fromkeys((*_LIGHT, *stats))))
+    table = run.table(sites=sites, steps=steps, columns=list(dict.fromkeys((*_LIGHT, *stats))), phase=phase)
     if not table.num_rows:
         return None
     columns = {name: _numbers(table, name) for name in table.column_names if name not in ("site", "port", "slot")}
@@ -105,7 +110,7 @@ def overview(run: Run, sites: list[str] | None = None, steps: Any = None, trend_
     bad = _nonfinite(columns) > 0
     firsts, counts = _first_events(columns, group, bad, names)
     trends = _trends(columns["step"], group, len(names), _stat(columns, trend_of), bad)
-    last = _last_records(run, sites, columns["step"], group, names)
+    last = _last_records(run, sites, columns["step"], group, names, phase)
     rows = [
         SiteRow(name, *last[name], firsts.get(name), counts[i], trends[i])
         for i, name in enumerate(names)
@@ -119,6 +124,7 @@ def overview(run: Run, sites: list[str] | None = None, steps: Any = None, trend_
         bad_records=int(bad.sum()),
         first_bad=min(firsts.values(), default=None),
         trend_of=trend_of,
+        phase=phase,
     )
 
 
@@ -127,7 +133,12 @@ def recent_overview(
 ) -> Overview | None:
     """Read the overview of the last steps; None when there is nothing yet."""
     steps = run.steps
-    return overview(run, sites, slice(steps[-most], None) if len(steps) > most else None, trend_of)
+    return overview(run, sites, slice(steps[-most], None) if len(steps) > most else None, trend_of, main_phase(run))
+
+
+def main_phase(run: Run) -> str | None:
+    """Return the phase to show unless another is asked for: training, where evaluation is numbered apart."""
+    return run.snapshots.read(facts.main_phase)
 
 
 def earlier_steps_note(run: Run, view: Overview) -> str:
@@ -206,14 +217,14 @@ def _trends(step: Ints, group: Ints, groups: int, values: Floats, bad: npt.NDArr
 
 
 def _last_records(
-    run: Run, sites: list[str] | None, step: Ints, group: Ints, names: list[str]
+    run: Run, sites: list[str] | None, step: Ints, group: Ints, names: list[str], phase: str | None
 ) -> dict[str, tuple[Record, int]]:
     """Return each site's worst record at its last step, and how many it has there."""
     last = np.full(len(names), np.iinfo(np.int64).min)
     np.maximum.at(last, group, step)
     at = dict(zip(names, last.tolist(), strict=True))
     found: dict[str, list[Record]] = {}
-    for record in run.records(sites=sites, steps=sorted(set(at.values()))):
+    for record in run.records(sites=sites, steps=sorted(set(at.values())), phase=phase):
         name = str(record.place)
         if at.get(name) == record.step:
             found.setdefault(name, []).append(record)

@@ -84,12 +84,15 @@ def sites(view: Overview, shown: Sequence[SiteRow], width: int) -> Table:
 def head(view: Overview) -> Iterator[Text]:
     """Return the header: the run in one line, then alarms in lines of their own."""
     facts = about(view.run)
-    yield title(facts, f"{_many(len(view.steps), 'step')}{_range(view.steps)}", len(view.rows), view.records)
+    steps = _many(len(view.steps), f"{view.phase} step" if view.phase else "step")
+    yield title(facts, f"{steps}{_range(view.steps)}", len(view.rows), view.records)
     if view.first_bad:
         yield Text(_alarm(view, view.first_bad), style=formats.ALARM)
     if counts := facts["counts"]:
         said = ", ".join(f"{printable(name).replace('_', ' ')} {count}" for name, count in counts.items())
         yield Text(f"not recorded or went wrong: {said}", style=formats.WARN)
+    if others := [phase for phase in view.run.phases if view.phase and phase != view.phase]:
+        yield Text(f"steps of {others[0]} have their own numbers: --phase {others[0]}", style="dim")
 
 
 def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:

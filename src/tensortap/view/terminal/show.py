@@ -9,7 +9,7 @@ from tensortap.errors import RunError
 from tensortap.store.run import Run
 from tensortap.view.terminal.detail import SiteDetail, draw_detail, read_detail
 from tensortap.view.terminal.ordering import SORTS
-from tensortap.view.terminal.overview import TREND_OF, Overview, SiteRow, overview
+from tensortap.view.terminal.overview import TREND_OF, Overview, SiteRow, main_phase, overview
 from tensortap.view.terminal.screen import Screen, draw_overview
 
 
@@ -27,10 +27,15 @@ class ShowView:
 
 
 def read_view(
-    run: Run, sites: list[str] | None = None, steps: Any = None, sort: str = "worst", limit: int = 0
+    run: Run,
+    sites: list[str] | None = None,
+    steps: Any = None,
+    sort: str = "worst",
+    limit: int = 0,
+    phase: str | None = None,
 ) -> ShowView:
     """Read the records that match. One pattern that matches one site gives its detail."""
-    view = overview(run, sites, steps, sort if sort in TREND_OF else "std")
+    view = overview(run, sites, steps, sort if sort in TREND_OF else "std", phase or main_phase(run))
     if view is None:
         raise RunError(f"{run.path} ({run.state}) holds no records {'yet' if not run.steps else 'of these sites then'}")
     rows = SORTS[sort](view.rows)

@@ -23,22 +23,38 @@ class Losses:
     def __init__(self) -> None:
         self._backward: list[Tensor] = []
         self._measured: list[Tensor] = []
+        self._closure: int | None = None  # how many losses there were when the optimizer began to call a closure
 
     def backward_of(self, tensors: Any) -> None:
-        """Add what backward is called on."""
-        self._backward += _scalars(tensors)
+        """Add what backward is called on; of a closure, only what its first evaluation computes."""
+        if self._closure != -1:
+            self._backward += _scalars(tensors)
+
+    def optimizer_begins(self) -> None:
+        """Note that an optimizer with a closure begins its step: the closure computes the same loss several times."""
+        self._closure = len(self._backward)
+
+    def optimizer_stepped(self) -> None:
+        """Note that the optimizer is done."""
+        self._closure = None
+
+    def model_called(self) -> None:
+        """Note that a model is called: in a closure, after a loss, its next evaluation begins."""
+        if self._closure is not None and len(self._backward) > self._closure:
+            self._closure = -1
 
     def measured(self, output: Any) -> None:
         """Add what a loss module returned."""
         self._measured += _scalars(output)
 
-    def take(self) -> dict[str, Tensor]:
+    def take(self) -> Tensor | None:
         """Return the step's loss, if it has one, on the device it was computed on; and start anew."""
         summed, averaged = self._backward, self._measured
         self._backward, self._measured = [], []
+        self._closure = None if self._closure is None else 0
         if summed:
-            return {"loss": _sum(summed)}
-        return {"loss": _sum(averaged) / len(averaged)} if averaged else {}
+            return _sum(summed)
+        return _sum(averaged) / len(averaged) if averaged else None
 
 
 class LossModuleHook(Hook):

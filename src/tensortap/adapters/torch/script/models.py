@@ -34,6 +34,11 @@ class ScriptModel:
         self.prefix = prefix
         self.adapter = TorchAdapter(inner)
         self._home = home
+        self._parameters = frozenset(id(parameter) for parameter in root.parameters())
+
+    def owns(self, parameters: Collection[int]) -> bool:
+        """Return whether any of these parameters, by their ids, is its own."""
+        return not self._parameters.isdisjoint(parameters)
 
     def candidates(self) -> Iterator[tuple[Candidate, Candidate]]:
         """Yield every candidate under its name in the model and under its name in the run."""

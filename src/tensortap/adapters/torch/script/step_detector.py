@@ -1,13 +1,15 @@
-"""Where the steps of a script end, judged by its calls of models, backward and optimizers."""
+"""Where the steps of a script end, and whether they train, judged by its calls of models, backward and optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+TRAIN: Final = "train"
+EVAL: Final = "eval"
 _PATIENCE: Final = 1000
 
 
@@ -16,21 +18,43 @@ class ScriptStepDetector:
 
     Training: a step lasts until an optimizer has stepped, however many models are called however often before that
     (micro-batches, a generator and a discriminator, a teacher, a cell called for each word). Without an optimizer it
-    lasts until backward has run. Otherwise a second call of the same model begins a new step.
+    lasts until backward has run and its gradients were used or dropped. Otherwise a second call of the same model
+    begins a new step. A step is training when a model was called in training mode and with gradients.
     """
 
     def __init__(self) -> None:
         self._ever_stepped = False
+        self._ever_learnt: set[int] = set()  # models that were called in training mode with gradients
+        self._ever_joined: set[int] = set()  # models that were called in a step of training
+        self._in_optimizer = False
+        self._by_hand = False  # the script updates parameters itself
+        self._last = ""  # the phase of the step before
         self._begin()
 
     def _begin(self) -> None:
         self.used = False
-        self.train = False  # a module in training mode was called
         self._calls = 0
         self._called: set[int] = set()
         self._learning: set[int] = set()  # called in training mode and with gradients
+        self._gradients: _Gradients | None = None
+        self._updates = 0  # of parameters, without an optimizer
         self._backward = False
         self._stepped = False
+
+    @property
+    def phase(self) -> str:
+        """Return whether the open step has trained so far."""
+        return TRAIN if self._learning else EVAL
+
+    def expected_phase(self, module: nn.Module) -> str:
+        """Return the phase of a step that begins with this call.
+
+        A model that was never trained may be a teacher, which a step of training calls first: such a step is taken
+        for what the step before was. What it was in truth is known when it ends.
+        """
+        if _learns(module):
+            return TRAIN
+        return EVAL if id(module) in self._ever_learnt else self._last or EVAL
 
     def over(self, module: nn.Module, whole: int) -> bool:
         """Return whether a call of this module, part of the model with id `whole`, begins a new step."""
@@ -41,35 +65,104 @@ class ScriptStepDetector:
             return True
         if not self._learning:
             return again
-        if not module.training and id(module) in self._learning:
+        if self._in_optimizer:
+            return False  # a closure, which an optimizer such as LBFGS calls several times
+        if not _learns(module) and (id(module) in self._learning or self._is_new_copy(module)):
             return True  # from training to evaluation
         if self._optimizer_expected():
-            return False
+            return self._updated_by_hand()
         return again or self._backward
+
+    def _is_new_copy(self, module: nn.Module) -> bool:
+        """Return whether a model that no step of training has called, such as an EMA, is called after backward."""
+        return self._backward and id(module) not in self._ever_joined
+
+    def _updated_by_hand(self) -> bool:
+        """Return whether the script updates parameters itself, although it has an optimizer.
+
+        One such update may be half of an optimizer's step (SAM); a second one, and those after it, are steps.
+        """
+        if not self._backward or self._gradients is None or not self._gradients.used():
+            return False
+        self._updates += 1
+        self._by_hand |= self._updates > 1
+        return self._by_hand
 
     def called(self, module: nn.Module) -> None:
         """Note a call of a model in the open step."""
         self.used = True
-        self.train |= module.training
         self._calls += 1
         self._called.add(id(module))
-        if module.training and torch.is_grad_enabled():
+        if _learns(module):
             self._learning.add(id(module))
+            self._ever_learnt.add(id(module))
+            self._gradients = _Gradients(module)
+        if self._learning:
+            self._ever_joined |= self._called
 
     def backward_ran(self) -> None:
         """Note that gradients were computed."""
         self._backward = True
+        if self._gradients is not None:
+            self._gradients.note()
+
+    def optimizer_begins(self) -> None:
+        """Note that an optimizer's step begins: it may call models itself, by a closure."""
+        self._in_optimizer = True
 
     def optimizer_stepped(self) -> None:
         """Note that an optimizer used them."""
         self._stepped = self._ever_stepped = True
+        self._in_optimizer = self._by_hand = False
 
     def closed(self) -> None:
         """Begin a new step."""
+        self._last = self.phase
         self._begin()
 
     def _optimizer_expected(self) -> bool:
         return self._ever_stepped or (self._calls < _PATIENCE and _any_optimizer())
+
+
+class _Versions(NamedTuple):
+    parameter: Tensor
+    version: int
+    gradient: Tensor
+    gradient_version: int
+
+
+class _Gradients:
+    """Tell whether a script has used or dropped a model's gradients since backward, without an optimizer.
+
+    It compares the version counters of one parameter and its gradient: micro-batches leave both alone.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._known: _Versions | None = None
+
+    def note(self) -> None:
+        """Remember the versions, right after backward."""
+        for parameter in self._module.parameters():
+            gradient = parameter.grad
+            if gradient is not None and not parameter.is_inference():
+                self._known = _Versions(parameter, parameter._version, gradient, gradient._version)
+                return
+
+    def used(self) -> bool:
+        """Return whether the parameter or its gradient is another now."""
+        if self._known is None:
+            return False
+        parameter, version, gradient, gradient_version = self._known
+        changed = parameter._version != version or parameter.grad is not gradient
+        if changed or gradient._version != gradient_version:
+            self._known = None  # each update counts once
+            return True
+        return False
+
+
+def _learns(module: nn.Module) -> bool:
+    return module.training and torch.is_grad_enabled()
 
 
 def _any_optimizer() -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch import nn
 from torch.nn.modules.loss import _Loss
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.torch.script.hooks import AfterCall, GlobalPreHook, register_after, run_pre_hook
@@ -20,7 +20,8 @@ from tensortap.adapters.torch.script.losses import Losses, LossModuleHook
 from tensortap.adapters.torch.script.models import ScriptModel, ScriptModels
 from tensortap.adapters.torch.script.modules import KnownModules, ModuleRole
 from tensortap.adapters.torch.script.naming import has_other_models, has_parameters, name_of
-from tensortap.adapters.torch.script.step_detector import ScriptStepDetector
+from tensortap.adapters.torch.script.owners import LossOwners
+from tensortap.adapters.torch.script.step_detector import EVAL, ScriptStepDetector
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import Recorder
 from tensortap.select.sites import Pattern
@@ -55,6 +56,7 @@ class ScriptWatcher:
         self._say = say
         self._steps = ScriptStepDetector()
         self._losses = Losses()
+        self._owners = LossOwners()
         self._known = KnownModules()
         self._local = _CallDepth()
         self._lock = threading.RLock()
@@ -63,8 +65,10 @@ class ScriptWatcher:
         self._shared = False  # more threads than the first one call models
         self._every_call = GlobalPreHook(self._before)
         self._handles: list[RemovableHandle] = [
-            self._every_call.handle, register_optimizer_step_post_hook(self._after_optimizer)
-        ]  # fmt: skip
+            self._every_call.handle,
+            register_optimizer_step_pre_hook(self._before_optimizer),
+            register_optimizer_step_post_hook(self._after_optimizer),
+        ]
         # PyTorch warns of what does not concern us: we tell a compiled model from the module it was made of.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         self._backward = torch.autograd.backward
@@ -98,19 +102,29 @@ class ScriptWatcher:
         except Exception as error:
             self._give_up(error)
 
+    def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if self._on and closure is not None and (self._home is None or self._at_home()):  # before the first call too
+            self._steps.optimizer_begins()
+            self._losses.optimizer_begins()
+
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._on and self._at_home():
             self._local.depth = 0  # nothing is being called now, whatever an interrupt may have left
             self._every_call.switch(True)
             self._steps.optimizer_stepped()
+            self._losses.optimizer_stepped()
+            self._owners.stepped(optimizer, self.models.members)
 
     def _wrapped(self, backward: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(backward)
         def wrapper(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            if self._on and self._at_home() and not torch.compiler.is_compiling():
-                self._steps.backward_ran()
-                self._losses.backward_of(tensors)
+            if not self._on or not self._at_home() or torch.compiler.is_compiling():
+                backward(tensors, *args, **kwargs)
+                return
+            self._losses.backward_of(tensors)
             backward(tensors, *args, **kwargs)
+            self._steps.backward_ran()
 
         return wrapper
 
@@ -154,7 +168,10 @@ class ScriptWatcher:
             if not outside:
                 return self._pass_by(module, _ADDED)
             if len(self.models.members) >= MOST_MODELS:
-                return self._pass_by(module, f"there are {MOST_MODELS} models already")
+                self.left_out[type(module).__name__] = f"there are {MOST_MODELS} models already"
+                self._known.note_model(module, [])
+                self._track(module)  # its steps and losses are still its own
+                return []
             before = set(module._forward_pre_hooks)
             try:
                 self._watch(module)
@@ -197,12 +214,20 @@ class ScriptWatcher:
         if self.tap is not None:
             if self._steps.over(module, self._known.model_of(module)):
                 self._close(self.tap)
+            if not self._steps.used and self.tap.recorder.enter_phase(self._steps.expected_phase(module)):
+                self.models.arm()
+            self._losses.model_called()
             self._steps.called(module)
 
     def _close(self, tap: ScriptTap) -> None:
-        tap.recorder.current.phase = "train" if self._steps.train else "eval"
+        phase = self._steps.phase
+        tap.recorder.enter_phase(phase)
+        tap.recorder.current.phase = phase
         self._steps.closed()
-        tap.step(**self._losses.take())
+        owner = self._owners.take()
+        name = "eval/loss" if phase == EVAL else f"loss/{owner}" if owner else "loss"
+        loss = self._losses.take()
+        tap.step(**({} if loss is None else {name: loss}))
 
     def _give_up(self, error: Exception) -> None:
         self._on = False

@@ -1,0 +1,42 @@
+"""Whose loss a step computed, in a script with several optimizers (a GAN)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+
+import torch
+
+from tensortap.adapters.torch.script.models import ScriptModel
+
+
+class LossOwners:
+    """Name the model whose parameters an optimizer has stepped; no name while all optimizers hold one model's."""
+
+    def __init__(self) -> None:
+        self._known: set[int] = set()  # optimizers that have stepped
+        self._several = False
+        self._owner = ""
+
+    def stepped(self, optimizer: torch.optim.Optimizer, models: Sequence[ScriptModel]) -> None:
+        """Note that an optimizer has stepped in the open step."""
+        if id(optimizer) not in self._known:
+            self._known.add(id(optimizer))
+            owners = {_owner(each, models) or str(id(each)) for each in _optimizers()}
+            self._several |= len(owners) > 1
+        if self._several:
+            self._owner = _owner(optimizer, models) or type(optimizer).__name__
+
+    def take(self) -> str:
+        """Return the owner of the step's loss, and start anew."""
+        owner, self._owner = self._owner, ""
+        return owner
+
+
+def _optimizers() -> list[torch.optim.Optimizer]:
+    return [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
+
+
+def _owner(optimizer: torch.optim.Optimizer, models: Sequence[ScriptModel]) -> str:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return "+".join(model.prefix or model.name for model in models if model.owns(held))
