@@ -169,8 +169,8 @@ class RunFolder:
             self._batches = Batches(step.names)
             self._state.lines = step.names.lines
         self._note_parts(step)
-        if step.numbered_by_phase and step.phase not in self._state.get("phases", ()):
-            self.note(phases=[*self._state.get("phases", ()), step.phase])
+        if step.numbered_by_phase and step.phase not in self._state.content.get("phases", ()):
+            self.note(phases=[*self._state.content.get("phases", ()), step.phase])
         self._tail("records").append(self._batches.of(step))
         self._state.count_records(step.table.rows)
 
