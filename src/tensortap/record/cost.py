@@ -47,8 +47,9 @@ class Account:
 
     def take(self, table: StepTable) -> None:
         """Note what the rows of a closing step cost."""
-        if table.rows:
-            self._taken.append((table.column("key").copy(), table.column("cost").copy()))
+        rows = table.rows
+        if rows:
+            self._taken.append((table.columns["key"][:rows].copy(), table.columns["cost"][:rows].copy()))
 
     def closed(self, closing: float, whole: float, observed: bool) -> None:
         """Note that a step took `whole` seconds, of which `closing` were spent closing it, besides its rows."""

@@ -149,19 +149,23 @@ class StepTable(Columns):
 
     def close(self) -> None:
         """Take no more rows: a thread that is still reducing a tensor comes too late."""
-        with self._alone():
+        with self._lock:  # a step closes often: without `_alone`, whose context manager costs more than this
             self._closed = True
+            self.header[ROW_CAPACITY] = 0
 
     def reset(self, time: int = 0) -> None:
         """Forget all rows and take new ones; keep the memory."""
-        with self._alone():
-            self._closed = False
+        header = self.header
+        with self._lock:
+            header[ROW_CAPACITY] = 0
             self.epoch += 1
-            self.header[[ROWS, HIST, DIMS, NONFINITE_ROWS]] = 0
-            self.header[FIXED_TIME] = time
-            self.columns["calls"][:] = 0
+            header[ROWS] = header[HIST] = header[DIMS] = header[NONFINITE_ROWS] = 0
+            header[FIXED_TIME] = time
+            self.columns["calls"].fill(0)
             self.tensors, self.values = [], []
             self.pending, self.when_copied = [], []
+            self._closed = False
+            header[ROW_CAPACITY] = len(self.columns["key"])
 
     def take(self, rows: npt.NDArray[np.intp]) -> StepTable:
         """A table of its own with the chosen rows and what was kept of them."""

@@ -72,9 +72,10 @@ class Writer:
             return
         self.guarded.raise_error()
         later = self.guarded.append(step)
-        with self._changed:  # threads that hand over their first steps at once start one writer, not two
-            if not self._running():
-                self._start()
+        if not self._running():
+            with self._changed:  # threads that hand over their first steps at once start one writer, not two
+                if not self._running():
+                    self._start()
         if later:
             self._enqueue(step, later)
         else:

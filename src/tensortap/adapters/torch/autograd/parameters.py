@@ -75,9 +75,10 @@ class ParameterTaps:
 
     def record_rest(self, step: OpenStep) -> None:
         """End a step: record parameters, gradients and buffers that no optimizer has shown, as they are now."""
-        self._record("param", step, skip=self._recorded)
-        self._record("grad", step, skip=self._recorded)
-        self._record_buffers(step)
+        if step.armed:
+            self._record("param", step, skip=self._recorded)
+            self._record("grad", step, skip=self._recorded)
+            self._record_buffers(step)
         self._recorded.clear()
         self._clipped.clear()
 
