@@ -7,7 +7,7 @@ import numpy as np
 from tensortap.adapters.arrays import ArrayObserver, Catcher
 from tensortap.adapters.results import Captured
 from tensortap.record.recorder import Recorder
-from tensortap.reduce.packed import Reduced
+from tensortap.reduce.graph_rows import Reduced
 from tensortap.reduce.statistics import ROW
 from tensortap.select.probes import probe
 from tensortap.types import DTYPE_CODE, Place

@@ -1,4 +1,4 @@
-"""The kernel against float64 NumPy, its levels against each other, and its twin against all of them."""
+"""The kernel against float64 NumPy, its levels against each other, and NumPy against all of them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def ways():
 @pytest.mark.parametrize("name", DTYPE_CODE)
 @pytest.mark.parametrize("n", SIZES)
 def test_all_ways_agree_in_every_bit(name, n):
-    """Every level, every number of threads and the NumPy twin give the same bits."""
+    """Every level, every number of threads and NumPy give the same bits."""
     array = random_bits(name, n, seed=n)
     expected = run(array, fallback, name)
     for level, threads in ways():
@@ -356,7 +356,7 @@ VIEWS = {
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("name", ["float32", "float64", "float16", "int8", "complex128"])
 def test_views_count_every_element_as_often_as_it_appears(view, name):
-    """Slices, steps, reversals and broadcasts agree with a copy, and with the twin in every bit."""
+    """Slices, steps, reversals and broadcasts agree with a copy, and with NumPy in every bit."""
     base = (np.random.default_rng(7).standard_normal((300, 100)) * 20).astype(name)
     array = VIEWS[view](base)
     result = run(array)
@@ -367,21 +367,21 @@ def test_views_count_every_element_as_often_as_it_appears(view, name):
     assert result[0]["mean"] == pytest.approx(copy[0]["mean"], rel=1e-5, abs=1e-5, nan_ok=True)
     assert result[0]["std"] == pytest.approx(copy[0]["std"], rel=1e-6, nan_ok=True)
     assert result[1] == copy[1] and np.array_equal(result[2], copy[2])
-    twin = run(array, fallback)
+    by_numpy = run(array, fallback)
     for level, threads in ways():
         _kernel.set_level(level)
         _kernel.set_threads(threads)
-        assert same(run(array), twin), (level, threads)
+        assert same(run(array), by_numpy), (level, threads)
 
 
 def test_large_views_in_threads():
     """A strided tensor over several chunks gives the same bits with and without threads."""
     array = np.random.default_rng(8).standard_normal((1100, 1300)).astype(np.float32)[:, ::-2]
-    twin = run(array, fallback)
+    by_numpy = run(array, fallback)
     for level, threads in ways():
         _kernel.set_level(level)
         _kernel.set_threads(threads)
-        assert same(run(array), twin), (level, threads)
+        assert same(run(array), by_numpy), (level, threads)
 
 
 def test_misaligned_memory():

@@ -178,7 +178,7 @@ def whole(place: Place, step: int) -> np.ndarray[Any, Any]:
     return np.concatenate([value(place, step, call, rank).ravel() for call in range(calls) for rank in range(2)])
 
 
-@pytest.mark.parametrize("stat", [*NUMBERS, "nonfinite", "absmax", "q0.5", "q1", "q0.25"])
+@pytest.mark.parametrize("stat", [*NUMBERS, "nonfinite", "q0.5", "q1", "q0.25"])
 def test_a_series_folds_calls_and_ranks(run: Run, stat: str) -> None:
     """One value a step: that of all calls and ranks together, and recomputed calls do not count again."""
     for place in (PLACES[1], PLACES[2]):

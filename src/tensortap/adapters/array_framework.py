@@ -21,7 +21,7 @@ from tensortap.adapters.results import Captured, Origin
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Point, Recorder
-from tensortap.reduce.packed import Reduced
+from tensortap.reduce.graph_rows import Reduced
 from tensortap.select.ports import OP_PORTS
 from tensortap.select.probes import as_probes
 from tensortap.select.sites import Candidate, Pattern

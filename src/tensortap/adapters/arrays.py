@@ -14,7 +14,7 @@ from tensortap.adapters.protocol import Adapter
 from tensortap.adapters.results import Captured
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.buffers import buffer_of
-from tensortap.reduce.packed import Reduced
+from tensortap.reduce.graph_rows import Reduced
 from tensortap.select.sites import Candidate
 
 Array = npt.NDArray[Any]

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tensortap.errors import UnsupportedError
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce.plain import dtype_name, plain_of
+from tensortap.reduce.torch_values import dtype_name, strided_values
 from tensortap.types import DTYPE_CODE, DTYPES, Buffer
 
 NUMPY_DTYPES: tuple[np.dtype[Any], ...] = tuple(
@@ -117,7 +117,7 @@ def _of_torch(tensor: Any) -> Buffer:
     if tensor.device.type == "meta":
         raise UnsupportedError("a meta tensor has a shape but no values; summarise it once it is on a device")
     try:
-        tensor = plain_of(tensor.detach())
+        tensor = strided_values(tensor.detach())
     except (NotImplementedError, RuntimeError, TypeError) as error:
         raise UnsupportedError(
             f"cannot summarise a tensor of dtype {tensor.dtype} ({error}); convert it: x.float(), or to one of "

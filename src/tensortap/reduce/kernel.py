@@ -1,4 +1,4 @@
-"""The kernel in use: the C extension where it was built, otherwise its NumPy twin, which gives the same results.
+"""The kernel in use: the C extension where it was built, otherwise NumPy, which gives the same results.
 
 `TENSORTAP_KERNEL` = `avx512`, `avx2`, `plain` or `numpy` forces one; `ACTIVE` says which was chosen.
 """

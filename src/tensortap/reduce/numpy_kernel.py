@@ -241,7 +241,7 @@ def threads() -> int:
 
 
 def set_threads(number: int) -> None:
-    """Accept any number; the NumPy twin uses one thread, and results do not depend on it."""
+    """Accept any number; NumPy uses one thread, and results do not depend on it."""
     if number < 1:
         raise ValueError(f"threads must be at least 1, not {number}")
 

@@ -20,7 +20,6 @@ STATS: Final = ("mean", "std", "absmax", "zero_share", "nonfinite")
 """What trackers show of a tensor unless told otherwise: a chart each, so they are few."""
 
 _DERIVED: Final[Mapping[str, Callable[[Summary], float]]] = {
-    "absmax": lambda s: max(abs(s.min), abs(s.max)),
     "zero_share": lambda s: s.zeros / max(s.numel, 1),
     "nonfinite": nonfinite,
 }

@@ -12,7 +12,7 @@ from tensortap.reduce.histogram import quantile
 from tensortap.reduce.statistics import COLUMNS, NUMBERS
 from tensortap.store.merging import fold
 
-_DERIVED: Final = ("nonfinite", "absmax")
+_DERIVED: Final = ("nonfinite",)
 
 
 class Series(NamedTuple):
@@ -48,10 +48,6 @@ def _values(rows: Any, stat: str) -> npt.NDArray[Any]:
         return np.array([_row_quantile(row, q) for row in rows.to_pylist()], np.float64)
     if stat == "nonfinite":
         return np.add.reduce([rows[name].to_numpy() for name in ("nan", "posinf", "neginf")], axis=0)  # type: ignore[no-any-return]
-    if stat == "absmax":
-        low, high = (np.abs(rows[name].to_numpy(zero_copy_only=False)) for name in ("min", "max"))
-        largest: npt.NDArray[Any] = np.fmax(low, high)
-        return largest
     plain: npt.NDArray[Any] = rows[stat].to_numpy(zero_copy_only=False)
     return plain
 

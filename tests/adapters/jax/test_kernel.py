@@ -13,7 +13,7 @@ from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.extract import TagExtractor
 from tensortap.adapters.jax.results import PendingResults
 from tensortap.record.counters import TensortapWarning
-from tensortap.reduce import packed as words
+from tensortap.reduce import graph_rows
 from tensortap.types import DTYPES
 
 KINDS: list[str] = []
@@ -147,10 +147,10 @@ def test_without_the_extension(memory, monkeypatch):
 
 def test_no_memory_is_counted():
     """A row that could not be computed is an error, which is counted where rows are read."""
-    none = np.zeros(words.HEAD, np.uint32)
+    none = np.zeros(graph_rows.HEAD, np.uint32)
     none[:2] = 0xFFFFFFFF
     with pytest.raises(MemoryError, match="reduce"):
-        words.read(none, 1, ())
+        graph_rows.read(none, 1, ())
 
 
 def test_a_row_that_could_not_be_made_takes_no_other_with_it(monkeypatch, memory):

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.adapters.jax.extract import ExportedArrays, ExtractedValue
+from tensortap.reduce import graph_rows as packed_rows
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce import packed as packed_rows
 from tensortap.types import DTYPE_CODE
 
 _NAME: Final = "tensortap_row"

@@ -13,7 +13,7 @@ from tensortap.adapters.jax.extract import ExtractedValue
 from tensortap.adapters.jax.selection import JaxSelection
 from tensortap.adapters.jax.tag import Mark
 from tensortap.record.recorder import OpenStep
-from tensortap.reduce import packed
+from tensortap.reduce import graph_rows
 from tensortap.types import DTYPE_CODE
 
 
@@ -77,10 +77,10 @@ class PendingResults:
         if value.kind == "raw":
             array: Any = np.asarray(arrays[0])
         elif value.kind in kernel.WORDS:
-            array = packed.read(arrays[0], DTYPE_CODE[value.dtype], value.shape)
+            array = graph_rows.read(arrays[0], DTYPE_CODE[value.dtype], value.shape)
         else:
             row, offset, counts = rows.read(tuple(arrays), int(np.prod(value.shape, dtype=np.int64)))
-            array = packed.Reduced(row, offset, counts, DTYPE_CODE[value.dtype], value.shape)
+            array = graph_rows.Reduced(row, offset, counts, DTYPE_CODE[value.dtype], value.shape)
         if value.kind != "raw" and point.keeping & step.armed:
             self._observer.recorder.counters.add("large_tensors")
         self._observer.take(point, array, step, value.recomputed)

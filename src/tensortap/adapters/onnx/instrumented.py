@@ -12,7 +12,7 @@ from tensortap.adapters.onnx.graph import OnnxGraph, row_of
 from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.steps import CallStepDetector
 from tensortap.errors import NonFiniteError, UnsupportedError
-from tensortap.reduce import packed
+from tensortap.reduce import graph_rows
 
 INEXACT: Final = (
     "this session and its copy with more outputs need not give equal bits (an operation draws random numbers, or an "
@@ -115,10 +115,10 @@ class InstrumentedSession:
         names = [name for name in self._root.gives.split("\n") if name in tensors]
         self._observer.take_all(self._root.outputs, _named(names, tensors), step, NO_ARRAY_OUT)
 
-    def _read(self, name: str, row: Any) -> packed.Reduced | None:
+    def _read(self, name: str, row: Any) -> graph_rows.Reduced | None:
         """Read a row. The others are recorded nevertheless if one cannot be read."""
         try:
-            return packed.read_all(row)
+            return graph_rows.read_all(row)
         except Exception as error:
             self.counters.failed("skipped_tensors", f"reading the row of {name}", error)
             return None
@@ -164,11 +164,11 @@ class InstrumentedSession:
             self.counters.failed(name, what, error)
 
 
-def _arrays(value: Any) -> Sequence[tuple[str, Array | packed.Reduced]]:
-    return [("", value)] if isinstance(value, packed.Reduced) else arrays_in(value)
+def _arrays(value: Any) -> Sequence[tuple[str, Array | graph_rows.Reduced]]:
+    return [("", value)] if isinstance(value, graph_rows.Reduced) else arrays_in(value)
 
 
-def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> Sequence[tuple[str, Array | packed.Reduced]]:
+def _named(names: Sequence[str], tensors: Mapping[str, Any]) -> Sequence[tuple[str, Array | graph_rows.Reduced]]:
     """Return tensors with their names as slots; a single one needs none."""
     found = [(f".{name}{slot}", array) for name in names for slot, array in _arrays(tensors.get(name))]
     return [("", found[0][1])] if len(found) == 1 else found

@@ -16,9 +16,9 @@ from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver
 from tensortap.adapters.keras.graphs.variables import LoopVariable, host_variable, read_variable
 from tensortap.record.recorder import OpenStep, Point
 from tensortap.reduce.graph_kernel import COUNTS, MOMENTS, reduce_in_graph, row_from_graph
+from tensortap.reduce.graph_rows import Reduced
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_kernel import trimmed
-from tensortap.reduce.packed import Reduced
 from tensortap.types import DTYPE_CODE
 
 _MOST_AXES: Final = 8

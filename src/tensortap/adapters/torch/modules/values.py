@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tensortap.adapters.torch.distributed.shards import local_of
 from tensortap.reduce.buffers import buffer_of_plain
-from tensortap.reduce.plain import plain_of
+from tensortap.reduce.torch_values import strided_values
 from tensortap.types import DTYPES, Buffer
 
 CODES: Final = {getattr(torch, d.name): d.code for d in DTYPES if hasattr(torch, d.name)}
@@ -22,7 +22,7 @@ def values_of(tensor: Tensor) -> Tensor | None:
         return None
     inside = _unwrapped(tensor.detach())
     with torch.no_grad(), torch._C._DisableFuncTorch():
-        plain: Tensor = plain_of(local_of(inside))
+        plain: Tensor = strided_values(local_of(inside))
         return plain
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from tensortap.types import DTYPE_CODE
 
 
-def plain_of(tensor: Any) -> Any:
+def strided_values(tensor: Any) -> Any:
     """A strided tensor of a type that the kernels read, on the device where the values lie."""
     if hasattr(tensor, "to_local"):  # a DTensor's own part: free, where full_tensor() would be a collective
         tensor = tensor.to_local()

@@ -1,6 +1,6 @@
-"""Rows that leave a framework's graph as words of 32 bits, in which the C kernel was called.
+"""Read the rows that the C kernel wrote inside a framework's graph, as arrays of 32-bit integers.
 
-XLA knows types and shapes when a graph is traced (`_kernel_xla.h`); ONNX Runtime when it runs (`_kernel_onnx.h`).
+XLA knows types and shapes when a graph is traced (csrc/xla.h); ONNX Runtime when it runs (csrc/onnx.h).
 """
 
 from __future__ import annotations
