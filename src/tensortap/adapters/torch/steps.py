@@ -23,7 +23,7 @@ _CALL: Final = nn.Module._call_impl.__code__
 
 
 class TorchThreadState(steps.ThreadState):
-    """What is known of one thread, and what backward and the optimizer have told of the open one."""
+    """What is known of one thread, and of backward and the optimizer in its open step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,12 +35,12 @@ class TorchThreadState(steps.ThreadState):
         self.optimizers: set[int] = set()  # those that have stepped in the open step
 
     def follow(self, other: TorchThreadState) -> None:
-        """Go on where another left off."""
+        """Go on where another thread left off."""
         super().follow(other)
         self.backward, self.stepped, self.micro = other.backward, other.stepped, other.micro
 
     def reset(self) -> None:
-        """A step was closed."""
+        """Forget what was known of a closed step."""
         super().reset()
         self.backward = self.stepped = False
         self.micro = 0
@@ -48,7 +48,7 @@ class TorchThreadState(steps.ThreadState):
 
 
 class TorchStepDetector(steps.StepDetector[TorchThreadState]):
-    """A new call of the root closes the step before it, unless that one is still collecting gradients.
+    """End the step before each new call of the root, unless that step is still collecting gradients.
 
     Other threads' steps end with the call unless a backward may follow.
     """
@@ -60,11 +60,11 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
 
     @property
     def lost(self) -> bool:
-        """Whether nothing has shown where steps begin and end."""
+        """Return whether nothing has shown where steps begin and end."""
         return super().lost and not self._by_optimizer
 
     def root_called(self, root: nn.Module) -> None:
-        """Before the root's forward. Calls within a call, and recomputation, belong to the step that is open."""
+        """Begin a step before the root's forward. Calls within a call, and recomputation, belong to the open step."""
         state = self._state()
         state.depth += 1
         if (state.depth > 1 and running_twice(root)) or backward_task() != -1:
@@ -80,7 +80,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             step.phase = "eval"
 
     def root_returned(self, output: Any, awaits: bool | None = None) -> None:
-        """After the root's forward, also when it failed. In a compiled graph, `awaits` says if backward may come."""
+        """End the root's call, also a failed one. In a compiled graph, `awaits` says whether backward may come."""
         state = self._state()
         state.depth = max(0, state.depth - 1)
         if state.depth or self.span() is not None:
@@ -97,11 +97,11 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             self._end_home(state)
 
     def backward_came(self) -> None:
-        """A gradient reached what the root returned, inside a compiled graph."""
+        """Note that a gradient reached what the root returned, inside a compiled graph."""
         self._state().backward = True
 
     def optimizer_starts(self, optimizer: Any, closure: Any) -> None:
-        """A closure calls the root inside the optimizer's step, and that is where the next step begins.
+        """Begin an optimizer's step. With a closure, which calls the root inside it, the next step of ours begins here.
 
         Where the root is never seen to be called (it is compiled), a second step of the same optimizer tells.
         """
@@ -116,7 +116,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             self.recorder.current.phase = "train"
 
     def optimizer_stepped(self, optimizer: Any) -> None:
-        """The optimizer has used the gradients."""
+        """Note that the optimizer has used the gradients."""
         state = self._state()
         state.stepped, state.stepping = True, False
         state.optimizers.add(id(optimizer))
@@ -134,7 +134,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         self._rehearse(state, chunk)
 
     def _first_of(self, state: TorchThreadState, chunk: int | None) -> bool:
-        """Whether a call can be the first of a step: later microbatches of a pipeline are not."""
+        """Return whether a call can be the first of a step: later microbatches of a pipeline are not."""
         return chunk is None or chunk == SHAPE_INFERENCE or (chunk == 0 and not state.rehearsed)
 
     def _rehearse(self, state: TorchThreadState, chunk: int | None) -> None:
@@ -161,7 +161,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         state.used = True
 
     def _mark(self, output: Any, state: TorchThreadState) -> bool:
-        """Ask to be told when backward reaches what the root returned; False when it never will."""
+        """Put hooks where backward reaches what the root returned; return False when it never will."""
         with without_torch_function():
             nodes = {tensor.grad_fn: None for _, tensor in tensors_in(output) if tensor.grad_fn is not None}
         for node in list(nodes)[:MOST_MARKS]:
@@ -170,7 +170,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
 
 
 def running_twice(root: nn.Module) -> bool:
-    """Whether a call of the root is running inside another. Ctrl-C in a notebook ends calls without telling hooks."""
+    """Return whether a call of the root runs inside another. Ctrl-C in a notebook ends calls without calling hooks."""
     frame: FrameType | None = sys._getframe(1)
     running = 0
     while frame is not None:
@@ -180,7 +180,7 @@ def running_twice(root: nn.Module) -> bool:
 
 
 class _Mark:
-    """Notes that backward reached the root's output."""
+    """Note that backward reached the root's output."""
 
     __slots__ = ("state",)
 

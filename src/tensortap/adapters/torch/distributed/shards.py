@@ -19,7 +19,7 @@ from tensortap.types import Place
 
 
 class MeshLayout(NamedTuple):
-    """How a tensor lies over a mesh."""
+    """The placement of a tensor over a device mesh."""
 
     mesh: Any
     placements: tuple[Any, ...]

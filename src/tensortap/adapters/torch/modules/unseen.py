@@ -1,4 +1,4 @@
-"""Why what was wanted was never seen."""
+"""Explain why a wanted port was never observed."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ NOT_CALLED: Final = (
 
 
 def explain(ports: Iterable[Port], root: nn.Module | None, fused: Collection[str], compiled: bool) -> dict[str, str]:
-    """The ports that saw nothing, each with the reason where it is known. `compiled`: torch.compile may hide some."""
+    """Return the ports that observed nothing, each with the reason. `compiled`: torch.compile may hide some."""
     default = MAYBE_COMPILED if compiled else NEVER
     return {f"{port.path}:{port.port}": _why(port, root, fused, default) for port in ports if not port.seen}
 
 
 def inside_graphs(found: dict[str, str]) -> dict[str, str]:
-    """The same where the model is compiled: what leaves a graph and is used in it too may get its gradient there."""
+    """Add, where the model is compiled, that a tensor used inside the graph too may get its gradient there."""
     return {site: f"{why}{OR_INSIDE}" if why == NO_BACKWARD else why for site, why in found.items()}
 
 
 def all_hidden(ports: Iterable[Port], unseen: dict[str, str]) -> bool:
-    """Whether nothing at all of the modules was seen, and compiled code may be why."""
+    """Return whether no module was observed at all, and compiled code may be why."""
     found = [unseen.get(f"{port.path}:{port.port}") for port in ports if port.port in MODULE_PORTS]
     return bool(found) and all(why == MAYBE_COMPILED for why in found)
 

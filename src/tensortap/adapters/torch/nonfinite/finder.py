@@ -56,7 +56,7 @@ class OriginFinder:
             self._search(hook.path, module, args, kwargs, output, step)
 
     def collect(self, step: OpenStep) -> None:
-        """Before a step closes: read what was pending, and name the first non-finite output if nothing better is."""
+        """Read what was pending before a step closes, and name the first non-finite output if nothing better is."""
         pending, first = self._pending.pop(step, []), self._first.pop(step, None)
         if step.origin is None and pending:
             sums = [bool(torch.isfinite(total)) for _, total in pending]
@@ -105,6 +105,8 @@ class OriginFinder:
 
     def _explain(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> Origin | None:
         plain = _described(path, module, args, kwargs, output)
+        if plain.why:  # a parameter is not finite: there is no operation to find
+            return plain
         # Other ranks do not run it again, so a module that might wait for them is not run either.
         if may_communicate(module, [tensor for _, tensor in tensors_in((args, kwargs))]):
             return plain

@@ -1,4 +1,4 @@
-"""Where a NaN or an infinity was born: the module, the operation in it, its line, its inputs, and why.
+"""Locate where a NaN or an infinity was made: the module, the operation in it, its line, its inputs, and why.
 
 Forward: modules are watched as they run; the first to finish with finite inputs and a non-finite output is run
 under a function mode that looks at every operation. Backward: every node of the graph is watched; the first with
@@ -50,7 +50,7 @@ def locate(model: nn.Module, batch: Any) -> Origin | None:
 def _watch_forward(
     model: nn.Module, run: Callable[[], Any], masks: Container[tuple[nn.Module, int]]
 ) -> tuple[str, nn.Module, int] | None:  # fmt: skip
-    """The first module to finish with finite inputs and a non-finite output, and which of its calls that was."""
+    """Return the first module that made a non-finite output of finite inputs, and the number of its call."""
     found: list[tuple[str, nn.Module, int]] = []
     calls: dict[nn.Module, int] = {}
     names = {module: path for path, module in model.named_modules()}
@@ -170,7 +170,7 @@ def _is_new(given: list[TensorSummary], output: Any) -> bool:
 
 
 def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
-    """The first node that turns finite gradients into non-finite ones, and the module whose forward made it."""
+    """Return the first node that turns finite gradients into non-finite ones, and the module that made the node."""
     owners: list[tuple[int, int, str, str]] = []
     started: list[int] = []
     found: list[Origin] = []
@@ -233,7 +233,7 @@ def _graph(roots: list[Any]) -> Iterator[Any]:
 
 
 def _owner(owners: list[tuple[int, int, str, str]], number: int) -> tuple[str, str]:
-    """The innermost module whose forward made the node; nothing for code outside all modules."""
+    """Return the innermost module whose forward made the node."""
     inside = [(last - first, path, kind) for first, last, path, kind in owners if first <= number < last]
     if not inside:
         return "(outside the model)", ""
@@ -255,7 +255,7 @@ def _backward_why(node: Any) -> str:
 
 
 def _forward_source(node: Any) -> str:
-    """The line that made a node, which anomaly mode notes as text."""
+    """Return the line that made a node, which anomaly mode keeps as text."""
     lines = node.metadata.get("traceback_", [])
     frames = [line.strip() for line in lines if TORCH not in line and OURS not in line]
     if not frames:
@@ -266,7 +266,7 @@ def _forward_source(node: Any) -> str:
 
 
 def _asked_for(args: Sequence[Any], kwargs: dict[str, Any], output: Any) -> bool:
-    """Whether the user gave the infinity as a number: masking with −inf is no fault, unless a NaN comes of it."""
+    """Return whether the user gave the infinity as a number: a mask of −inf is no fault, unless it makes a NaN."""
     given = [value for value in (*args, *kwargs.values()) if isinstance(value, float) and not math.isfinite(value)]
     return bool(given) and (any(map(math.isnan, given)) or not _has_nan(output))
 

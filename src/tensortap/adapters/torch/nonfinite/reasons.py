@@ -1,4 +1,4 @@
-"""Why an operation gave a NaN or an infinity from finite inputs, where that can be known."""
+"""Explain why an operation made a NaN or an infinity of finite inputs, where that can be known."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _ALREADY_LARGE: Final = 4096.0  # in float16, whose square root of the limit is 
 
 
 def operation_name(function: Callable[..., Any]) -> str:
-    """An operation's plain name: `add_` and `__add__` are `add`."""
+    """Return an operation's plain name: `add_` and `__add__` are `add`."""
     return str(getattr(function, "__name__", function)).strip("_")
 
 
 def why(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], output: Tensor) -> str:
-    """One sentence, or nothing when it is not known."""
+    """Return the reason in one sentence; empty when it is not known."""
     name = operation_name(function)
     tensors = [t for t in args if isinstance(t, Tensor) and t.is_floating_point()]
     if name in _LOGARITHMS and tensors:
@@ -48,7 +48,7 @@ def why(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any
 
 
 def _zero_times_infinity(function: Callable[..., Any], args: Sequence[Any]) -> bool:
-    """The same product of ones at the zeros of one and at the infinities of the other: are there terms?"""
+    """Return whether a zero met an infinity, by the product of ones at the zeros of one and infinities of the other."""
     if len(args) < 2 or any(isinstance(value, Tensor) and value.is_complex() for value in args[:2]):
         return False
     a, b = (torch.as_tensor(value, dtype=torch.float64) for value in args[:2])
@@ -77,7 +77,7 @@ def _of_quotient(name: str, args: Sequence[Any]) -> str:
 def _of_overflow(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], output: Tensor, name: str
 ) -> str:
-    """The same computation in float64: if it is finite there, the type was too narrow."""
+    """Compute the same in float64: if it is finite there, the dtype was too narrow."""
     if not output.is_floating_point() or output.dtype is torch.float64:
         return f"{name} overflows {_short(output.dtype)}" if torch.isinf(output).any() else ""
     try:
@@ -96,7 +96,7 @@ def _of_overflow(
 
 
 def _upstream(given: Sequence[Any], limit: float) -> str:
-    """Where what came in was already so large that two such values cannot be multiplied, the fault is earlier."""
+    """Say that the fault is earlier, where the inputs were already too large to be multiplied with each other."""
     tensors = [t for t in given if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
     largest = max((float(t.abs().max()) for t in tensors), default=0.0)
     if largest < max(limit**0.5, _ALREADY_LARGE):

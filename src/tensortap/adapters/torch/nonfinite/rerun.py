@@ -42,12 +42,12 @@ def run_again(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
     The module, its inputs, random states, hooks, function modes and recorded values are left alone. It raises when the
     module or an input cannot be copied.
     """
-    twin = _copied(module, [value for m in module.modules() for value in vars(m).values()])
-    for part in twin.modules():
+    clone = _copied(module, [value for m in module.modules() for value in vars(m).values()])
+    for part in clone.modules():
         for name in _HOOKS:
             vars(part)[name].clear()
     args, kwargs = _copied((args, kwargs), (args, kwargs))
-    mode = OriginMode(path, twin)
+    mode = OriginMode(path, clone)
     with (
         without_modes(),
         _disable_current_modes(),
@@ -58,7 +58,7 @@ def run_again(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[
         contextlib.suppress(Exception),  # the user's own run raises its own errors
         mode,
     ):
-        twin.forward(*args, **kwargs)
+        clone.forward(*args, **kwargs)
     return mode
 
 

@@ -19,7 +19,7 @@ from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
 from tensortap.adapters.torch.modules.placement import enclosing, tappable
 from tensortap.adapters.torch.ops.names import operations_of
-from tensortap.adapters.torch.ops.taps import OpTaps
+from tensortap.adapters.torch.ops.taps import OpTaps, wants_nothing_of
 from tensortap.adapters.torch.ops.visibility import COMPILED, PlainModule
 from tensortap.adapters.torch.steps import running_twice
 
@@ -158,7 +158,7 @@ def place_hooks(taps: OpTaps, root: nn.Module, fused: Mapping[str, HookSet]) -> 
         if compiled.issuperset(paths):
             taps.visibility.hidden = COMPILED
             continue
-        if module is not root and taps.wants_nothing_of(module):
+        if module is not root and wants_nothing_of(module, taps.patterns):
             continue
         enter_hook = ModuleEnterHook(taps, paths, module is root, module)
         if any(path in fused for path in paths):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -20,13 +21,14 @@ from tensortap.adapters.torch.autograd.gradients import (
 )
 from tensortap.adapters.torch.modules.hooks import NO_TENSOR_OUT
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.modules.tensors import TensorObserver
+from tensortap.adapters.torch.modules.tensors import TensorObserver, mode_is_on, without_torch_function
 from tensortap.adapters.torch.source import current_line
 from tensortap.record.recorder import OpenStep, Point
 from tensortap.select.ports import OP_PORTS
 from tensortap.types import Call
 
 Where = Callable[[Call], bool]
+_NOTHING: Final = contextlib.nullcontext()
 _NO_TENSOR_IN: Final = "takes no tensor"
 
 
@@ -90,6 +92,14 @@ class OpSite:
             await_output_gradients(self.observer, steps, ports.grad_output, found, step, call)
             if noted:
                 await_input_gradients(self.observer, steps, ports.grad_input, noted, found, step, call)
+
+    def finish(self, ports: OpPorts, output: Any, inputs: CallInputs | None, step: OpenStep, steps: StepSource) -> None:
+        """Do as `after`, out of sight of function modes; count what goes wrong."""
+        try:
+            with without_torch_function() if mode_is_on() or type(output) is not Tensor else _NOTHING:
+                self.after(ports, output, inputs, step, steps)
+        except Exception as error:
+            self.failed(error)
 
     def take_inputs(self, ports: OpPorts, given: Found, step: OpenStep) -> None:
         """Record the inputs."""

@@ -15,9 +15,9 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from tensortap.adapters.plan import OpName, Plan
-from tensortap.adapters.torch.autograd.gradients import CallInputs, StepSource, backward_task
+from tensortap.adapters.torch.autograd.gradients import StepSource, backward_task
 from tensortap.adapters.torch.modules.hookset import new_hook_key
-from tensortap.adapters.torch.modules.tensors import TensorObserver, mode_is_on, without_torch_function
+from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.ops.dispatch import OPAQUE, DispatchObserver
 from tensortap.adapters.torch.ops.mode import OpMode, depth
 from tensortap.adapters.torch.ops.names import known_operations, op_name, operations_of, returns_no_tensor
@@ -101,12 +101,6 @@ class OpTaps:
             return None
         return None if returns_no_tensor(name) else name
 
-    def wants_nothing_of(self, module: nn.Module) -> bool:
-        """Return whether a module is known to do only operations that no pattern means, so that it needs no hooks."""
-        names = None if any(True for _ in module.children()) else operations_of(module)
-        means = [pattern.operation.means for pattern in self.patterns if pattern.operation is not None]
-        return names is not None and not any(mean(name, GROUPS) for mean in means for name in names)
-
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operation in the innermost running module, and record it."""
         calls = self._running.calls
@@ -120,7 +114,7 @@ class OpTaps:
             if type(output) is Tensor:
                 self.observer.take(site.only_output, output, step, backward_task() != -1)
             elif step.armed & site.bits:
-                self._after(site, site.ports, output, None, step)
+                site.finish(site.ports, output, None, step, self.steps)
             return output
         run = partial(self._observe_inside, function, step) if function in OPAQUE else function
         if site is None or not (armed := step.armed & site.bits):
@@ -142,15 +136,8 @@ class OpTaps:
                 site.failed(error)
         output = function(*args, **kwargs)
         if ports is not None:
-            self._after(site, ports, output, noted, step)
+            site.finish(ports, output, noted, step, self.steps)
         return output
-
-    def _after(self, site: OpSite, ports: OpPorts, output: Any, inputs: CallInputs | None, step: OpenStep) -> None:
-        try:
-            with without_torch_function() if mode_is_on() or type(output) is not Tensor else _NOTHING:
-                site.after(ports, output, inputs, step, self.steps)
-        except Exception as error:
-            site.failed(error)
 
     def _observe_inside(self, function: Callable[..., Any], step: OpenStep, *args: Any, **kwargs: Any) -> Any:
         with DispatchObserver(self._dispatcher_site, step, self.steps) as inside:
@@ -290,3 +277,10 @@ def means_operations(pattern: Pattern, paths: Iterable[str]) -> bool:
         return operation is not None
     known = any(operation.means(name, GROUPS) for name in known_operations())
     return known and any(operation.lies_in(path) for path in paths)
+
+
+def wants_nothing_of(module: nn.Module, patterns: Iterable[Pattern]) -> bool:
+    """Return whether a module is known to do only operations that no pattern means, so that it needs no hooks."""
+    names = None if any(True for _ in module.children()) else operations_of(module)
+    means = [pattern.operation.means for pattern in patterns if pattern.operation is not None]
+    return names is not None and not any(mean(name, GROUPS) for mean in means for name in names)
