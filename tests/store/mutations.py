@@ -28,26 +28,35 @@ from click.testing import CliRunner
 
 import tensortap as tt
 from tensortap.errors import TensortapError
+from tensortap.record.recorder import Recorder
+from tensortap.reduce.buffers import buffer_of
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
+from tensortap.types import Place
 
 SECONDS = 30
 Verdict = str
 
 
-def record(path: Path) -> Path:
-    """A run of one closed and one killed launch of two ranks' worth of files; where it lies."""
-    probes = tt.probe("**", keep=[tt.stats(), tt.histogram(), tt.full()])
-    for launch in range(3):
-        tap = tt.watch(probes, to=path, resume=True)
-        for step in range(6):
-            for name in ("a", "b.c", "naïve"):
-                tt.tap(np.arange(4.0) + step + len(name), name)
-            tap.step(loss=float(step))
-        if launch == 2:
+def record(path: Path, names: tuple[str, ...] = ("a", "b.c", "naïve"), launches: int = 3, steps: int = 6) -> Path:
+    """Record a run in several launches of which the last is killed, with all of its checksums; where it lies."""
+    start = 0
+    for launch in range(launches):
+        keep = [tt.stats(), tt.histogram(), tt.full()]
+        folder = RunFolder(path, resume=True)
+        recorder = Recorder([tt.probe("**", keep=keep)], start=start)
+        for number in range(start, start + steps):
+            for name in names:
+                x = np.arange(4.0) + number + len(name)
+                recorder.observe(recorder.point(Place(name), 1), buffer_of(x), x)
+            [step] = recorder.close({"loss": float(number)})
+            folder.append(step)
+        folder.tick()
+        if launch == launches - 1:
             shutil.copytree(path, path.with_name("killed"))
-        tap.close()
+        folder.close()
+        start += steps
     return path.with_name("killed")
 
 

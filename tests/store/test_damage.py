@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-import tensortap as tt
 from tensortap.errors import RunError
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.store.segments import REPLACES, STEPS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mutations import record
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ROWS = 24  # of each of two files: a segment and a tail
@@ -28,19 +30,7 @@ ROWS = 24  # of each of two files: a segment and a tail
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a closed launch and of one that was killed: a segment, tails, tensors of both kinds."""
-    path = tmp_path_factory.mktemp("recorded") / "run"
-    probes = tt.probe("**", keep=[tt.stats(), tt.histogram(), tt.full()])
-    for _ in range(2):
-        tap = tt.watch(probes, to=path, resume=True)
-        for step in range(12):
-            tt.tap(np.arange(6.0) + step, "a")
-            tt.tap(np.ones(3, np.float32) * step, "b")
-            tap.step(loss=float(step))
-        copied = Path(shutil.copytree(path, path.with_name("killed"), dirs_exist_ok=True))
-        tap.close()
-        if not list(copied.glob("rank=0/seg-*")):
-            shutil.rmtree(copied)
-    return copied
+    return record(tmp_path_factory.mktemp("recorded") / "run", names=("a", "b"), launches=2, steps=12)
 
 
 @pytest.fixture

@@ -138,6 +138,8 @@ class RunFolder:
             self._look_after()
             self._rotate()
             tails = list(self._tails.values())
+        for tail in tails:
+            tail.write_checks()
         self._sealer.seal()
         if self._clock() - self._synced_at >= SYNC_SECONDS:
             self._synced_at = self._clock()

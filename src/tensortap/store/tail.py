@@ -1,11 +1,13 @@
-"""Append to a tail: an Arrow stream that grows by one batch a step, with a checksum of every batch beside it."""
+"""Append to a tail: an Arrow stream that grows by one batch a step, with checksums of its messages beside it."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import struct
+import threading
 import zlib
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,6 +16,7 @@ import pyarrow as pa
 
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 _BUFFER_BYTES = 1 << 20
+_PENDING_BYTES = 16 << 20  # what waits for its checksum is held in memory
 _CHECK: Final = struct.Struct("<QII")  # where a message begins, its length, its CRC-32; then the CRC-32 of these
 _OWN: Final = struct.Struct("<I")
 
@@ -34,15 +37,16 @@ class Tail:
         self._buffer = pa.output_stream(self._file, buffer_size=_BUFFER_BYTES)
         self._stream = pa.ipc.new_stream(self._buffer, schema, options=_OPTIONS)
         self._checked = 0
+        self._check_lock = threading.Lock()
         self._buffer.flush()
-        self._write_checks()
 
     def append(self, batch: Any) -> None:
-        """Write one batch, and then its checksum: a kill in between leaves a batch that is read without one."""
+        """Write one batch. Its checksum follows on the thread: after a kill the last batches are read without."""
         self._stream.write_batch(batch)
         self._buffer.flush()
-        self._write_checks()
         self.rows += batch.num_rows
+        if self._file.pending > _PENDING_BYTES:
+            self.write_checks()
 
     def sync(self) -> None:
         """Have the operating system write it to the disk. Any thread may: it does not touch the open file."""
@@ -63,25 +67,26 @@ class Tail:
         with contextlib.suppress(OSError, pa.ArrowInvalid):
             self._stream.close()
             self._buffer.flush()
-            self._write_checks()
+            self.write_checks()
         self._file.close()
         self._checks.close()
         if not self.rows:
             remove_tail(self.path)
 
-    def _write_checks(self) -> None:
-        """Write a checksum for each message: damage to a batch costs neither the schema nor a dictionary."""
-        written = self._file.take_written()
-        if self._file.closed:
-            return
-        checks = []
-        for data in _messages(written):
-            check = _CHECK.pack(self._checked, len(data), zlib.crc32(data))
-            checks.append(check + _OWN.pack(zlib.crc32(check)))
-            self._checked += len(data)
-        with contextlib.suppress(OSError):  # the batch is written, only its checksum is not
-            self._checks.write(b"".join(checks))
-            self._checks.take_written()
+    def write_checks(self) -> None:
+        """Write the checksums of what was appended. Any thread may.
+
+        Each message has its own: damage to a batch costs neither the schema nor a dictionary.
+        """
+        with self._check_lock:
+            checks = []
+            for data in _messages(self._file.take_written()):
+                check = _CHECK.pack(self._checked, len(data), zlib.crc32(data))
+                checks.append(check + _OWN.pack(zlib.crc32(check)))
+                self._checked += len(data)
+            with contextlib.suppress(OSError):  # the batches are written, only their checksums are not
+                self._checks.write(b"".join(checks))
+                self._checks.take_written()
 
 
 def _messages(data: bytes) -> Iterator[memoryview]:
@@ -103,7 +108,8 @@ class _File:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.closed = False
-        self._written: list[bytes] = []
+        self.pending = 0
+        self._written: deque[bytes] = deque()
 
     def write(self, data: bytes) -> int:
         rest = memoryview(data)
@@ -114,13 +120,18 @@ class _File:
                 self.close()
                 raise
             self._written.append(data if written == len(data) else bytes(rest[:written]))
+            self.pending += written
             rest = rest[written:]
         return len(data)
 
     def take_written(self) -> bytes:
         """Return what was written since it was last taken."""
-        taken, self._written = b"".join(self._written), []
-        return taken
+        taken = []
+        with contextlib.suppress(IndexError):
+            while True:  # another thread may be appending
+                taken.append(self._written.popleft())
+        self.pending = 0
+        return b"".join(taken)
 
     def flush(self) -> None:
         """Nothing waits here."""
