@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import child
 
+from tensortap.reduce.statistics import STATISTICS
 from tensortap.store.compact import compact
 from tensortap.store.run import Run, open_run
 from tensortap.store.tensors import tensors_of
@@ -84,7 +85,7 @@ def rows_of(run: Run) -> list[dict[str, Any]]:
     for row in rows:
         row["numbers"] = sorted(row["numbers"])
         row["time"] = round(row["time"].timestamp() * 1e6)
-        for name in ("min", "max", "mean", "std"):
+        for name in STATISTICS:
             row[name] = float("nan") if row[name] is None else row[name]
     return [{name: bits(value) for name, value in row.items()} for row in rows]
 

@@ -233,8 +233,6 @@ def test_a_torn_run_opens_and_resumes(make_run: MakeRun, tmp_path: Path) -> None
     line.writer.close()
     [tail] = crashed.glob("rank=0/_tail-*.arrows")
     os.truncate(tail, tail.stat().st_size - 7)
-    [checks] = crashed.glob("rank=0/_tail-*.crc")
-    os.truncate(checks, checks.stat().st_size - 20)  # a killed process has not got to the last batch's checksum
     assert open_run(crashed).steps == [0, 1, 2] and open_run(crashed).state == "crashed"
     RunFolder(crashed, resume=True).close()
     assert open_run(crashed).steps == [0, 1, 2] and not list(crashed.rglob("_tail-*"))
