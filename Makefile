@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
 KERNEL := $(wildcard src/tensortap/reduce/csrc/*.c src/tensortap/reduce/csrc/*.h)
 PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
+# What `make asan` runs: all that reaches the C code directly.
+ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/adapters/torch/modules tests/adapters/torch/autograd
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
@@ -64,6 +66,15 @@ outside: $(VENV)/outside/.ready  ## hold models and training loops of others to 
 
 fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
 	$(BIN)/python tests/store/mutations.py 10000
+
+# A copy of the package with the extension built for the sanitizers. Leaks are left out: Python itself is full of them.
+asan: $(VENV)/.ready  ## the tests of the C code under the address and undefined-behaviour sanitizers
+	rm -rf $(VENV)/asan && mkdir -p $(VENV)/asan && cp -r src/tensortap $(VENV)/asan/
+	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1" \
+	  $(BIN)/python setup.py -q build_ext --build-lib $(VENV)/asan --build-temp $(VENV)/asan/build
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(VENV)/asan OMP_NUM_THREADS=1 \
+	  $(BIN)/python -m pytest -n 0 -k "not environment" $(ASAN_TESTS)
 
 picture: $(VENV)/.ready  ## draw docs/show.svg and docs/viewer.png anew (the second needs chromium)
 	$(BIN)/python docs/make_picture.py

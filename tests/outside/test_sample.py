@@ -1,0 +1,32 @@
+"""A small sample of the subjects that `make outside` runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from outside import language, loops, zoo
+from outside.checks import check
+
+ARCHITECTURES = ("gpt2", "t5", "vit", "mamba", "whisper")
+LOOPS = ("GAN", "LBFGS", "saves the whole model", "imports transformers first")
+
+
+@pytest.mark.parametrize("subject", zoo.subjects(), ids=lambda subject: subject.name)
+@pytest.mark.filterwarnings("ignore")
+def test_shapes_of_models(subject):
+    """Every promise holds for models of unusual shapes."""
+    assert check(subject).failed == {}
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+@pytest.mark.filterwarnings("ignore")
+def test_architectures(kind):
+    """Every promise holds for models of transformers."""
+    subject = next(s for s in language.subjects() if s.name == f"transformers/{kind}")
+    assert check(subject).failed == {}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_training_loops(name):
+    """A script ends as it would without us, and is recorded."""
+    assert next(s for s in loops.subjects() if s.name == f"loop/{name}").check().failed == {}
