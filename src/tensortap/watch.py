@@ -180,7 +180,13 @@ class Tap(AbstractContextManager["Tap"]):
                 self._adapter.detach()
                 self.writer.close()
 
+    def note(self, **facts: Any) -> None:
+        """Write facts about this process into the run folder, if there is one."""
+        if facts and self._folder is not None:
+            self._folder.note(**facts)
+
     def __exit__(self, *error: object) -> None:
+        self.note(**({"ended_by": error[0].__name__} if error and isinstance(error[0], type) else {}))
         self.close()
 
 

@@ -10,7 +10,7 @@ import click
 
 from tensortap.cli.errors import explain
 from tensortap.errors import TensortapError
-from tensortap.script.options import RunOptions
+from tensortap.script.options import PRESETS, RunOptions
 from tensortap.script.session import ScriptRun
 
 
@@ -21,6 +21,8 @@ from tensortap.script.session import ScriptRun
     metavar="PATTERN",
     help="What to observe (default: the outputs of layers and of the model).",
 )
+@click.option("--watch", type=click.Choice(list(PRESETS)), default="outputs", show_default=True,
+              help="What to observe, where --sites does not say it; recommended: what `check` reads.")  # fmt: skip
 @click.option("--every", type=click.IntRange(1), metavar="N", default=1, help="Observe every N-th step only.")
 @click.option(
     "--keep",

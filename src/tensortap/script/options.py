@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 from tensortap.adapters.protocol import watched_by_default
 from tensortap.errors import ProbeError, RunError, RunExistsError
 from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
+from tensortap.select.patterns import Candidate
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import every
 from tensortap.store.files import Files
@@ -19,6 +20,15 @@ _KEEPS: Final = "stats, histogram, full, sample:256, rows:0,2 and quantiles:0.05
 _PLAIN: Final[dict[str, Callable[[], Reducer]]] = {"stats": stats, "histogram": histogram, "full": full}
 
 
+# What `--watch` chooses; `recommended` is what the rules of `tensortap check` read.
+PRESETS: Final[dict[str, tuple[Callable[[Candidate], bool] | str, ...]]] = {
+    "outputs": (watched_by_default,),
+    "gradients": (watched_by_default, "**:{grad_output,grad}"),
+    "recommended": (watched_by_default, "**:{grad_output,grad,param,update}"),
+    "everything": ("**:{input,output,grad_input,grad_output,param,grad,update,buffer}",),
+}
+
+
 class RunOptions(NamedTuple):
     """What to run, and what to record of it."""
 
@@ -26,6 +36,7 @@ class RunOptions(NamedTuple):
     args: tuple[str, ...] = ()
     module: bool = False
     sites: tuple[str, ...] = ()
+    watch: str = "outputs"
     every: int = 1
     keep: tuple[str, ...] = ()
     to: str | None = None
@@ -58,7 +69,7 @@ def parse_reducer(text: str) -> Reducer:
 def probe_for(options: RunOptions) -> Probe:
     """Return the probe that the options describe."""
     keep = [parse_reducer(text) for text in options.keep] or None
-    return probe(*(options.sites or (watched_by_default,)), keep=keep, when=every(options.every))
+    return probe(*(options.sites or PRESETS[options.watch]), keep=keep, when=every(options.every))
 
 
 def checked_path(options: RunOptions) -> str | None:

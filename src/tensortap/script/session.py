@@ -36,12 +36,17 @@ class ScriptRun:
         self._to = checked_path(options)
         self._pid = os.getpid()
         self._over = False
+        self._ended_by = ""  # the error that ended the script
 
     def run(self) -> None:
         """Run the script as `python` would, and record the models in it. It ends as the script ends."""
         after_import("torch", self.watch_torch)
         atexit.register(self.finish)
-        launch(self.options.target, self.options.args, module=self.options.module)
+        try:
+            launch(self.options.target, self.options.args, module=self.options.module)
+        except BaseException as error:
+            self._ended_by = "" if isinstance(error, SystemExit) and not error.code else type(error).__name__
+            raise
 
     def watch_torch(self) -> None:
         """Look for models, now that PyTorch has been imported."""
@@ -69,6 +74,8 @@ class ScriptRun:
         if self.watcher is not None:
             self.watcher.stop()
         if self.tap is not None:
+            self.tap.note(**({"ended_by": self._ended_by} if self._ended_by else {}))
             self.tap.close()
-        for line in closing_lines(self.watcher, self.tap, self.totals):
-            say(line)
+        if world_now().rank == 0:  # of a job of many processes one speaks
+            for line in closing_lines(self.watcher, self.tap, self.totals):
+                say(line)

@@ -32,6 +32,11 @@ def module_types(described: Any) -> dict[str, str]:
     return {m["path"]: str(m.get("type", "")) for m in listed if isinstance(m.get("path"), str)}
 
 
+def ended_by(snapshot: Snapshot) -> str:
+    """Return the name of the error or interrupt that ended the code that was recorded; empty when none did."""
+    return next((str(state["ended_by"]) for state in snapshot.rank_states if state.get("ended_by")), "")
+
+
 def numbered_phases(snapshot: Snapshot) -> list[str]:
     """Return the phases whose steps have their own numbers; none where all steps are numbered in one sequence."""
     return sorted({phase for state in snapshot.rank_states for phase in state.get("phases", ())})

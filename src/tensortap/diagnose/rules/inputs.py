@@ -58,7 +58,8 @@ def _given(history: RunHistory) -> list[SiteHistory]:
 def never_ran(history: RunHistory) -> Iterator[Finding]:
     """Modules that were watched and never ran; the outermost is named.
 
-    Containers that only hold others, and modules whose parameters got a gradient all the same, are left out.
+    Containers that only hold others, modules without parameters, and modules whose parameters got a gradient all the
+    same, are left out.
     """
     unseen = history.info.get("unseen")
     if unseen is None and history.snapshot.state != "finished":
@@ -80,14 +81,23 @@ def _outermost(history: RunHistory, unseen: Mapping[str, str]) -> dict[str, str]
     ran = {place.site for place in history.places if place.port in FORWARD_PORTS}
     used = {site.module for port in ("grad", "update") for site in history.sites(port) if np.any(site["l2"] > 0)}
     silent: dict[str, str] = {}
+    idle = _without_parameters(history)
     for name, why in unseen.items():
         path, _, port = name.rpartition(":")
         kind = history.modules.get(path)
-        if not port.startswith("output") or kind is None or kind in _HOLDERS | _USED_UNCALLED:
+        if not port.startswith("output") or kind is None or kind in _HOLDERS | _USED_UNCALLED or path in idle:
             continue
         if not any(_within(other, path) for other in ran | used) and not any(_within(path, other) for other in silent):
             silent[path] = why
     return {path: why for path, why in silent.items() if not any(p != path and _within(path, p) for p in silent)}
+
+
+def _without_parameters(history: RunHistory) -> set[str]:
+    """Return the modules that hold no parameter, nor does anything inside them, where the run tells."""
+    model = history.snapshot.run_json.get("model")
+    modules = model.get("modules", ()) if isinstance(model, Mapping) else ()
+    counts = {m["path"]: m["parameters"] for m in modules if isinstance(m, Mapping) and "parameters" in m}
+    return {path for path in counts if not any(n and _within(other, path) for other, n in counts.items())}
 
 
 def _within(path: str, outer: str) -> bool:

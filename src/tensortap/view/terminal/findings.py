@@ -96,9 +96,16 @@ def _prose(said: str, screen: Screen, style: str = "") -> Text:
 def _skipped(found: Findings, every: bool) -> Iterator[Text]:
     if not every:
         yield Text(f"no data: {', '.join(found.skipped)}; --all says why", style="dim")
-        return
-    for name, reason in found.skipped.items():
-        yield Text(f"no data: {name}: {printable(reason)}", style="dim")
+    for name, reason in found.skipped.items() if every else ():
+        yield Text(f"no data: {name}: {printable(reason)}{_option(name)}", style="dim")
+    if not every and any(_option(name) for name in found.skipped):
+        yield Text("give them data: tensortap run --watch recommended SCRIPT", style="dim")
+
+
+def _option(name: str) -> str:
+    """Return the option of `tensortap run` that gives a rule its data; empty where it needs something else."""
+    known = REGISTRY.get(name)
+    return f"; tensortap run --sites '**:{known.needs[0]}'" if known is not None and known.needs else ""
 
 
 def _records(run: Run) -> int:

@@ -84,6 +84,7 @@ def about(run: Run) -> dict[str, Any]:
         "path": str(run.path),
         "state": run.state,
         "model": model_name(run.info),
+        **({"ended_by": ended_by} if (ended_by := run.snapshots.read(facts.ended_by)) else {}),
         "ranks": list(run.ranks),
         "counts": {name: count for name, count in run.counts.items() if count},
     }

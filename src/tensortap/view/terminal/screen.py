@@ -100,7 +100,7 @@ def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:
     ranks = len(facts["ranks"])
     parts = [
         Text(printable(facts["path"]), style="bold"),
-        Text(facts["state"], style=_STATES.get(facts["state"], "")),
+        Text(_state(facts), style=_STATES.get(facts["state"], "") or ("ended_by" in facts and formats.WARN) or ""),
         Text(printable(facts["model"])),
         Text(steps),
         Text(_many(sites, "site")),
@@ -108,6 +108,10 @@ def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:
         Text(_many(ranks, "rank") if ranks > 1 else ""),
     ]
     return Text(" · ").join(part for part in parts if part)
+
+
+def _state(facts: dict[str, Any]) -> str:
+    return f"ended by {facts['ended_by']}" if facts["state"] == "finished" and "ended_by" in facts else facts["state"]
 
 
 def _alarm(view: Overview, first: NonFiniteEvent) -> str:

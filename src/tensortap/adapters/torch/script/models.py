@@ -30,7 +30,7 @@ class ScriptModel:
     def __init__(self, root: nn.Module, name: str, prefix: str, home: int) -> None:
         inner = unwrapped(root)
         self.name = name
-        self.type = type(inner).__name__
+        self.type = type(_without_wrapper(inner)).__name__
         self.prefix = prefix
         self.adapter = TorchAdapter(inner)
         self._home = home
@@ -138,8 +138,8 @@ class ScriptModels(Adapter):
         return known_operations()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the first model."""
-        return self.members[0].adapter.describe()
+        """Describe the first model; a wrapper (DistributedDataParallel) is not what the user calls the model."""
+        return self.members[0].adapter.describe() | {"class": self.members[0].type}
 
     def attach(self, recorder: Recorder, plan: Plan) -> None:
         """Attach to the models that are there; later ones are attached when they join."""
@@ -238,6 +238,11 @@ class SharedStepDetector(StepDetector[ThreadState]):
         """Let every model's detector forget a step."""
         for model in self._models:
             model.adapter.steps.forget(step)
+
+
+def _without_wrapper(module: nn.Module) -> nn.Module:
+    wrappers = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+    return _without_wrapper(unwrapped(module.module)) if isinstance(module, wrappers) else module
 
 
 def _explain(pattern: Pattern, model: ScriptModel) -> str:
