@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 
 import keras
 import numpy as np
@@ -60,6 +61,7 @@ def main():
                 "high": high_losses(x, y, train),
                 "phases": phases(x, y),
                 "half": half(x, y),
+                "masked": masked(),
             }
         )
     )
@@ -118,6 +120,24 @@ def half(x, y):
     with tt.watch(model, "twice:{output,grad_output}", to=memory) as tap:
         model.fit(x, y, batch_size=40, verbose=0)
     return [sorted([str(r.place), r.call, r["dtype"]] for r in memory.records), dict(tap.counts)]
+
+
+def masked():
+    """Layers that hang masks on tensors, take them off and ask for them train as they do without taps."""
+    ids, weights = np.random.default_rng(2).integers(0, 9, (12, 6)), []
+    for probes in ((), ("**:{output,input,grad_output,grad_input}",)):
+        keras.utils.set_random_seed(0)
+        given = keras.Input((6,), dtype="int32")
+        words = keras.layers.Embedding(9, 4, mask_zero=True)(given)
+        both = keras.layers.Add()([words, keras.layers.MultiHeadAttention(2, 2)(words, words)])
+        model = keras.Model(given, keras.layers.Dense(1, "sigmoid")(keras.layers.GlobalAveragePooling1D()(both)))
+        model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
+        callbacks = [Watch(*probes, to=tt.Memory())] if probes else []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # parts of an attention layer that do not run
+            model.fit(ids, np.ones((12, 1)), batch_size=4, shuffle=False, verbose=0, callbacks=callbacks)
+        weights.append(model.get_weights())
+    return all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(*weights, strict=True))
 
 
 def make_again(x, y, train):

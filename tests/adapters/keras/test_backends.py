@@ -33,5 +33,5 @@ def test_a_backend(backend):
     assert found["high"][0] == found["high"][1] != []
     assert found["phases"] == ["eval", "eval", "predict", "predict", "train"]
     calls = [[f"twice:{port}", call, "bfloat16"] for port in ("grad_output", "output") for call in (0, 1)]
-    assert found["half"] == [calls, {}]
+    assert found["half"] == [calls, {}] and found["masked"]
     assert "Warning" not in done.stderr, done.stderr
