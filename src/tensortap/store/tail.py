@@ -142,7 +142,7 @@ class _File:
             os.close(self._fd)
 
 
-class Check(NamedTuple):
+class MessageChecksum(NamedTuple):
     """The checksum of the bytes of one message."""
 
     start: int
@@ -154,7 +154,7 @@ class Check(NamedTuple):
         return self.end <= len(data) and zlib.crc32(memoryview(data)[self.start : self.end]) == self.crc
 
 
-def read_checks(path: Path) -> list[Check]:
+def read_checks(path: Path) -> list[MessageChecksum]:
     """Return the checksums of a tail, without those that are damaged themselves; none for tails of version 1."""
     try:
         raw = checks_path(path).read_bytes() if checks_path(path).is_file() else b""
@@ -166,7 +166,7 @@ def read_checks(path: Path) -> list[Check]:
         check, (own,) = raw[at : at + _CHECK.size], _OWN.unpack_from(raw, at + _CHECK.size)
         if zlib.crc32(check) == own:
             start, length, crc = _CHECK.unpack(check)
-            found.append(Check(start, start + length, crc))
+            found.append(MessageChecksum(start, start + length, crc))
     return found
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.store.schema import METRICS, RECORDS, TENSORS
-from tensortap.store.tail import Check, read_checks
+from tensortap.store.tail import MessageChecksum, read_checks
 
 _MARKER: Final = b"\xff\xff\xff\xff"
 _END: Final = _MARKER + bytes(4)
@@ -104,7 +104,7 @@ def possible_rows(rows: Any, required: Sequence[str]) -> Any:
 
 
 def decode(
-    data: bytes, checks: Sequence[Check] = (), schemas: Sequence[Any] = (), truncated: bool = False
+    data: bytes, checks: Sequence[MessageChecksum] = (), schemas: Sequence[Any] = (), truncated: bool = False
 ) -> TailContent:  # fmt: skip
     """Return the rows in the bytes of a tail."""
     bad = [check for check in checks if not check.holds(data)]
@@ -118,7 +118,7 @@ def decode(
     return TailContent(_table(batches), truncated or gaps or lost or len(whole) < len(found))
 
 
-def _covered(checks: Sequence[Check]) -> int:
+def _covered(checks: Sequence[MessageChecksum]) -> int:
     """How far the checksums reach without a gap."""
     end = 0
     for check in checks:

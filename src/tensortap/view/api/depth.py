@@ -18,7 +18,7 @@ from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import rows_of
 from tensortap.view.api.stats import STATS
 from tensortap.view.api.tiles import TiledGrids
-from tensortap.view.api.wire import Answer, Columns
+from tensortap.view.api.wire import Answer, ColumnAnswer
 
 NEAREST: Final = 11  # steps that are offered around the one asked for
 _READ: Final = ("site", "port", "slot", "step", "numel", *COUNTS, "min", "max", "std", "l2")
@@ -36,7 +36,7 @@ def _forward(snapshot: Snapshot) -> dict[Triple, int]:
     return {triple: row for triple, row in snapshot.rows.items() if triple[1] == "output"}
 
 
-def _over_steps(history: TiledGrids, snapshot: Snapshot, query: Query) -> Columns:
+def _over_steps(history: TiledGrids, snapshot: Snapshot, query: Query) -> ColumnAnswer:
     """Standard deviations of outputs and root mean squares of the gradients that arrive there, by bin and depth."""
     outputs = _forward(snapshot)
     width = min(query.width, max(16, CELLS // max(len(outputs), 1)))
@@ -50,7 +50,7 @@ def _over_steps(history: TiledGrids, snapshot: Snapshot, query: Query) -> Column
     columns: dict[str, Floats | npt.NDArray[np.float64]] = {
         "step": edges(bins, snapshot.steps)[: bins.size], "forward": forward, "backward": backward,
     }  # fmt: skip
-    return Columns({"sites": sites, "version": snapshot.version, "level": bins.level}, columns)
+    return ColumnAnswer({"sites": sites, "version": snapshot.version, "level": bins.level}, columns)
 
 
 def _one(snapshot: Snapshot, query: Query) -> dict[str, Any]:

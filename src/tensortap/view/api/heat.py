@@ -17,14 +17,14 @@ from tensortap.view.api.grid import Grid, Ints
 from tensortap.view.api.query import Query
 from tensortap.view.api.stats import Stat, stat_named
 from tensortap.view.api.tiles import TiledGrids
-from tensortap.view.api.wire import Columns
+from tensortap.view.api.wire import ColumnAnswer
 
 CELLS: Final = 6_000_000  # at most so many in one answer, whatever is asked for
 LONG: Final = 30_000_000  # records from which on a run is not read whole for its range
 _SAMPLED: Final = 200_000
 
 
-def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> Columns:
+def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> ColumnAnswer:
     """`stat`, `port`, `sites`, `rows`, `from`, `to`, `width`. Where nothing was finite the value is +Inf."""
     stat = stat_named(query.text("stat", "std"))
     found = chosen_rows(snapshot, query, stat)
@@ -36,7 +36,7 @@ def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> Columns:
         "range": _range(history, snapshot, stat, query, columns), "total": len(found),
         "version": snapshot.version, "level": bins.level,
     }  # fmt: skip
-    return Columns(header, {"step": edges(bins, snapshot.steps), "row": rows.astype(np.int32), **columns})
+    return ColumnAnswer(header, {"step": edges(bins, snapshot.steps), "row": rows.astype(np.int32), **columns})
 
 
 def chosen_rows(snapshot: Snapshot, query: Query, stat: Stat) -> Ints:

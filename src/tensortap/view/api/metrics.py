@@ -14,7 +14,7 @@ from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.cache import SizedCache
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query
-from tensortap.view.api.wire import Columns
+from tensortap.view.api.wire import ColumnAnswer
 
 Series = tuple[Ints, npt.NDArray[np.float64]]
 
@@ -33,7 +33,7 @@ def series_of(snapshot: Snapshot, cache: SizedCache) -> dict[str, Series]:
     return cache.get(key, read, lambda found: sum(s.nbytes + v.nbytes for s, v in found.values()) + 64)
 
 
-def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> Columns:
+def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> ColumnAnswer:
     """`from`, `to`, `width`: `step` are the bins' first steps; NaN where a metric was not given, or was NaN."""
     known = series_of(snapshot, cache)
     all_steps = np.unique(np.concatenate([steps for steps, _ in known.values()])) if known else np.zeros(0, np.int64)
@@ -48,7 +48,7 @@ def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> Columns:
         columns |= {f"m{i}.{what}": part for what, part in _folded(bin_of, values[inside], bins.size).items()}
         if len(lost := steps[~np.isfinite(values)]):
             broken[name] = {"first": int(lost[0]), "count": len(lost)}
-    return Columns({"names": list(known), "version": snapshot.version, "nonfinite": broken}, columns)
+    return ColumnAnswer({"names": list(known), "version": snapshot.version, "nonfinite": broken}, columns)
 
 
 def _folded(bin_of: Ints, values: npt.NDArray[np.float64], count: int) -> dict[str, npt.NDArray[Any]]:

@@ -27,7 +27,7 @@ from tensortap.view.api.run_finder import RunFinder
 from tensortap.view.api.site import site
 from tensortap.view.api.tensor import Entry, KeptTensorIndex, tensor
 from tensortap.view.api.tiles import THREADS, TiledGrids
-from tensortap.view.api.wire import Answer, Columns, encoded
+from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
 
 _TRIES: Final = 3
 MAX_AGE: Final = 0.25  # seconds for which a snapshot of the folder is good enough
@@ -57,7 +57,7 @@ class OpenRun:
         size = lambda found: 200 * sum(map(len, found.values())) + 64  # noqa: E731
         return self.cache.get(key, lambda: self._kept.by_place(snapshot), size)
 
-    def site(self, snapshot: Snapshot, query: Query, read: ReadColumns | None = None) -> Columns:
+    def site(self, snapshot: Snapshot, query: Query, read: ReadColumns | None = None) -> ColumnAnswer:
         """Return one place closely; with `read`, from records that were read already."""
         return site(snapshot, query, self.kept(snapshot), read)
 
@@ -129,7 +129,7 @@ class EncodedAnswer(NamedTuple):
 
 
 def _encoded(answer: Answer) -> EncodedAnswer:
-    return EncodedAnswer("columns" if isinstance(answer, Columns) else "json", encoded(answer))
+    return EncodedAnswer("columns" if isinstance(answer, ColumnAnswer) else "json", encoded(answer))
 
 
 class Api:

@@ -20,7 +20,7 @@ from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import ReadColumns, of_place
-from tensortap.view.api.wire import Columns
+from tensortap.view.api.wire import ColumnAnswer
 
 HISTOGRAMS: Final = 10_000  # beyond so many steps only every n-th histogram is read
 TENSORS: Final = 1000
@@ -35,7 +35,7 @@ _MEANS: Final = ("mean", "std", "l2")
 
 def site(
     snapshot: Snapshot, query: Query, kept: Mapping[Triple, list[dict[str, Any]]], read: ReadColumns | None = None
-) -> Columns:  # fmt: skip
+) -> ColumnAnswer:  # fmt: skip
     """`site`, `from`, `to`, `width`, `buckets`, and `call` or `rank` for one of several."""
     place = triple_of(snapshot, query.text("site"))
     read = read or of_place(snapshot, place)
@@ -52,7 +52,7 @@ def site(
     columns |= _statistics(rows, _bin_of(rows, snapshot, bins), bins.size)
     if len(shapes):
         columns |= distribution(shapes, _bin_of(shapes, snapshot, bins), bins.size, _buckets(query))
-    return Columns({**header, "histogram": len(shapes) > 0, "every": _stride(high - low)}, columns)
+    return ColumnAnswer({**header, "histogram": len(shapes) > 0, "every": _stride(high - low)}, columns)
 
 
 def _buckets(query: Query) -> int:

@@ -18,7 +18,7 @@ from tensortap.types import Place
 from tensortap.view.api.about import triple_of
 from tensortap.view.api.grid import as_floats
 from tensortap.view.api.query import Query, RequestError
-from tensortap.view.api.wire import Columns
+from tensortap.view.api.wire import ColumnAnswer
 
 MOST: Final = 512
 LARGEST: Final = 64_000_000
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 Entry = dict[str, Any]
 
 
-def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] = ()) -> Columns:
+def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] = ()) -> ColumnAnswer:
     """`site`, `step`, `call`, `keeper`, `index` of the leading axes, `x` and `y` windows of the last two."""
     place, step = Place(*triple_of(snapshot, query.text("site"))), query.number("step")
     if step is None:
@@ -43,7 +43,7 @@ def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] =
         "site": str(place), "step": step, "shape": whole.shape, "dtype": whole.dtype.name, "index": index,
         "axes": _axes(whole.ndim), "x": x, "y": y, "maps": _maps(whole.shape), "nonfinite": _bad(part),
     }  # fmt: skip
-    return Columns(header, shrunk(part))
+    return ColumnAnswer(header, shrunk(part))
 
 
 def _check_size(shapes: list[list[int]]) -> None:

@@ -18,7 +18,7 @@ KINDS: Final = {"f4": np.float32, "f8": np.float64, "i4": np.int32, "u1": np.uin
 _STEP: Final = 8
 
 
-class Columns(NamedTuple):
+class ColumnAnswer(NamedTuple):
     """An answer made of arrays, and what there is to say of them."""
 
     header: Mapping[str, Any]
@@ -30,18 +30,18 @@ class Columns(NamedTuple):
         return sum(column.nbytes for column in self.columns.values())
 
 
-Answer = Columns | Mapping[str, Any]
+Answer = ColumnAnswer | Mapping[str, Any]
 
 
 def encoded(answer: Answer) -> bytes:
     """Return an answer as it is sent."""
-    return pack(answer) if isinstance(answer, Columns) else encode(plain(answer)).encode()
+    return pack(answer) if isinstance(answer, ColumnAnswer) else encode(plain(answer)).encode()
 
 
-def pack(answer: Columns) -> bytes:
+def pack(answer: ColumnAnswer) -> bytes:
     """Header and arrays, each at a multiple of eight bytes.
 
-    >>> header, columns = unpack(pack(Columns({"unit": "s"}, {"step": np.arange(3.0)})))
+    >>> header, columns = unpack(pack(ColumnAnswer({"unit": "s"}, {"step": np.arange(3.0)})))
     >>> header["unit"], columns["step"]
     ('s', array([0., 1., 2.]))
     """

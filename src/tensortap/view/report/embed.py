@@ -20,7 +20,7 @@ from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import ReadColumns, by_place
 from tensortap.view.api.service import REQUESTS, OpenRun
 from tensortap.view.api.site import COLUMNS
-from tensortap.view.api.wire import Answer, Columns, encoded
+from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
 
 BYTES: Final = 4_600_000  # of answers; the page itself takes some hundred thousand more
 HEAT_SHARE: Final = 0.42
@@ -182,7 +182,7 @@ def _site(
     answer = run.opened.site(run.snapshot, query, read)
     embedded = dict(tensors.get(name, []))
     kept = [listed for listed in answer.header["tensors"] if tensor_address(name, listed) in embedded]
-    answer = Columns({**answer.header, "tensors": kept, "steps_every": _every(run)}, answer.columns)
+    answer = ColumnAnswer({**answer.header, "tensors": kept, "steps_every": _every(run)}, answer.columns)
     return address("/api/site", {"site": name}), entry(rounded(_lean(answer, detail), detail.bits))
 
 
@@ -217,9 +217,9 @@ def _closely(run: FrozenRun, path: str, query: Mapping[str, str], detail: Detail
 
 def _lean(answer: Answer, detail: DetailLevel) -> Answer:
     """Without the extremes of bins, where there is no room for them."""
-    if detail.envelope or not isinstance(answer, Columns):
+    if detail.envelope or not isinstance(answer, ColumnAnswer):
         return answer
-    return Columns(answer.header, {
+    return ColumnAnswer(answer.header, {
         name: column for name, column in answer.columns.items()
         if name not in ("low", "high") and not name.endswith(_ENVELOPE)
     })  # fmt: skip
@@ -228,12 +228,12 @@ def _lean(answer: Answer, detail: DetailLevel) -> Answer:
 def rounded(answer: Answer, bits: int) -> Answer:
     """Floats with so many bits after the first: what cannot be seen is left out.
 
-    >>> rounded(Columns({}, {"x": np.array([1.0009765, np.nan], np.float32)}), 8).columns["x"]
+    >>> rounded(ColumnAnswer({}, {"x": np.array([1.0009765, np.nan], np.float32)}), 8).columns["x"]
     array([ 1., nan], dtype=float32)
     """
-    if not isinstance(answer, Columns):
+    if not isinstance(answer, ColumnAnswer):
         return answer
-    return Columns(answer.header, {name: _rounded(column, bits) for name, column in answer.columns.items()})
+    return ColumnAnswer(answer.header, {name: _rounded(column, bits) for name, column in answer.columns.items()})
 
 
 def _rounded(column: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
@@ -258,7 +258,7 @@ def address(path: str, query: Mapping[str, str]) -> str:
 def entry(answer: Answer) -> dict[str, str]:
     """Return an answer as text that cannot end a tag."""
     packed = gzip.compress(encoded(answer), 6, mtime=0)
-    kind = "columns" if isinstance(answer, Columns) else "json"
+    kind = "columns" if isinstance(answer, ColumnAnswer) else "json"
     return {"type": kind, "data": base64.b64encode(packed).decode()}
 
 
@@ -267,5 +267,5 @@ def _size(entries: Entries) -> int:
 
 
 def _mapping(answer: Answer) -> Mapping[str, Any]:
-    assert not isinstance(answer, Columns)
+    assert not isinstance(answer, ColumnAnswer)
     return answer
