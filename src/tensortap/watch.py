@@ -55,6 +55,7 @@ class Tap(AbstractContextManager["Tap"]):
         adapter.attach(recorder, plan)
         self.recorder, self.writer, self.watched = recorder, writer, watched
         self.closed = False
+        self.ended_by = ""  # the error that ended the code that is watched; the run says so
         self.steps = adapter.steps
         self.steps.ends_with_call = any(isinstance(sink, ServingSink) for sink in writer.sinks)
         self.named_values = NamedValueRecorder(adapter, recorder)
@@ -168,6 +169,8 @@ class Tap(AbstractContextManager["Tap"]):
             return
         self.closed = self._closer.alone = True
         ACTIVE.discard(self.named_values)
+        if self.ended_by and self._folder is not None:
+            self._folder.note(ended_by=self.ended_by)
         try:
             for step in self._adapter.left_open():
                 self.steps.finish_now(step)
@@ -180,13 +183,8 @@ class Tap(AbstractContextManager["Tap"]):
                 self._adapter.detach()
                 self.writer.close()
 
-    def note(self, **facts: Any) -> None:
-        """Write facts about this process into the run folder, if there is one."""
-        if facts and self._folder is not None:
-            self._folder.note(**facts)
-
     def __exit__(self, *error: object) -> None:
-        self.note(**({"ended_by": error[0].__name__} if error and isinstance(error[0], type) else {}))
+        self.ended_by = error[0].__name__ if error and isinstance(error[0], type) else ""
         self.close()
 
 

@@ -74,7 +74,7 @@ class ScriptRun:
         if self.watcher is not None:
             self.watcher.stop()
         if self.tap is not None:
-            self.tap.note(**({"ended_by": self._ended_by} if self._ended_by else {}))
+            self.tap.ended_by = self._ended_by
             self.tap.close()
         if world_now().rank == 0:  # of a job of many processes one speaks
             for line in closing_lines(self.watcher, self.tap, self.totals):
