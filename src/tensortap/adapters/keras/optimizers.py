@@ -13,7 +13,7 @@ _LOCK: Final = threading.Lock()
 GradientHook = Callable[[Any, Any], None]
 
 
-class OptimizerHooks:
+class KerasOptimizerHooks:
     """Calls hooks with the gradients that any Keras optimizer is given, while there are hooks."""
 
     def __init__(self) -> None:
@@ -56,4 +56,4 @@ def _base() -> Any:
     return next(cls for cls in keras.optimizers.Optimizer.__mro__ if "apply" in vars(cls))
 
 
-OPTIMIZER_HOOKS: Final = OptimizerHooks()
+OPTIMIZER_HOOKS: Final = KerasOptimizerHooks()
