@@ -459,6 +459,6 @@ def test_a_script_that_compiles(tmp_path):
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = tt.open(tmp_path / "run").table(columns=["site", "step"]).to_pylist()
-    assert [(row["site"], row["step"]) for row in found] == [
+    assert [(row["site"], row["step"]) for row in found if row["site"]] == [
         (site, step) for step in (0, 2) for site in ("0", "1", "2")
     ]
