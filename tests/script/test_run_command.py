@@ -243,8 +243,8 @@ def test_several_models(tmp_path):
     done = observed("--to", "out", name, cwd=tmp_path)
     same(done, python(name, cwd=tmp_path))
     run = tt.open(tmp_path / "out")
-    assert sorted(run.sites) == ["judge.0:output", "judge.1:output", "maker.0:output"]
-    assert [len(list(run.records(steps=step))) for step in run.steps] == [5, 3] * 3 + [2]
+    assert sorted(run.sites) == [f"{site}:output" for site in ("judge.0", "judge.1", "judge", "maker.0", "maker")]
+    assert [len(list(run.records(steps=step))) for step in run.steps] == [8, 5] * 3 + [3]
     assert "maker (Sequential)" in done.stderr and "judge (Sequential)" in done.stderr
 
 
