@@ -25,11 +25,13 @@ from tensortap.adapters.nested import arguments_by, arguments_in, items_of, valu
 
 _DEPTH: Final = 8
 _MOST_OBJECTS: Final = 512  # entered in one value
-_EMPTY: Final = frozenset((type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device))
+_SCALARS: Final = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+_EMPTY: Final = frozenset((object, *_SCALARS))  # exactly these classes; a bare object holds nothing
 _WITHOUT_TENSORS: Final = (
-    *_EMPTY, bytearray, range, slice, type, enum.Enum, types.FunctionType, types.BuiltinFunctionType, types.MethodType,
-    types.ModuleType, functools.partial, weakref.ref, weakref.ProxyType, np.ndarray, np.generic, np.dtype,
-    torch.Generator, torch.layout, torch.memory_format, nn.Module, type(threading.Lock()), type(threading.RLock()),
+    *_SCALARS, bytearray, range, slice, type, enum.Enum, types.FunctionType, types.BuiltinFunctionType,
+    types.MethodType, types.ModuleType, functools.partial, weakref.ref, weakref.ProxyType,
+    np.ndarray, np.generic, np.dtype, torch.Generator, torch.layout, torch.memory_format, nn.Module,
+    type(threading.Lock()), type(threading.RLock()),
 )  # fmt: skip
 _HEAP_TYPE: Final = 1 << 9
 Items = Callable[[Any], Iterable[tuple[str, Any]]]
