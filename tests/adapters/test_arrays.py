@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tensortap.adapters.arrays import ArrayObserver, Catcher
+from tensortap.adapters.arrays import ArrayCatcher, ArrayObserver
 from tensortap.adapters.results import Captured
 from tensortap.record.recorder import Recorder
 from tensortap.reduce.graph_rows import Reduced
@@ -27,5 +27,5 @@ def test_a_row_that_comes_after_its_step_closed_is_counted() -> None:
 def test_a_tensor_too_large_to_leave_its_graph_is_not_captured() -> None:
     """There is only its row: it is counted, and hurts no other."""
     recorder, found = Recorder([probe("**")]), Captured()
-    Catcher(recorder, found).take(recorder.point(Place("a"), 1), COMPUTED, recorder.current)
+    ArrayCatcher(recorder, found).take(recorder.point(Place("a"), 1), COMPUTED, recorder.current)
     assert recorder.counters.counts() == {"large_tensors": 1} and not list(found)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensortap.adapters.arrays import Array, ArrayAdapter, ArrayObserver, Catcher, arrays_in, same
+from tensortap.adapters.arrays import Array, ArrayAdapter, ArrayCatcher, ArrayObserver, arrays_in, same
 from tensortap.adapters.batches import copied
 from tensortap.adapters.locate import locate
 from tensortap.adapters.nested import call_with
@@ -70,7 +70,7 @@ class ArrayFramework(Framework):
         """Call the model once and return copies of the arrays at the chosen sites."""
         found = Captured()
         recorder = Recorder(as_probes(patterns))
-        found.output = self._call_with_taps(model, inputs, Catcher(recorder, found))
+        found.output = self._call_with_taps(model, inputs, ArrayCatcher(recorder, found))
         return found
 
     def operations(self, model: Any, inputs: Any) -> list[Candidate]:

@@ -108,7 +108,7 @@ class ArrayObserver:
                 self.take(port.points.get(slot) or port.point(slot), array, step)
 
 
-class Catcher(ArrayObserver):
+class ArrayCatcher(ArrayObserver):
     """Keeps copies instead of reducing."""
 
     def __init__(self, recorder: Recorder, found: Captured) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tensortap.adapters.arrays import ArrayAdapter, Catcher
+from tensortap.adapters.arrays import ArrayAdapter, ArrayCatcher
 from tensortap.adapters.results import Captured, Origin, TensorSummary
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce.summary import Summary, summarize
@@ -16,7 +16,7 @@ from tensortap.select.probes import as_probes
 _CAME_IN: Final = "what it was given, which no layer before it gave"
 
 
-class _Finder(Catcher):
+class _Finder(ArrayCatcher):
     """Notes what each layer is given, until one makes of finite numbers something that is not."""
 
     def __init__(self, recorder: Recorder, types: dict[str, str]) -> None:

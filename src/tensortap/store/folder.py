@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,6 +29,50 @@ INLINE_BYTES: Final = 1 << 20  # raw tensors up to this many bytes a step are as
 _RETRY_SECONDS: Final = 1.0
 
 _SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "tensors": TENSORS}
+
+
+class OpenTails:
+    """The tails that are appended to, by what they hold. Long and old ones are closed and handed to the sealer."""
+
+    def __init__(self, files: Files, folders: Mapping[str, str], sealer: Sealer, clock: Callable[[], float]) -> None:
+        self._files = files
+        self._folders = folders
+        self._sealer = sealer
+        self._clock = clock
+        self._tails: dict[str, Tail] = {}
+
+    def __contains__(self, what: str) -> bool:
+        return what in self._tails
+
+    def __iter__(self) -> Iterator[Tail]:
+        return iter(list(self._tails.values()))
+
+    def of(self, what: str) -> Tail:
+        """Return the tail for rows, metrics or tensors; begin one where there is none."""
+        tail = self._tails.get(what)
+        if tail is None:
+            folder = self._files.staging() / self._folders[what]
+            self._files.make_folder(folder)
+            tail = self._tails[what] = Tail(folder / layout.tail_name(layout.new_id()), _SCHEMAS[what], self._clock())
+        return tail
+
+    def rotate(self, everything: bool = False) -> None:
+        """Close the tails that are long or old enough to be sealed."""
+        now = self._clock()
+        for what, tail in list(self._tails.items()):
+            if everything or tail.rows >= SEAL_ROWS or now - tail.opened >= SEAL_SECONDS:
+                del self._tails[what]
+                tail.close()
+                if tail.rows:
+                    self._sealer.add(what, tail.path, tail.rows)
+
+    def drop_deleted(self) -> list[tuple[str, int]]:
+        """Close the tails whose files somebody deleted; return what they held and how many rows."""
+        gone = [(what, tail) for what, tail in self._tails.items() if tail.gone()]
+        for what, tail in gone:
+            del self._tails[what]
+            tail.close()
+        return [(what, tail.rows) for what, tail in gone]
 
 
 class RunFolder:
@@ -61,7 +105,6 @@ class RunFolder:
             "tensors": layout.tensors_folder(rank),
         }
         self._lock = threading.RLock()
-        self._tails: dict[str, Tail] = {}
         self._batches: Batches | None = None
         self._metrics = MetricBatches()
         self._tensors = TensorBatches()
@@ -77,6 +120,7 @@ class RunFolder:
             # A stage of a pipeline: every rank has a model of its own.
             self._state.content["model"] = (about or {})["model"]
         self._sealer = Sealer(self.files, self._folders, self._lost, self._state.count_sealed)
+        self._tails = OpenTails(self.files, self._folders, self._sealer, clock)
         try:
             self._sealer.add_orphans(rank)
             self._save_state()
@@ -119,7 +163,7 @@ class RunFolder:
             except (OSError, pa.ArrowException):
                 self._abandon()
                 raise
-            self._rotate()
+            self._tails.rotate()
             return not inline
 
     def write(self, step: Step) -> None:
@@ -136,8 +180,8 @@ class RunFolder:
         """On the thread, now and then: seal, sync, save the counts, and notice when the folder is gone."""
         with self._lock:
             self._look_after()
-            self._rotate()
-            tails = list(self._tails.values())
+            self._tails.rotate()
+            tails = list(self._tails)
         for tail in tails:
             tail.write_checks()
         self._sealer.seal()
@@ -156,7 +200,7 @@ class RunFolder:
             self._closed = True
             try:
                 self._look_after()
-                self._rotate(everything=True)
+                self._tails.rotate(everything=True)
                 self._sealer.seal()
                 self._state.content["state"] = "finished"
                 self._save_state()
@@ -199,42 +243,21 @@ class RunFolder:
         return True
 
     def _tail(self, what: str) -> Tail:
-        tail = self._tails.get(what)
-        if tail is None:
+        if what not in self._tails:
             self._look_after()
-            folder = self.files.staging() / self._folders[what]
-            self.files.make_folder(folder)
-            tail = self._tails[what] = Tail(folder / layout.tail_name(layout.new_id()), _SCHEMAS[what], self._clock())
-        return tail
-
-    def _rotate(self, everything: bool = False) -> None:
-        """Close the tails that are long or old enough to be sealed."""
-        now = self._clock()
-        for what, tail in list(self._tails.items()):
-            if everything or tail.rows >= SEAL_ROWS or now - tail.opened >= SEAL_SECONDS:
-                self._end(what)
-
-    def _end(self, what: str) -> None:
-        tail = self._tails.pop(what)
-        tail.close()
-        if tail.rows:
-            self._sealer.add(what, tail.path, tail.rows)
+        return self._tails.of(what)
 
     def _abandon(self) -> None:
         """After a failed append: end every tail, and begin others when the disk or the folder is back."""
         self._retry_at = self._clock() + _RETRY_SECONDS
-        for what in list(self._tails):
-            self._end(what)
+        self._tails.rotate(everything=True)
 
     def _look_after(self) -> None:
         """When somebody deleted the folder, make it a run again and go on: the rows in it are lost and counted."""
         if self.files.local is None or (self.files.local / layout.RUN_JSON).exists():
             return
-        for what, tail in list(self._tails.items()):
-            if tail.gone():
-                del self._tails[what]
-                tail.close()
-                self._lost(what, tail.rows)
+        for what, rows in self._tails.drop_deleted():
+            self._lost(what, rows)
         self._state.forget_files()
         self.files.make_folder(self.files.local / self._folders["records"])
         self._held.close()

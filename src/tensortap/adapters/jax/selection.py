@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import jax
 
-from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver, Catcher
+from tensortap.adapters.arrays import MOST_LOOPS, ArrayCatcher, ArrayObserver
 from tensortap.adapters.jax import kernel, rows
 from tensortap.adapters.jax.extract import ExportedArrays
 from tensortap.adapters.jax.operations import GROUPS
@@ -29,7 +29,7 @@ class JaxSelection:
         self.has_operations = any(p.is_op for probe in plan.probes for p in probe.patterns)
         self._plan = plan
         self._recorder = observer.recorder
-        self._keeps_all = isinstance(observer, Catcher)
+        self._keeps_all = isinstance(observer, ArrayCatcher)
 
     def wants(self, path: str, port: str, types: tuple[str, ...] = (), leaf: bool = True) -> bool:
         """Return whether any probe wants a port of a layer or a parameter."""

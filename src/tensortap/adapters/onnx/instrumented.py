@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, ArrayObserver, Catcher, arrays_in, same
+from tensortap.adapters.arrays import NO_ARRAY_IN, NO_ARRAY_OUT, Array, ArrayCatcher, ArrayObserver, arrays_in, same
 from tensortap.adapters.onnx.graph import OnnxGraph, row_of
 from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.steps import CallStepDetector
@@ -63,7 +63,7 @@ class InstrumentedSession:
         self._bits = bits_of(port for site in (*sites, root) for port in (*site.inputs, *site.outputs))
         recorder = observer.recorder
         self._histograms = recorder.histogram_probes
-        self._elements = -1 if isinstance(observer, Catcher) else recorder.elements.probes
+        self._elements = -1 if isinstance(observer, ArrayCatcher) else recorder.elements.probes
         self._session: Any = None
         self._names: list[str] = []  # of the tensors that it gives as they are
         self._rows: dict[str, bool] = {}  # and of those that it reduces itself, to a row with or without histogram

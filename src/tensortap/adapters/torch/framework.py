@@ -51,7 +51,7 @@ class TorchFramework(Framework):
         """Call the model once and return copies of the tensors at the chosen sites."""
         found = Captured()
         recorder = Recorder(as_probes(patterns))
-        found.output = _call_with_taps(model, inputs, Catcher(recorder, found))
+        found.output = _call_with_taps(model, inputs, TensorCatcher(recorder, found))
         return found
 
     def operations(self, model: nn.Module, inputs: Any) -> list[Candidate]:
@@ -103,7 +103,7 @@ class TorchFramework(Framework):
         return world.summed(numbers)
 
 
-class Catcher(TensorObserver):
+class TensorCatcher(TensorObserver):
     """Keeps copies instead of reducing."""
 
     __slots__ = ("found",)
