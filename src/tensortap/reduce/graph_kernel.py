@@ -92,7 +92,10 @@ def row_from_graph(counts: Iterable[Any], moments: Iterable[Any], power: int = 0
     low, high, mean, m2, l1, skewness, kurtosis = map(float, moments)
     variance = m2 / max(finite, 1)
     m3, m4 = skewness * m2 * math.sqrt(variance), kurtosis * m2 * variance
-    found = Moments(finite, nan, posinf, neginf, zeros, low, high, mean, m2, m3, m4, l1)
+    found = Moments(
+        n=finite, nan=nan, posinf=posinf, neginf=neginf, zeros=zeros, min=low, max=high, mean=mean,
+        m2=m2, m3=m3, m4=m4, l1=l1,
+    )  # fmt: skip
     return (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *finished(found, found, power))
 
 

@@ -157,15 +157,20 @@ def _batched(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
 
 def _identity(record: Record) -> tuple[Any, ...]:
     place = record.place
-    return tuple(
-        TensorKey(record.step, record.rank, place.site, place.port, place.slot, record.call, "", record.recomputed)
-    )
+    key = TensorKey(
+        step=record.step, rank=record.rank, site=place.site, port=place.port, slot=place.slot, call=record.call,
+        kind="", recomputed=record.recomputed,
+    )  # fmt: skip
+    return tuple(key)
 
 
 def _record(key: TensorKey, array: npt.NDArray[Any]) -> Record:
     """Return a record for a tensor whose row is gone, from the tensor itself."""
     place = Place(key.site, key.port, key.slot)
-    return Record(key.step, "", key.rank, place, key.call, 0, "", key.recomputed, 0, summarize(array))
+    return Record(
+        step=key.step, phase="", rank=key.rank, place=place, call=key.call, seq=0, reason="",
+        recomputed=key.recomputed, time=0, summary=summarize(array),
+    )  # fmt: skip
 
 
 def _check(path: Path, overwrite: bool) -> None:

@@ -89,7 +89,10 @@ def _name_and_entry(
     place: Place, rank: int, call: int, kind: str, recomputed: bool, probe: int, phase: str
 ) -> tuple[str, str]:
     """Return name and index entry of a tensor without their beginnings, the step: mostly the same in every step."""
-    key = TensorKey(0, rank, place.site, place.port, place.slot, call, kind, recomputed, probe, phase)
+    key = TensorKey(
+        step=0, rank=rank, site=place.site, port=place.port, slot=place.slot, call=call, kind=kind,
+        recomputed=recomputed, probe=probe, phase=phase,
+    )  # fmt: skip
     return key.name().partition("step=0")[2], index_entry(key).removeprefix('{"step": 0')
 
 

@@ -33,7 +33,8 @@ def curves_of(run: Run, site: str, **place: Any) -> Curves:
     low, high, mean = (np.asarray(series[stat].values, np.float64) for stat in ("min", "max", "mean"))
     q05, q95 = _quantiles(run, site, place) if len(steps) <= _MOST_QUANTILES else (None, None)
     title = f"{site} · {len(steps)} steps"
-    return Curves(title, steps, low, high, mean, q05, q95, steps[np.asarray(series["nonfinite"].values) > 0])
+    bad = steps[np.asarray(series["nonfinite"].values) > 0]
+    return Curves(title=title, steps=steps, low=low, high=high, mean=mean, q05=q05, q95=q95, bad=bad)
 
 
 def _quantiles(run: Run, site: str, place: dict[str, Any]) -> tuple[Floats | None, Floats | None]:
