@@ -143,16 +143,10 @@ def add_locally(a: Tensor, b: Tensor) -> Tensor:
 
 
 def may_communicate(module: nn.Module, tensors: Iterable[Tensor]) -> bool:
-    """Return whether running a module again on this rank alone could wait for other ranks."""
-    if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
-        return False
-    return any(_may_communicate(child) for child in module.modules()) or any(is_dtensor(tensor) for tensor in tensors)
-
-
-def _may_communicate(module: nn.Module) -> bool:
-    plain = type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, nn.SyncBatchNorm)
-    styled = getattr(module, "_distribute_module_applied", False)
-    return not plain or styled or any(is_dtensor(p) for p in module.parameters(recurse=False))
+    """Return whether running a module again on this rank alone could communicate: other ranks would not take part."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        return True
+    return any(is_dtensor(tensor) for tensor in (*module.parameters(), *module.buffers(), *tensors))
 
 
 def _whole(tensor: Any) -> tuple[int, ...]:

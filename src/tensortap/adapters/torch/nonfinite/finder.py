@@ -109,6 +109,7 @@ class OriginFinder:
             return plain
         # Other ranks do not run it again, so a module that might wait for them is not run either.
         if may_communicate(module, [tensor for _, tensor in tensors_in((args, kwargs))]):
+            self._counters.add("origins_without_operation")
             return plain
         try:
             found = run_again(path, module, args, kwargs)

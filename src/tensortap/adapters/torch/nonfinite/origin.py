@@ -304,9 +304,9 @@ def is_sound(value: Any) -> bool:
 
 
 def summary_of_values(tensor: Tensor) -> Any:
-    """Return the statistics of a tensor, without its histogram."""
+    """Return the statistics of what this rank holds of a tensor, without its histogram."""
     with without_torch_function():
-        return summarize(tensor, histogram=False)
+        return summarize(local_of(tensor), histogram=False)
 
 
 @contextmanager

@@ -158,6 +158,8 @@ def nan(path: Path) -> Any:
 def dtensors(path: Path) -> Any:
     """Without gradients, and with a NaN in a DTensor on one rank: still nobody is asked for anything."""
     scene = Tensors(path)
+    told: list[Any] = []
+    counts: dict[str, int] = {}
 
     def run(watched: bool) -> str:
         torch.manual_seed(0)
@@ -167,10 +169,14 @@ def dtensors(path: Path) -> Any:
                 model.blocks[1].fc1.weight.to_local()[0, 0] = float("nan")
             if not watched:
                 return str(model(scene.same_batch(0)).shape)
-            with tt.watch(model, "**:output", to=path, strict=True, on_nonfinite=lambda origin: None):
-                return str(model(scene.same_batch(0)).shape)
+            with tt.watch(model, "**:output", to=path, strict=True, on_nonfinite=told.append) as tap:
+                shape = str(model(scene.same_batch(0)).shape)
+            counts.update(tap.counts)
+            return shape
 
-    return {"bare": collectives(lambda: run(False))[1], "tapped": collectives(lambda: run(True))[1]}
+    bare, tapped = (collectives(lambda watched=watched: run(watched))[1] for watched in (False, True))
+    origins = [(origin.site, origin.operation, origin.why) for origin in told]
+    return {"bare": bare, "tapped": tapped, "origins": origins, "counts": counts}
 
 
 def evaluated(path: Path) -> Any:
