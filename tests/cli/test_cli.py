@@ -209,6 +209,14 @@ def test_doctor():
     assert found["capabilities"]["torch"]["output"] is True and "graph" in found["capabilities"]["numpy"]["grad_output"]
 
 
+def test_doctor_without_the_c_kernel():
+    """Where NumPy reduces, it says so, and that it does with one thread."""
+    script = "from tensortap.cli import doctor; print([c.found for c in doctor.checks() if c.group == 'kernel'])"
+    env = environment(TENSORTAP_KERNEL="numpy")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
+    assert done.stdout.startswith("['numpy', '1 of "), done.stderr
+
+
 def test_doctor_imports_no_framework():
     """Frameworks are found without being loaded."""
     script = (

@@ -5,7 +5,6 @@ No framework is imported for it.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import platform
@@ -86,13 +85,8 @@ def _kernel() -> list[Check]:
     slow = kernels.ACTIVE == "numpy"
     return [
         Check("kernel", "active", kernels.ACTIVE, f"the same results, but slower; {_REBUILD}" * slow),
-        Check("kernel", "threads", f"{_threads()} of {os.cpu_count()} CPUs"),
+        Check("kernel", "threads", f"{kernels.threads()} of {os.cpu_count()} CPUs"),
     ]
-
-
-def _threads() -> int:
-    name = "fallback" if kernels.ACTIVE == "numpy" else "_kernel"
-    return int(importlib.import_module(f"tensortap.reduce.{name}").threads())
 
 
 def _versions() -> list[Check]:

@@ -115,6 +115,9 @@ The address is that of a function like libgomp's `GOMP_parallel`; 0 means thread
 """
 MOST_THREADS: Final = 64
 
+threads = numpy_kernel.threads if ACTIVE == "numpy" else _kernel.threads
+"""`threads() -> int`: how many threads a reduction uses at most."""
+
 address = numpy_kernel.address if ACTIVE == "numpy" else _kernel.address
 """`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
 
