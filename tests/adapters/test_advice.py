@@ -48,6 +48,15 @@ def test_tensorflow(ask, tmp_path):
 
 
 @pytest.mark.parametrize("ask", ASK)
+def test_tensorflow_beside_torch(ask):
+    """A compiled function of TensorFlow is not taken for one of PyTorch, where that is imported too."""
+    pytest.importorskip("torch")
+    tf = pytest.importorskip("tensorflow")
+    with pytest.raises(tt.TensortapError, match=r"only Keras models are watched.*tensortap\.tap"):
+        ASK[ask](tf.function(lambda x: x + 1.0))
+
+
+@pytest.mark.parametrize("ask", ASK)
 def test_onnx(ask):
     """A model that is not running yet: the session is watched."""
     onnx = pytest.importorskip("onnx")

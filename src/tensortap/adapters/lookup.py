@@ -92,9 +92,13 @@ def _in_use(feature: str) -> Iterator[Framework]:
 
 
 def _for_function(function: Any, options: AdapterOptions) -> Adapter:
-    """A plain function shows its operations, if they are those of a framework that is in use."""
-    for framework in _in_use("blocks"):
-        return framework.function_adapter(function, options)
+    """A plain function shows its operations, if they are those of a framework that is in use.
+
+    A `tf.function` looks like a routine too, but its operations are none of theirs: there is advice for it.
+    """
+    if not advice_for(function):
+        for framework in _in_use("blocks"):
+            return framework.function_adapter(function, options)
     raise UnsupportedError(_unknown(function))
 
 
