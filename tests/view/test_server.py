@@ -139,9 +139,9 @@ def test_every_answer_forbids_what_the_page_does_not_need(client):
     ("path", "said"),
     [
         ("/api/heat?stat=sdt", "Did you mean 'std'"),
-        ("/api/heat?width=wide", "no whole number"),
-        ("/api/heat?from=x", "no step"),
-        ("/api/heat?rows=a:b", "no range"),
+        ("/api/heat?width=wide", "width must be a whole number, got 'wide'"),
+        ("/api/heat?from=x", "from must be a step, got 'x'"),
+        ("/api/heat?rows=a:b", "rows must be a range, got 'a:b'"),
         ("/api/heat?sites=zzz", "matches nothing"),
         ("/api/site?site=zzz", "no site 'zzz'"),
         ("/api/site?site=a:output&from=100", "no step was recorded"),

@@ -13,6 +13,8 @@ from tensortap.adapters.jax import rows
 
 EXACT = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
 ROUNDED = ("mean", "std", "l1", "l2", "skewness", "kurtosis")
+# Standardized moments are sums whose terms cancel: float32 rounds terms of order 1, however near 0 their sum is.
+NEAR_ZERO = {"skewness": 1e-6, "kurtosis": 1e-6}
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +32,7 @@ def test_the_row(name, memory):
     exact = EXACT if name != "complex" else EXACT[:-2]
     assert {k: record[k] for k in exact} == pytest.approx({k: expected[k] for k in exact}, rel=0, nan_ok=True)
     for key in ROUNDED:
-        assert record[key] == pytest.approx(expected[key], rel=1e-5, nan_ok=True), key
+        assert record[key] == pytest.approx(expected[key], rel=1e-5, abs=NEAR_ZERO.get(key), nan_ok=True), key
     assert (record["dtype"], record["shape"]) == (expected["dtype"], expected["shape"])
     if name != "complex":
         assert record["hist_offset"] == expected["hist_offset"]
