@@ -240,7 +240,7 @@ def test_several_models(tmp_path):
         main()
         """,
     )
-    done = observed("--to", "out", "--sites", "0", "--sites", "1", name, cwd=tmp_path)
+    done = observed("--to", "out", name, cwd=tmp_path)
     same(done, python(name, cwd=tmp_path))
     run = tt.open(tmp_path / "out")
     assert sorted(run.sites) == [f"{site}:output" for site in ("judge.0", "judge.1", "judge", "maker.0", "maker")]

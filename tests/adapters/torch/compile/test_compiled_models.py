@@ -85,7 +85,9 @@ def test_transformers(make, monkeypatch):
     assert torch.equal(logits, tapped_logits)
     assert all(torch.equal(gradients[name], tapped_gradients[name]) for name in gradients)
     # The loss is computed inside: the gradient of the logits that the model returns as well does not leave the graph.
-    assert want.keys() - got.keys() == {(":grad_output.logits", 0, 0)}
+    # Tensors inside a cache object are looked for in eager mode only, as docs/limits.md says.
+    lost = {key for key in want.keys() - got.keys() if "past_key_values" not in key[0]}
+    assert lost == {(":grad_output.logits", 0, 0)}
     # transformers makes a mask where it compiles, and dropout that does nothing is an operation there.
     assert all("attention_mask" in place or "drop" in place for place, _, _ in got.keys() - want.keys())
     assert all(got[key] == pytest.approx(want[key], rel=1e-3, abs=1e-5) for key in want.keys() & got.keys())
