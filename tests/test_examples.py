@@ -45,10 +45,11 @@ def test_the_same_with_and_without(example):
     assert seen == alone != ""
 
 
-@pytest.mark.xfail(strict=False, reason="under load serve.py sometimes lacks two of 480 rows: see the closing note")
-def test_what_is_found(example):
+def test_what_is_found(example, request):
     """Every step of training, testing and serving is there, complete."""
     name, _, _, run = example
+    if name == "serve.py":
+        request.applymarker(pytest.mark.xfail(strict=False, reason="under load two of 480 rows are sometimes missing"))
     steps = {(record.phase, record.step) for record in run.records()}  # each phase has its own numbers
     phases = [phase for phase, _ in steps]
     sites = {"digits_cnn.py": 14, "small_gpt.py": 19, "serve.py": 8}[name]
