@@ -62,11 +62,12 @@ class RankFiles(NamedTuple):
 
 
 class TensorFiles(NamedTuple):
-    """The files of one rank that hold tensors: sealed ones by name, and tails that are not sealed yet."""
+    """The files of one rank that hold tensors: sealed ones by name, tails to seal, and tails sealed already."""
 
     rank: int
     names: list[str]
     tails: list[Path]
+    old_tails: list[Path]
 
 
 class Catalog:
@@ -101,7 +102,8 @@ class Catalog:
         self._note_kept_aside(folder)
         sealed = {layout.tensors_id(name) for name in names}
         rest = sorted(path for path, ident in tails.items() if ident not in sealed)
-        return TensorFiles(rank, [f"{folder}/{name}" for name in names], rest)
+        old = sorted(path for path, ident in tails.items() if ident in sealed)
+        return TensorFiles(rank, [f"{folder}/{name}" for name in names], rest, old)
 
     def mark_damaged(self, name: str | Path, reason: object) -> None:
         """Remember that a file cannot be read, or not all of it, and why; a segment is left out from now on."""

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
 from tensortap.store.files import Files, load_json
-from tensortap.store.names import LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
+from tensortap.store.names import COMPACT_LOCK, LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
 
 _LAUNCH_VARIABLES: Final = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
@@ -249,12 +249,7 @@ class Lock:
         self.path = path.resolve()
         if self.path in _HELD:  # opening it a second time and closing that would drop the lock
             raise RunError(_busy(path))
-        self._fd: int | None = _open_lock(path, os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise RunError(_busy(path)) from None
+        self._fd: int | None = _locked(path)
         _HELD.add(self.path)
 
     def close(self) -> None:
@@ -263,6 +258,32 @@ class Lock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _locked(path: Path) -> int:
+    """Open and lock the file that lies at a path now: it may have been removed between opening and locking."""
+    while True:
+        fd = _open_lock(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(fd)):
+                return fd
+        except OSError:
+            os.close(fd)
+            raise RunError(_busy(path)) from None
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def compacting(files: Files) -> Iterator[None]:
+    """Be the only process that compacts this run; RunError while another one does."""
+    files.make_folder(files.staging())
+    lock = Lock(files.staging() / COMPACT_LOCK)
+    try:
+        yield
+    finally:
+        lock.path.unlink(missing_ok=True)
+        lock.close()
 
 
 def _open_lock(path: Path, flags: int) -> int:

@@ -12,9 +12,9 @@ from tensortap.errors import RunError
 from tensortap.store import names as layout
 from tensortap.store import segments as seal
 from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
-from tensortap.store.claim import Lock, read_info
+from tensortap.store.claim import Lock, compacting, read_info
 from tensortap.store.files import Files
-from tensortap.store.sealing import remove_replaced, remove_sealed
+from tensortap.store.sealing import remove_leftovers, remove_replaced, remove_sealed, remove_unfinished
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
 
 Progress = Callable[[int, int], None]
@@ -45,9 +45,7 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
     read_info(files)
     catalog = Catalog(files)
     before = _sizes(files, catalog)
-    files.make_folder(files.staging())
-    lock = Lock(files.staging() / "_compact")
-    try:
+    with compacting(files):
         for rank in catalog.ranks():
             _tidy(files, catalog, rank)
         records = [catalog.records(rank) for rank in catalog.ranks()]
@@ -57,19 +55,12 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
             done = _fold_records(files, catalog, found, lambda n: progress(n, total), done)
             _fold_tensors(files, catalog, found.rank)
             _fold_metrics(files, catalog, found.rank)
-    finally:
-        lock.close()
-        (files.staging() / "_compact").unlink(missing_ok=True)
     after = _sizes(files, catalog)
     return Compacted(len(before), len(after), sum(before.values()), sum(after.values()), total, len(catalog.damage))
 
 
 def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:
-    folders = [
-        folder
-        for rank in catalog.ranks()
-        for folder in (layout.rank_folder(rank), layout.metrics_folder(rank), layout.tensors_folder(rank))
-    ]
+    folders = [folder for rank in catalog.ranks() for folder in layout.rank_folders(rank)]
     sizes: dict[str, int] = {}
     for folder in folders:
         for name in files.list(folder):
@@ -85,16 +76,20 @@ def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
     for list_files in listings.values():
         remove_replaced(files, list_files(rank))
     try:
+        files.make_folder(files.staging() / layout.rank_folder(rank))
         lock = Lock(files.staging() / layout.rank_folder(rank) / layout.LOCK)
     except RunError:  # it is being written: its tails are its own
         return
     try:
+        remove_leftovers(files, rank)
+        remove_unfinished(files, rank)
         for folder, list_files in listings.items():
             found = list_files(rank)
             remove_sealed(files, found)
             for tail in found.tails:
                 seal.seal_records(files, folder, tail)
-        for tail in catalog.tensors(rank).tails:
+        tensors = catalog.tensors(rank)
+        for tail in (*tensors.tails, *tensors.old_tails):
             seal.seal_tensors(files, layout.tensors_folder(rank), tail)
     finally:
         lock.close()

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import stat
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +15,7 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tensortap.errors import RunError
+from tensortap.store.names import hidden_name
 
 
 class Files:
@@ -131,7 +131,7 @@ class Files:
 
     def _hidden(self, name: str) -> Path:
         folder, _, last = name.rpartition("/")
-        return self.staging() / folder / f".{last}.{uuid.uuid4().hex[:8]}"
+        return self.staging() / folder / hidden_name(last)
 
 
 def check_regular(path: Path, root: Path) -> None:

@@ -99,11 +99,7 @@ class RunFolder:
         self.rank = rank
         self.counters = counters or Counters()
         self._clock = clock
-        self._folders = {
-            "records": layout.rank_folder(rank),
-            "metrics": layout.metrics_folder(rank),
-            "tensors": layout.tensors_folder(rank),
-        }
+        self._folders = dict(zip(("records", "metrics", "tensors"), layout.rank_folders(rank), strict=True))
         self._lock = threading.RLock()
         self._batches: Batches | None = None
         self._metrics = MetricBatches()

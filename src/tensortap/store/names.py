@@ -10,12 +10,14 @@ SCHEMA: Final = 1
 RUN_JSON: Final = "run.json"
 RANK_JSON: Final = "_rank.json"
 LOCK: Final = "_lock"
+COMPACT_LOCK: Final = "_compact"
 METRICS: Final = "metrics"
 DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside
 
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
 _SEGMENT = re.compile(r"seg-([0-9a-f]+)\.parquet")
 _RANK = re.compile(r"rank=(\d+)")
+_HIDDEN = re.compile(r"\.(_rank\.json|seg-[0-9a-f]+\.parquet|step-[0-9-]+-[0-9a-f]+\.safetensors)\.[0-9a-f]{8}")
 _TENSORS = re.compile(r"step-(\d+)-(\d+)-([0-9a-f]+)\.safetensors")
 
 
@@ -45,6 +47,21 @@ def metrics_folder(rank: int) -> str:
 def tensors_folder(rank: int) -> str:
     """Return where a rank's raw tensors lie."""
     return f"rank={rank}/tensors"
+
+
+def rank_folders(rank: int) -> tuple[str, str, str]:
+    """Return the folders of a rank: its records, metrics and tensors."""
+    return rank_folder(rank), metrics_folder(rank), tensors_folder(rank)
+
+
+def hidden_name(name: str) -> str:
+    """Return how a file is called until it is whole."""
+    return f".{name}.{new_id()[:8]}"
+
+
+def is_hidden_name(name: str) -> bool:
+    """Return whether a file of a rank's folder was not finished."""
+    return bool(_HIDDEN.fullmatch(name))
 
 
 def tail_name(ident: str) -> str:

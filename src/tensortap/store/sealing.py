@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tensortap.errors import RunError
 from tensortap.store import segments
 from tensortap.store.catalog import Catalog, RankFiles, retry_if_moved
+from tensortap.store.claim import compacting
 from tensortap.store.files import Files
-from tensortap.store.names import segment_id, segment_name, tail_id
-from tensortap.store.tail import remove_tail
+from tensortap.store.names import is_hidden_name, rank_folders, segment_id, segment_name, tail_id
+from tensortap.store.tail import remove_orphaned_checks
 from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, read_tail
 
 
@@ -45,12 +48,16 @@ class Sealer:
     def add_orphans(self, rank: int) -> None:
         """Seal the tails that an earlier process of this rank left behind; remove those it had sealed already."""
         catalog = Catalog(self._files)
+        remove_leftovers(self._files, rank)
+        with contextlib.suppress(RunError), compacting(self._files):  # a compaction may be writing hidden files
+            remove_unfinished(self._files, rank)
         for what, list_files in (("records", catalog.records), ("metrics", catalog.metrics)):
             found = retry_if_moved(lambda list_files=list_files: list_files(rank))  # type: ignore[misc]
             remove_sealed(self._files, found)
             for path in found.tails:
                 self.add(what, path, 0)
-        for path in catalog.tensors(rank).tails:
+        tensors = catalog.tensors(rank)
+        for path in (*tensors.tails, *tensors.old_tails):
             self.add("tensors", path, 0)
 
     def seal(self) -> None:
@@ -79,8 +86,22 @@ def remove_sealed(files: Files, found: RankFiles) -> None:
         rows = 0 if content.table is None else len(content.table)
         # A segment of this name may have been compacted since: then look at the one that replaces it.
         holders = [name] if files.exists(name) else _replacing(found, tail)
-        if not content.damaged and any(_rows_in(files, holder) >= rows for holder in holders):
-            remove_tail(tail)
+        if any(_rows_in(files, holder) >= rows for holder in holders):
+            segments.retire(tail, content)
+
+
+def remove_leftovers(files: Files, rank: int) -> None:
+    """Remove the checksums of tails that are gone. The caller holds the lock of the rank."""
+    for folder in rank_folders(rank):
+        remove_orphaned_checks(files.staging() / folder)
+
+
+def remove_unfinished(files: Files, rank: int) -> None:
+    """Remove the hidden files that a killed process began. The caller holds the locks of the rank and of compaction."""
+    for folder in rank_folders(rank):
+        for path in (files.staging() / folder).glob(".*"):
+            if is_hidden_name(path.name):
+                path.unlink(missing_ok=True)
 
 
 def _replacing(found: RankFiles, tail: Path) -> list[str]:

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import COUNTS, STATISTICS
 from tensortap.store.files import Files, load_json
-from tensortap.store.names import DAMAGED, METRICS, segment_name, tail_id, tensors_name
+from tensortap.store.names import METRICS, segment_name, tail_id, tensors_name
 from tensortap.store.schema import FILE_COUNTS, WORDS
-from tensortap.store.tail import checks_path, remove_tail
+from tensortap.store.tail import keep_aside, remove_tail
 from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, TENSOR_ROWS, TailContent, read_tail
 from tensortap.store.tensors import Stored, array_of_bytes, key_of, write_tensors
 
@@ -140,7 +140,7 @@ def seal_records(files: Files, folder: str, tail: Path) -> int:
     if content.table is not None and ident is not None:
         with files.replacing(f"{folder}/{segment_name(ident)}") as hidden:
             write_segment(hidden, content.table.combine_chunks())  # column by column, twice as fast as by batch
-    _retire(tail, content)
+    retire(tail, content)
     return 0 if content.table is None else len(content.table)
 
 
@@ -155,18 +155,16 @@ def seal_tensors(files: Files, folder: str, tail: Path) -> int:
         if rows:
             with files.replacing(f"{folder}/{tensors_name(min(steps), max(steps), ident)}") as hidden:
                 write_tensors(hidden, rows)
-    _retire(tail, content)
+    retire(tail, content)
     return len(rows)
 
 
-def _retire(tail: Path, content: TailContent) -> None:
+def retire(tail: Path, content: TailContent) -> None:
     """Remove a tail that was read to its end. One that was not is kept aside: somebody may read more of it one day."""
-    if not content.damaged:
+    if content.damaged:
+        keep_aside(tail)
+    else:
         remove_tail(tail)
-        return
-    for path in (tail, checks_path(tail)):
-        if path.exists():
-            path.replace(path.with_name(path.name + DAMAGED))
 
 
 def tensor_rows(table: Any) -> tuple[list[Stored], bool]:

@@ -14,6 +14,8 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from tensortap.store.names import DAMAGED
+
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 _BUFFER_BYTES = 1 << 20
 _PENDING_BYTES = 16 << 20  # what waits for its checksum is held in memory
@@ -179,3 +181,27 @@ def remove_tail(path: Path) -> None:
     """Delete a tail whose rows another file holds, and its checksums."""
     path.unlink(missing_ok=True)
     checks_path(path).unlink(missing_ok=True)
+
+
+def keep_aside(path: Path) -> None:
+    """Rename a tail that could not be read to its end, and its checksums."""
+    for part in (path, checks_path(path)):
+        if part.exists():
+            part.replace(_aside(part))
+
+
+def remove_orphaned_checks(folder: Path) -> None:
+    """Finish what a kill between two files has interrupted: checksums go where their tail went.
+
+    Only for who holds the lock of the rank: a tail that is begun has no checksums yet, never the other way round.
+    """
+    for checks in folder.glob("_tail-*.crc"):
+        tail = checks.with_suffix(".arrows")
+        if _aside(tail).exists():
+            checks.replace(_aside(checks))
+        elif not tail.exists():
+            checks.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(path.name + DAMAGED)
