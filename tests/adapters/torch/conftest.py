@@ -135,7 +135,7 @@ def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subproce
     """Start a script on so many ranks, or with 0 by itself."""
     by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [sys.executable, *by, str(PARALLEL / script), str(out)]
     done = subprocess.run(words, env=env, cwd=out, capture_output=True, text=True, timeout=150, check=False)
     assert not check or done.returncode == 0, done.stderr[-4000:]
@@ -143,15 +143,19 @@ def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subproce
 
 
 @pytest.fixture(scope="session")
-def play(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Played]:
-    """`play(ranks, name)`: a scenario's results. All scenarios of a number of ranks are played in one start."""
-    played: dict[int, Path] = {}
+def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What all scenarios wrote: they are played in one start, which imports PyTorch once and forks the ranks."""
+    out = tmp_path_factory.mktemp("ranks")
+    torchrun(out, 0, "world.py")
+    return out
+
+
+@pytest.fixture(scope="session")
+def play(ranks_folder: Path) -> Callable[[int, str], Played]:
+    """`play(ranks, name)`: a scenario's results."""
 
     def get(ranks: int, name: str) -> Played:
-        if ranks not in played:
-            played[ranks] = tmp_path_factory.mktemp(f"ranks{ranks}")
-            torchrun(played[ranks], ranks, "world.py")
-        out = played[ranks]
+        out = ranks_folder / str(ranks)
         results = [json.loads((out / f"{rank}.json").read_text())[name] for rank in range(ranks)]
         for result in results:
             assert "error" not in result, result["error"]

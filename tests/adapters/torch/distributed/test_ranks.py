@@ -1,4 +1,4 @@
-"""Models trained by several processes that torchrun started: what each rank records, and what it leaves alone."""
+"""Models trained by several processes: what each rank records, and what it leaves alone."""
 
 from __future__ import annotations
 

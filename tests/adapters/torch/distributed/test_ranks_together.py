@@ -71,11 +71,11 @@ def test_ranks_agree_on_a_new_folder(play: Play) -> None:
     assert first["ranks"] == [[0, 1], [0, 1], [0]]
 
 
-def test_ranks_that_nobody_launched(torchrun: Callable[..., Any], tmp_path: Path) -> None:
+def test_ranks_that_nobody_launched(ranks_folder: Path) -> None:
     """Processes that torch.multiprocessing started share a run, the one named and the one agreed on."""
-    torchrun(tmp_path, 0, "spawned.py")
-    (agreed,) = (tmp_path / "runs").glob("2*")
-    assert tt.open(tmp_path / "run").ranks == tt.open(agreed).ranks == [0, 1]
+    out = ranks_folder / "spawned"
+    (agreed,) = (out / "runs").glob("2*")
+    assert tt.open(out / "run").ranks == tt.open(agreed).ranks == [0, 1]
 
 
 def test_a_rank_that_runs_out_of_batches(play: Play) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from pathlib import Path
 
 import torch
@@ -22,5 +22,7 @@ def work(rank: int, out: str) -> None:
     dist.destroy_process_group()
 
 
-if __name__ == "__main__":
-    mp.spawn(work, (str(Path(sys.argv[1]).absolute()),), 2)
+def spawn(out: Path) -> None:
+    """Start them; they are forked, so that PyTorch is imported once."""
+    os.chdir(out)
+    mp.start_processes(work, (str(out),), 2, start_method="fork")

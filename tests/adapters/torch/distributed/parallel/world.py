@@ -1,4 +1,4 @@
-"""What torchrun starts: every scenario in turn, with what was seen by hand written beside the runs."""
+"""Every scenario in turn, on two ranks and then on four, with what was seen by hand written beside the runs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from byhand import train
+from forked import run_ranks
 from scenes import Ddp, Fsdp, Grid, Hybrid, Inner, Pipeline, Scene, Tensors
 from small import SMALL
+from spawned import spawn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 import tensortap as tt
@@ -53,23 +53,32 @@ FOUR = {
 }  # fmt: skip
 
 
-def main(out: Path) -> None:
-    """Run them; what one raised is its result."""
-    faulthandler.dump_traceback_later(90, exit=True)
+def play(out: Path, scenarios: dict[str, Callable[[Path], Any]]) -> None:
+    """Run them on this rank; what one raised is its result."""
+    faulthandler.dump_traceback_later(120, exit=True)
     warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
-    scenarios = TWO if dist.get_world_size() == 2 else FOUR
     results: dict[str, Any] = {}
-    for name in sys.argv[2:] or scenarios:
+    for name, scenario in scenarios.items():
         try:
-            results[name] = scenarios[name](out / name)
+            results[name] = scenario(out / name)
         except Exception:
             results[name] = {"error": traceback.format_exc()}
         (out / f"{dist.get_rank()}.json").write_text(json.dumps(results))
         dist.barrier()
-    dist.destroy_process_group()
+
+
+def main(out: Path, chosen: list[str]) -> int:
+    """Start the ranks: two with a launcher's environment, two without one, four."""
+    failed = False
+    (out / "spawned").mkdir()
+    spawn(out / "spawned")
+    for size, scenarios in ((2, TWO), (4, FOUR)):
+        folder = out / str(size)
+        folder.mkdir()
+        wanted = {name: scenarios[name] for name in chosen if name in scenarios} if chosen else scenarios
+        failed |= any(run_ranks(size, lambda folder=folder, wanted=wanted: play(folder, wanted), folder))
+    return int(failed)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
