@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 import tensortap as tt
 
@@ -142,3 +143,25 @@ def test_it_fits_the_window(at, heat, size, dark):
     assert page.locator(".legend").bounding_box()["y"] < size[1] - 20
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == dark
+
+
+def test_training_and_evaluation_are_shown_apart(built, tmp_path, serving, visit, heat):
+    """Training is shown first, without gaps where it was evaluated; the phase is chosen above, and links keep it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+    with tt.watch(model, to=str(tmp_path / "run")) as tap:
+        for step in range(40):
+            model.train(step % 5 != 4)
+            model(torch.randn(4, 8) * (1 if step % 5 != 4 else 100))
+            tap.step(loss=1 / (step + 1))
+    with serving(tmp_path / "run") as address:
+        page = visit(address, expect="ERR_INCOMPLETE_CHUNKED_ENCODING")  # the server ends first
+        heat(page).ready(4)
+        sync_api.expect(page.get_by_label("Phase")).to_have_value("train")
+        sync_api.expect(page.locator(".badge")).to_contain_text("32 steps")
+        page.get_by_label("Phase").select_option("eval")
+        sync_api.expect(page.locator(".badge")).to_contain_text("8 steps")
+        assert "steps 4–8" in heat(page).ready(4).hover(0, 0.05)
+        page.get_by_role("link", name="Site").click()
+        sync_api.expect(page.locator("h1")).to_contain_text("0:output")
+        assert "phase=eval" in page.url

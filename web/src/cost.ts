@@ -6,7 +6,7 @@ import { facts } from "./findings.ts";
 import { count, many, seconds, share } from "./format.ts";
 import { failed, loading } from "./states.ts";
 import type { Cost, CostSite, RunInfo } from "./types.ts";
-import type { Context, View } from "./view.ts";
+import { type Context, labelOf, type View } from "./view.ts";
 
 const SHOWN = 200;
 
@@ -52,7 +52,7 @@ export class CostPage implements View {
       h(
         "tr",
         {},
-        h("td", { class: "wrap" }, h("a", { href: this.context.router.link("site", { site: site.site }) }, site.site)),
+        h("td", { class: "wrap" }, h("a", { href: this.context.router.link("site", { site: site.site }) }, labelOf(site.site, this.context.run))),
         h("td", { class: "number" }, seconds(site.seconds)),
         h("td", { class: "number" }, share(site.share)),
         h("td", {}, h("i", { class: "meter", style: `width: ${(site.seconds / most) * 220}px` })),

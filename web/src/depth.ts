@@ -8,7 +8,7 @@ import { count, shortened } from "./format.ts";
 import { empty, failed, loading, nothingYet } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
 import type { RunInfo } from "./types.ts";
-import type { Context, View } from "./view.ts";
+import { type Context, phaseOf, type View } from "./view.ts";
 
 const WIDTH = 600; // steps a slider can tell apart
 const PACE = 90; // milliseconds a step when played
@@ -96,7 +96,11 @@ export class Depth implements View {
   private async load(params: Record<string, string>): Promise<void> {
     this.version = this.context.run.version;
     try {
-      this.data = await this.context.source.columns("/api/depth", { run: this.context.run.id, width: WIDTH });
+      this.data = await this.context.source.columns("/api/depth", {
+        run: this.context.run.id,
+        phase: phaseOf(this.context.run),
+        width: WIDTH,
+      });
     } catch (error) {
       return fill(this.element, failed(error));
     }

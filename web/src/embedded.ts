@@ -18,7 +18,7 @@ interface Filed {
 
 const SAMPLED = 100_000;
 // A report holds each answer once, for the whole run; these only say which part of it is wanted.
-const CROPS = new Set(["from", "to", "width", "rows", "sites", "port", "run"]);
+const CROPS = new Set(["from", "to", "width", "rows", "sites", "port", "run", "phase"]);
 
 export class Embedded implements Source {
   readonly live = false;

@@ -6,7 +6,7 @@ import { count, many, value } from "./format.ts";
 import { Failure } from "./source.ts";
 import { failed, loading } from "./states.ts";
 import type { Finding, Findings, RunInfo } from "./types.ts";
-import type { Context, View } from "./view.ts";
+import { type Context, labelOf, type View } from "./view.ts";
 
 const AGAIN = 1500; // milliseconds until a page asks again while rules run
 
@@ -66,7 +66,7 @@ export function when(steps: Finding["steps"]): string {
 export function card(finding: Finding, context: Context, hover?: (finding: Finding | null) => void): HTMLElement {
   const known = context.run.sites.some((site) => site.site === finding.site);
   const link = known
-    ? h("a", { href: context.router.link("site", { site: finding.site }) }, finding.site)
+    ? h("a", { href: context.router.link("site", { site: finding.site }) }, labelOf(finding.site, context.run))
     : finding.site;
   const element = h(
     "article",

@@ -15,7 +15,7 @@ import { beside, nameOf } from "./stats.ts";
 import { Table } from "./table.ts";
 import { Tools } from "./tools.ts";
 import type { Finding, RunInfo } from "./types.ts";
-import { type Context, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
+import { type Context, labelOf, phaseOf, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
 
 const WAIT = 150; // milliseconds of quiet before the address, and the server, follow the mouse
 
@@ -132,20 +132,20 @@ export class Overview implements View {
   /** Room for the longest name, and for the metrics' values above; at most a third of the width. */
   private gutter(width: number): number {
     const names = this.context.run.sites.filter((site) => !this.port || site.port === this.port);
-    const longest = Math.max(0, ...names.map((site) => site.site.length));
+    const longest = Math.max(0, ...names.map((site) => labelOf(site.site, this.context.run).length));
     return Math.round(clamp(longest * 6.6 + 26, 180, Math.min(380, width * 0.3)));
   }
 
   private ask(): void {
     const { run } = this.context;
-    const rows = { run: run.id, port: this.port, sites: asked(this.params["sites"] ?? "", run.sites) };
+    const rows = { run: run.id, phase: phaseOf(run), port: this.port, sites: asked(this.params["sites"] ?? "", run.sites) };
     const width = Math.min(4096, Math.max(64, Math.round(this.heat.width)));
     const span = spanPatch(this.heat.span, run);
     const steps = { from: span.from ?? undefined, to: span.to ?? undefined, width };
     const key = JSON.stringify([rows, this.stat]);
     this.blocks.show({ ...rows, ...steps, stat: this.stat }, String(run.version), key === this.rowsKey);
     this.rowsKey = key;
-    if (run.metrics.length) void this.metrics.load({ run: run.id, ...steps }, String(run.version));
+    if (run.metrics.length) void this.metrics.load({ run: run.id, phase: phaseOf(run), ...steps }, String(run.version));
   }
 
   private draw(): void {
@@ -153,7 +153,7 @@ export class Overview implements View {
     this.tools.wrong(blocks.failed, asked(this.params["sites"] ?? "", this.context.run.sites));
     const model = {
       rows: blocks.failed ? 0 : blocks.total,
-      name: (row: number) => this.nameAt(row),
+      name: (row: number) => labelOf(this.nameAt(row), this.context.run),
       line: (row: number) => blocks.line(row),
     };
     this.heat.show({

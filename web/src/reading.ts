@@ -6,14 +6,14 @@ import type { Point } from "./heatmap.ts";
 import { nameOf } from "./stats.ts";
 import type { Rows } from "./table.ts";
 import type { RunInfo } from "./types.ts";
-import type { Span } from "./view.ts";
+import { labelOf, type Span } from "./view.ts";
 
 const WIDE = 12; // columns of a table that can still be read
 
 export function said(blocks: Blocks, run: RunInfo, point: Point, stat: string): string[] {
   const cell = blocks.cell(point.row, point.step);
   const site = run.sites[cell?.site ?? blocks.site(point.row)];
-  const head = [site?.site ?? "…", [site?.type, site?.dtype, shape(site?.shape)].filter(Boolean).join(" ")];
+  const head = [site ? labelOf(site.site, run) : "…", [site?.type, site?.dtype, shape(site?.shape)].filter(Boolean).join(" ")];
   if (!cell) return [...head, `step ${count(Math.floor(point.step))}: no record`].filter(Boolean);
   const several = cell.to - cell.from > 1;
   const steps = several ? `steps ${count(cell.from)}–${count(cell.to - 1)}` : `step ${count(cell.from)}`;

@@ -43,13 +43,13 @@ export class Router {
     this.heard.push(hear);
   }
 
-  /** Another page, or another state of it; what is set to null goes. The run stays unless named. */
+  /** Another page, or another state of it; what is set to null goes. The run and the phase stay unless named. */
   go(page: Page, params: Patch): void {
     location.hash = this.link(page, params);
   }
 
   link(page: Page, params: Patch): string {
-    return format(page, { run: this.route.params["run"], ...params });
+    return format(page, { run: this.route.params["run"], phase: this.route.params["phase"], ...params });
   }
 
   /** A change of this page's state; without `keep` it takes the place of the present entry in the history. */

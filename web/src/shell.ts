@@ -36,7 +36,8 @@ export class Shell {
   private runs: Runs = { folder: "", runs: [] };
   private run: RunInfo | null = null;
   private view: View | null = null;
-  private shown = ""; // run and page on screen
+  private shown = ""; // page, run and phase on screen
+  private phase: string | undefined; // as the address named it when the run was read
   private lost = false;
   private silence: () => void = () => undefined;
   private asking = false;
@@ -63,6 +64,10 @@ export class Shell {
     this.drawBar();
   }
 
+  private asked(): string | undefined {
+    return this.router.route.params["phase"];
+  }
+
   /** The run that the address names; without one, the only one there is. */
   private id(route: Route): string | null {
     const named = route.params["run"];
@@ -73,7 +78,7 @@ export class Shell {
   private async go(route: Route): Promise<void> {
     const id = this.id(route);
     const page = id === null ? "runs" : route.page;
-    const key = `${page} ${id}`;
+    const key = `${page} ${id} ${route.params["phase"] ?? ""}`;
     if (key !== this.shown) await this.open(page, id, key);
     else this.view?.update(route.params);
     this.drawBar();
@@ -85,7 +90,7 @@ export class Shell {
     this.view = null;
     if (page === "runs" || id === null) return this.list();
     try {
-      if (this.run?.id !== id) await this.read(id);
+      if (this.run?.id !== id || this.phase !== this.asked()) await this.read(id);
       if (this.shown !== key || !this.run) return;
       this.view = new MAKERS[page]({ source: this.source, router: this.router, run: this.run });
       fill(this.main, this.view.element);
@@ -106,7 +111,8 @@ export class Shell {
   private async read(id: string): Promise<void> {
     this.silence();
     fill(this.main, loading("the run"));
-    this.run = await this.source.json<RunInfo>("/api/run", { run: id });
+    this.phase = this.asked();
+    this.run = await this.source.json<RunInfo>("/api/run", { run: id, phase: this.phase });
     learn(this.run.labels);
     document.title = `${this.run.id || "run"} · tensortap`;
     this.silence = this.source.live ? this.listen(id) : () => undefined;
@@ -129,7 +135,7 @@ export class Shell {
     if (this.asking) return;
     this.asking = true;
     try {
-      const run = await this.source.json<RunInfo>("/api/run", { run: id });
+      const run = await this.source.json<RunInfo>("/api/run", { run: id, phase: this.phase });
       if (this.run?.id !== id) return;
       this.run = run;
       this.view?.refresh(run);
@@ -159,6 +165,7 @@ export class Shell {
       ),
       this.chooser(id),
       this.run && id !== null ? this.badge(this.run) : null,
+      this.run && id !== null ? this.phases(this.run) : null,
       h("nav", { "aria-label": "Pages" }, tabs),
       h("span", { class: "space" }),
       h("button", { type: "button", class: "small", onclick: () => this.theme() }, theme.name()),
@@ -190,7 +197,7 @@ export class Shell {
       "Run",
       id === null ? [["", "choose a run"], ...names.map((name) => [name, name] as const)] : names,
       id ?? "",
-      (value) => this.router.go(id === null ? "overview" : this.router.route.page, { run: value }),
+      (value) => this.router.go(id === null ? "overview" : this.router.route.page, { run: value, phase: null }),
     );
     element.classList.add("run");
     return element;
@@ -200,6 +207,16 @@ export class Shell {
     if (this.lost)
       return h("span", { class: "badge lost", title: "Start it again with: tensortap view RUN" }, "server gone");
     return h("span", { class: `badge ${run.state}` }, `${run.state}, ${many(run.steps.count, "step")}`);
+  }
+
+  /** Training and evaluation apart; a report holds one of them. */
+  private phases(run: RunInfo): HTMLElement | null {
+    if (run.phases.length < 2) return null;
+    if (!this.source.live) return h("span", { class: "quiet" }, phaseName(run.phase));
+    const names = [...run.phases, "all"].map((name) => [name, phaseName(name)] as const);
+    return select("Phase", names, run.phase || "all", (phase) =>
+      this.router.go(this.router.route.page, { ...this.router.route.params, phase, from: null, to: null, step: null }),
+    );
   }
 
   private theme(): void {
@@ -224,6 +241,10 @@ export class Shell {
     else if (event.key === "Escape") this.back();
     else if (tab && this.run) location.hash = this.tab(tab);
   }
+}
+
+function phaseName(phase: string): string {
+  return { train: "training", eval: "evaluation", "": "all phases", all: "all phases" }[phase] ?? phase;
 }
 
 function title(name: string): string {

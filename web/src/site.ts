@@ -9,7 +9,7 @@ import { aborted } from "./source.ts";
 import { empty, nothingYet } from "./states.ts";
 import { TensorView } from "./tensor.ts";
 import type { KeptTensor, RunInfo, SiteInfo } from "./types.ts";
-import { type Context, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
+import { type Context, labelOf, phaseOf, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
 
 const WIDTH = 600;
 
@@ -121,7 +121,15 @@ export class SitePage implements View {
     try {
       const data = await source.columns(
         "/api/site",
-        { run: run.id, site: name, from: part.from ?? undefined, to: part.to ?? undefined, width: WIDTH, ...chosen },
+        {
+          run: run.id,
+          phase: phaseOf(run),
+          site: name,
+          from: part.from ?? undefined,
+          to: part.to ?? undefined,
+          width: WIDTH,
+          ...chosen,
+        },
         signal,
       );
       if (signal.aborted) return;
@@ -138,7 +146,7 @@ export class SitePage implements View {
     const kind = [site.type, site.dtype, shape(site.shape)].filter(Boolean).join(" · ");
     fill(
       this.head,
-      h("div", { class: "title" }, h("h1", {}, site.site), h("span", { class: "quiet" }, kind)),
+      h("div", { class: "title" }, h("h1", {}, labelOf(site.site, this.context.run)), h("span", { class: "quiet" }, kind)),
       this.tools(data),
     );
     const kept = (data.header["tensors"] ?? []) as KeptTensor[];

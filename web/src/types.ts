@@ -50,13 +50,16 @@ export interface RunInfo {
   path: string;
   state: State;
   version: string | number;
-  steps: { count: number; first: number | null; last: number | null };
+  steps: { count: number; first: number | null; last: number | null }; // of the phase shown
+  phase: string; // "": all
+  phases: string[];
   ranks: number[];
   sites: SiteInfo[];
   metrics: string[];
   stats: string[];
   ports: PortInfo[];
   labels?: Record<string, string>;
+  model?: string; // its class
   counts: Counts;
   unseen: Counts;
   cost: Counts | null;

@@ -23,6 +23,16 @@ export interface View {
   close(): void;
 }
 
+/** A site as it is shown: the root has no path, and is called by its class. */
+export function labelOf(site: string, run: RunInfo): string {
+  return site.startsWith(":") && run.model ? run.model + site : site;
+}
+
+/** The phase to ask for, where a run has several: evaluation never stands between the steps of training. */
+export function phaseOf(run: RunInfo): string | undefined {
+  return run.phases.length > 1 ? run.phase || "all" : undefined;
+}
+
 /** Steps from `from` up to, and without, `to`. */
 export interface Span {
   from: number;

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -21,6 +23,7 @@ from tensortap.store.segments import PLACE, PLACES, REPLACES, STEPS, outline
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
 T = TypeVar("T")
+Steps = npt.NDArray[np.int64]
 
 
 def _plain(schema: Any) -> Any:
@@ -42,13 +45,15 @@ PLAIN_METRICS: Final = _plain(METRICS)
 class Outline(NamedTuple):
     """What a segment's footer says of it.
 
-    A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges.
+    A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges. Of more
+    than two phases the first and the last in alphabetical order are known without reading rows.
     """
 
     places: list[tuple[str, str, str, str, int, int]]
     steps: list[tuple[int, int, int]]
     rows: int
     replaces: frozenset[str]
+    phases: frozenset[str] = frozenset()
 
 
 class RankFiles(NamedTuple):
@@ -78,6 +83,7 @@ class Catalog:
         self.damage: dict[str, str] = {}  # what is wrong, by the name of the file
         self._unreadable: set[str] = set()
         self._outlines: dict[str, Outline] = {}
+        self._phases: dict[str, dict[str, Steps]] = {}
         self._lock = threading.Lock()
 
     def ranks(self) -> list[int]:
@@ -104,6 +110,15 @@ class Catalog:
         rest = sorted(path for path, ident in tails.items() if ident not in sealed)
         old = sorted(path for path, ident in tails.items() if ident in sealed)
         return TensorFiles(rank, [f"{folder}/{name}" for name in names], rest, old)
+
+    def steps_of_phase(self, name: str, found: Outline, phase: str) -> Steps:
+        """Return the steps of one phase that a segment holds; its rows are read only if they are of several phases."""
+        if len(found.phases) < 2:
+            return expanded(found.steps) if phase in found.phases else np.zeros(0, np.int64)
+        if name not in self._phases:
+            with self.files.open(name) as file:
+                self._phases[name] = steps_by_phase(pq.ParquetFile(file).read(["step", "phase"]))
+        return self._phases[name].get(phase, np.zeros(0, np.int64))
 
     def mark_damaged(self, name: str | Path, reason: object) -> None:
         """Remember that a file cannot be read, or not all of it, and why; a segment is left out from now on."""
@@ -186,7 +201,8 @@ def _parse(file: Any) -> Outline:
     replaces = load_json(said.get(REPLACES, b"[]"))
     names = frozenset(replaces) if all(isinstance(name, str) for name in replaces) else frozenset[str]()
     try:
-        return Outline(_places(said.get(PLACES, b"[]")), _steps(said.get(STEPS, b"[]"), rows), rows, names)
+        steps = _steps(said.get(STEPS, b"[]"), rows)
+        return Outline(_places(said.get(PLACES, b"[]")), steps, rows, names, _phases(file))
     except (ValueError, TypeError):  # what it says of itself is damaged, perhaps not its rows
         columns = [name for name in ("step", "seq", *PLACE) if name in file.schema_arrow.names]
         return tail_outline(file.read(columns))._replace(rows=rows, replaces=names)
@@ -201,6 +217,35 @@ def _steps(said: bytes, rows: int) -> list[tuple[int, int, int]]:
     if sum((last - first) // stride + 1 for first, last, stride in ranges) > rows:
         raise ValueError("it names more steps than it has rows")
     return ranges
+
+
+def _phases(file: Any) -> frozenset[str]:
+    """Return the phases of a segment's rows, from the least and the greatest that its footer names."""
+    metadata = file.metadata
+    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}.get("phase")
+    if at is None or not metadata.num_rows:
+        return frozenset()
+    said = [metadata.row_group(group).column(at).statistics for group in range(metadata.num_row_groups)]
+    if not all(known is not None and known.has_min_max for known in said):
+        return frozenset(pc.unique(file.read(["phase"])["phase"]).to_pylist())
+    return frozenset(phase for known in said for phase in (known.min, known.max))
+
+
+def expanded(ranges: Sequence[tuple[int, int, int]]) -> Steps:
+    """Return the steps of ranges, in order.
+
+    >>> expanded([(0, 4, 2), (5, 6, 1)])
+    array([0, 2, 4, 5, 6])
+    """
+    spans = [np.arange(first, last + 1, stride, dtype=np.int64) for first, last, stride in ranges]
+    return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+
+
+def steps_by_phase(rows: Any) -> dict[str, Steps]:
+    """Return the steps of each phase, in order, from rows with the columns `step` and `phase`."""
+    known = pc.unique(rows["phase"]).to_pylist()
+    of = {phase: rows["step"].filter(pc.equal(rows["phase"], phase)) for phase in known if phase is not None}
+    return {phase: np.unique(steps.to_numpy()) for phase, steps in of.items()}
 
 
 @functools.lru_cache(maxsize=64)
@@ -258,7 +303,8 @@ def tail_outline(table: Any) -> Outline:
     if not table.num_rows or PLACE[0] not in table.column_names:
         return Outline([], [], table.num_rows, frozenset())
     said = outline(table)
-    return Outline(_places(said[PLACES]), _steps(said[STEPS], table.num_rows), table.num_rows, frozenset())
+    phases = frozenset(pc.unique(table["phase"]).to_pylist()) if "phase" in table.column_names else frozenset[str]()
+    return Outline(_places(said[PLACES]), _steps(said[STEPS], table.num_rows), table.num_rows, frozenset(), phases)
 
 
 def retry_if_moved(read: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import threading
 import time
@@ -12,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.compute as pc
 
 from tensortap.store import names as layout
 from tensortap.store.catalog import (
@@ -20,8 +22,10 @@ from tensortap.store.catalog import (
     Outline,
     RankFiles,
     TensorFiles,
+    expanded,
     plain_rows,
     retry_if_moved,
+    steps_by_phase,
     tail_outline,
 )
 from tensortap.store.claim import is_locked
@@ -51,6 +55,29 @@ class Snapshot:
         self.records = [catalog.records(rank) for rank in self.ranks]
         self._lengths = _lengths(self.records)
         self._tail_cache = tails
+        self.phase = ""  # the only phase whose rows are read; "": all
+        self._of_phase: dict[str, Snapshot] = {}
+
+    def of_phase(self, phase: str) -> Snapshot:
+        """Return the same files restricted to the rows of one phase: its steps and its rows of tails.
+
+        Places keep their numbers; who reads segments asks for rows of `snapshot.phase`.
+        """
+        if not phase or phase == self.phase:
+            return self
+        if phase not in self._of_phase:
+            _ = self.rows  # places and their numbers are those of the whole run
+            restricted = copy.copy(self)
+            for name in ("tails", "steps"):
+                restricted.__dict__.pop(name, None)
+            restricted.phase = phase
+            self._of_phase[phase] = restricted
+        return self._of_phase[phase]
+
+    @cached_property
+    def phases(self) -> list[str]:
+        """The phases that have records."""
+        return sorted({phase for outline in self.outlines for phase in outline.phases if phase})
 
     @cached_property
     def metrics(self) -> list[RankFiles]:
@@ -89,7 +116,11 @@ class Snapshot:
     @cached_property
     def tails(self) -> dict[Path, Any]:
         """The rows of the tails of records, as they were written."""
-        return self._read(self.records, RECORD_ROWS)
+        tables = self._read(self.records, RECORD_ROWS)
+        if not self.phase:
+            return tables
+        only = {path: table.filter(pc.equal(table["phase"], self.phase)) for path, table in tables.items()}
+        return {path: table for path, table in only.items() if len(table)}
 
     @cached_property
     def outlines(self) -> list[Outline]:
@@ -117,9 +148,9 @@ class Snapshot:
     @cached_property
     def steps(self) -> npt.NDArray[np.int64]:
         """The steps that have records, in order."""
-        ranges = {tuple(found) for outline in self.outlines for found in outline.steps}
-        spans = [np.arange(first, last + 1, stride, dtype=np.int64) for first, last, stride in ranges]
-        return np.unique(np.concatenate(spans)) if spans else np.zeros(0, np.int64)
+        if self.phase:
+            return _steps_of_phase(self)
+        return expanded(list({found for outline in self.outlines for found in outline.steps}))
 
     @cached_property
     def record_count(self) -> int:
@@ -159,6 +190,16 @@ class Snapshot:
         if state != said:
             self.catalog.mark_damaged(name, "some of it has another form than was written")
         return state
+
+
+def _steps_of_phase(snapshot: Snapshot) -> npt.NDArray[np.int64]:
+    found = [
+        snapshot.catalog.steps_of_phase(name, outline, snapshot.phase)
+        for files in snapshot.records
+        for name, outline in files.segments.items()
+    ]
+    found += [steps_by_phase(table)[snapshot.phase] for table in snapshot.tails.values()]
+    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
 
 
 def _lengths(found: Iterable[RankFiles]) -> dict[Path, int]:

@@ -45,12 +45,16 @@ def shown_state(snapshot: Snapshot) -> str:
     return snapshot.state if snapshot.outlines or snapshot.state == "live" else "empty"
 
 
-def described(ident: str, snapshot: Snapshot, metrics: list[str], told: Facts) -> dict[str, Any]:
-    """Return everything the page needs to know of a run before it asks for numbers."""
+def described(
+    ident: str, snapshot: Snapshot, metrics: list[str], told: Facts, shown: Snapshot | None = None
+) -> dict[str, Any]:  # fmt: skip
+    """Return everything the page needs to know of a run before it asks for numbers; `shown` is the chosen phase."""
+    shown = shown or snapshot
     info = facts.info(snapshot)
     return {
         "id": ident, "path": str(snapshot.files), "state": shown_state(snapshot), "version": snapshot.version,
-        "steps": _steps(snapshot), "ranks": snapshot.ranks, "sites": _sites(snapshot, told), "metrics": metrics,
+        "steps": _steps(shown), "phase": shown.phase, "phases": snapshot.phases,
+        "ranks": snapshot.ranks, "sites": _sites(snapshot, told), "metrics": metrics,
         "stats": _stats(snapshot), "labels": {stat.name: stat.label for stat in STATS.values()},
         "records": snapshot.record_count, "counts": facts.counts(snapshot),
         "unseen": info.get("unseen", {}), "cost": _total_cost(snapshot),

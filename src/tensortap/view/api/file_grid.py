@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import NONFINITE, STATISTICS
-from tensortap.store.catalog import Outline
+from tensortap.store.catalog import Outline, expanded
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api.grid import Grid, Ints, scattered
@@ -71,19 +71,29 @@ class FileRows(NamedTuple):
         return array_of(self.columns[name])
 
 
-def segment_grid(files: Files, name: str, outline: Outline, stat: Stat) -> FileGrid | None:
-    """Return a sealed segment; None when it has no record that the statistic is about."""
-    if not _any_port(outline, stat):
+def segment_grid(
+    files: Files, name: str, outline: Outline, stat: Stat, steps: Ints | None = None, phase: str = ""
+) -> FileGrid | None:  # fmt: skip
+    """Return a sealed segment; None when it has no record that the statistic is about.
+
+    With a phase only its rows count, and `steps` are the steps that it has in this segment.
+    """
+    steps = expanded(outline.steps) if steps is None else steps
+    if not _any_port(outline, stat) or not len(steps):
         return None
+    mixed = phase if len(outline.phases) > 1 else ""
     with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS), page_checksum_verification=True) as file:
         zero = _zero_columns(file.metadata, (*NONFINITE, "recomputed"))
         wanted = ["step", *stat.columns, *NONFINITE, "recomputed", *(["numbers"] if stat.number else [])]
         ordered = _ordered(outline)
         wanted += [] if ordered else _WORDS
+        wanted += ["phase"] if mixed else []
         table = file.read([name for name in dict.fromkeys(wanted) if name not in zero], use_threads=False)
     places, place = ordered or _places(table)
-    steps = np.concatenate([np.arange(first, last + 1, stride) for first, last, stride in outline.steps])
-    return _grid(FileRows(table, places, place, len(table)), np.unique(steps), stat)
+    if mixed:
+        keep = pc.equal(table["phase"], phase)
+        table, place = table.filter(keep), place[array_of(keep)]
+    return _grid(FileRows(table, places, place, len(table)), steps, stat)
 
 
 def tail_grid(table: Any, stat: Stat) -> FileGrid | None:

@@ -36,6 +36,7 @@ def rows_of(
             pc.field("port").isin(list(ports)) if ports else None,
             step.isin(snapshot.steps[::every].tolist()) if every > 1 else None,
             ~pc.field("recomputed"),
+            pc.field("phase") == snapshot.phase if snapshot.phase else None,
         ]
     )
     wanted = frozenset(places)

@@ -21,6 +21,7 @@ from tensortap.view.api.diff import both_named, difference
 from tensortap.view.api.findings import BackgroundFindings
 from tensortap.view.api.heat import heat
 from tensortap.view.api.metrics import metrics, series_of
+from tensortap.view.api.phases import chosen_phase
 from tensortap.view.api.query import Query
 from tensortap.view.api.rows import ReadColumns
 from tensortap.view.api.run_finder import RunFinder
@@ -74,11 +75,12 @@ Request = Callable[[OpenRun, Snapshot, Query], Answer]
 
 def _run(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
     names = list(series_of(snapshot, opened.cache))
-    return about.described(opened.ident, snapshot, names, opened.facts(snapshot))
+    shown = snapshot.of_phase(chosen_phase(snapshot, query))
+    return about.described(opened.ident, snapshot, names, opened.facts(snapshot), shown)
 
 
 def _heat(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return heat(opened.grids, snapshot, query)
+    return heat(opened.grids, snapshot.of_phase(chosen_phase(snapshot, query)), query)
 
 
 def _metrics(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
@@ -86,11 +88,11 @@ def _metrics(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
 
 
 def _site(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return opened.site(snapshot, query)
+    return opened.site(snapshot.of_phase(chosen_phase(snapshot, query)), query)
 
 
 def _depth(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return depth(opened.grids, snapshot, query)
+    return depth(opened.grids, snapshot.of_phase(chosen_phase(snapshot, query)), query)
 
 
 def _findings(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:

@@ -54,7 +54,7 @@ class TiledGrids:
 
     def kept(self, snapshot: Snapshot, key: tuple[Any, ...], make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
         """Return something computed from this run, remembered beside its grids."""
-        return self._cache.get((str(snapshot.files), *key), make, nbytes)
+        return self._cache.get((str(snapshot.files), snapshot.phase, *key), make, nbytes)
 
     def grid(self, snapshot: Snapshot, stat: Stat, bins: StepBins, rows: Ints | None = None) -> Grid:
         """StepBins × the chosen rows, or all: the page asks for as many as it shows."""
@@ -129,7 +129,8 @@ def _sources(snapshot: Snapshot) -> Iterator[GridSource]:
 def _segment_reader(snapshot: Snapshot, name: str, outline: Outline) -> Callable[[Stat], FileGrid | None]:
     def read(stat: Stat) -> FileGrid | None:
         try:
-            return segment_grid(snapshot.files, name, outline, stat)
+            steps = snapshot.catalog.steps_of_phase(name, outline, snapshot.phase) if snapshot.phase else None
+            return segment_grid(snapshot.files, name, outline, stat, steps, snapshot.phase)
         except FileNotFoundError:
             raise
         except (OSError, pa.ArrowException) as error:

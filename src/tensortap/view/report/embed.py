@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api import about
+from tensortap.view.api.phases import chosen_phase
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import ReadColumns, by_place
 from tensortap.view.api.service import REQUESTS, OpenRun
@@ -76,6 +77,10 @@ class FrozenRun(NamedTuple):
     def answer(self, path: str, given: Mapping[str, str]) -> Answer:
         """Return the answer to a request of the page."""
         return REQUESTS[path](self.opened, self.snapshot, Query(given))
+
+    def shown(self) -> Snapshot:
+        """Return the phase that a report is about: training, where there are several."""
+        return self.snapshot.of_phase(chosen_phase(self.snapshot, Query({})))
 
 
 def embed(run: FrozenRun, limit: int = BYTES, progress: Progress = lambda done, total: None) -> Embedded:
@@ -162,7 +167,7 @@ def _detail(run: FrozenRun, sample: list[str], tensors: Tensors, room: float) ->
 
 def _reads(run: FrozenRun, names: list[str]) -> Iterator[tuple[str, ReadColumns]]:
     """Yield the records of each site, as many sites at once as memory allows; of a very long run every n-th step."""
-    snapshot, every = run.snapshot, _every(run)
+    snapshot, every = run.shown(), _every(run)
     at_once = max(1, ROWS_AT_ONCE * every * len(snapshot.rows) // max(snapshot.record_count, 1))
     for first in range(0, len(names), at_once):
         names_of = {about.triple_of(snapshot, name): name for name in names[first : first + at_once]}
@@ -179,7 +184,7 @@ def _site(
     run: FrozenRun, name: str, read: ReadColumns, detail: DetailLevel, tensors: Tensors
 ) -> tuple[str, dict[str, str]]:  # fmt: skip
     query = Query({"site": name, "width": str(detail.width), "buckets": str(detail.buckets)})
-    answer = run.opened.site(run.snapshot, query, read)
+    answer = run.opened.site(run.shown(), query, read)
     embedded = dict(tensors.get(name, []))
     kept = [listed for listed in answer.header["tensors"] if tensor_address(name, listed) in embedded]
     answer = ColumnAnswer({**answer.header, "tensors": kept, "steps_every": _every(run)}, answer.columns)
