@@ -74,6 +74,7 @@ setup(
                 "-O3",
                 "-ffp-contract=off",  # the same sums, to the last bit, at every instruction level
                 "-fno-math-errno",
+                "-fno-tree-slp-vectorize",  # it would read structures wider than they were just written, and wait
                 "-fno-strict-aliasing",
                 "-pthread",
                 "-Wall",

@@ -151,6 +151,35 @@ def test_all_ways_agree_in_every_bit(name, n):
         assert same(run(array, name=name), expected), (level, threads)
 
 
+def drifting(n: int, seed: int) -> np.ndarray:
+    """Blocks of every kind, in any order: near zero, around means of their own, equal ones, zeros, non-finite ones."""
+    rng = np.random.default_rng(seed)
+    kinds = (
+        lambda m: rng.standard_normal(m),
+        lambda m: rng.standard_normal(m) + rng.choice([-1e6, 1.0, 2.0, 1e3]),
+        lambda m: rng.uniform(0, 1, m),
+        lambda m: np.full(m, rng.choice([0.0, -0.0, 0.1, -7.0])),
+        lambda m: np.where(
+            rng.uniform(size=m) < 0.1, rng.choice([np.nan, np.inf, -np.inf], m), 3 + rng.uniform(size=m)
+        ),
+    )
+    pieces = [kinds[rng.integers(len(kinds))](min(4096, n - at)) for at in range(0, n, 4096)]
+    return np.concatenate(pieces)
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("n", [63, 64, 65, 5000, 40_000, 150_001])
+def test_all_ways_agree_whatever_the_pivots(name, n):
+    """Blocks that share a pivot and blocks that are read again around their own mean give the same bits everywhere."""
+    for seed in range(4):
+        with np.errstate(over="ignore"):
+            array = drifting(n, seed).astype(NUMPY[name])
+        expected = run(array, fallback, name)
+        for level in _kernel.LEVELS:
+            _kernel.set_level(level)
+            assert same(run(array, name=name), expected), (level, seed)
+
+
 @pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "uint8", "complex64"])
 def test_threads_agree_on_large_tensors(name):
     """Results of a tensor large enough for the pool do not depend on the number of threads."""

@@ -103,6 +103,20 @@ def test_kurtosis_skewness_and_absmax_are_exact(dtype, size):
     assert summary.absmax == np.abs(array.astype(np.float64)).max()
 
 
+@pytest.mark.parametrize("offset", [0.5, 0.99, 1.5, 1.99, 2.01, 3.0, 30.0, 1e4])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_shape_is_exact_wherever_the_mean_lies(dtype, offset):
+    """How far the mean is from zero, against the spread, takes no digit from the shape, drift or not."""
+    rng = np.random.default_rng(3)
+    for array in (
+        rng.uniform(-1.7, 1.7, 20_000) + offset,
+        np.linspace(-offset, offset, 20_000) + rng.gamma(2, 1, 20_000),
+    ):
+        summary = tt.summarize(array.astype(dtype))
+        expected = standardized(array.astype(dtype))
+        assert (summary.skewness, summary.kurtosis) == pytest.approx(expected, rel=1e-11, abs=1e-11)
+
+
 @pytest.mark.parametrize("scale", [1e-300, 1e-170, 1e-40, 1e60, 1e160, 1e290])
 def test_no_scale_changes_the_shape(scale):
     """Skewness and kurtosis of doubles near the ends of their range are those of the numbers scaled back."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_memory import chunks, plan
-from tensortap.reduce.numpy_moments import Moments, blocks, finished, scale_power
+from tensortap.reduce.numpy_moments import Moments, chunk_moments, finished, scale_power
 from tensortap.reduce.statistics import CONDITIONS, NONFINITE, NUMBERS, ROW, defined_rows
 from tensortap.types import DTYPES
 
@@ -27,10 +27,7 @@ _MAX_DIMS: Final = 64
 def _moments(address: int, dtype: int, runs: list[tuple[int, int]], power: int, tables: Array | None) -> Moments:
     total = Moments()
     for chunk in chunks(address, dtype, runs):
-        part = Moments()
-        for block in blocks(np.ldexp(chunk, power) if power else chunk):
-            part.add(block)
-        total.add(part)
+        total.add(chunk_moments(np.ldexp(chunk, power) if power else chunk))
         if tables is not None:
             tables += _buckets(chunk)
     return total

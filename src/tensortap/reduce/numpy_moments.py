@@ -1,8 +1,8 @@
 """The arithmetic of the NumPy kernel: moments of blocks, and how they become a row. The C kernel gives the same bits.
 
 It follows csrc/ step by step, since equal results need equal roundings: blocks of 4096 elements, lanes that are
-added in a fixed order, deviations from the mean in double, Chan's formula between blocks and chunks.
-Where the C code loops over elements, whole chunks are handled here by one NumPy call per step.
+added in a fixed order, sums around a pivot of the chunk, Chan's formula between chunks and for blocks whose mean is far
+from the pivot. Where the C code loops over elements, whole chunks are handled here by one NumPy call per step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from tensortap.types import DTYPE_CODE
 
 Array = npt.NDArray[Any]
 BLOCK: Final = 4096
+_LANES: Final = 8
+_SAMPLE: Final = 64  # elements of a chunk by which its pivot is chosen
 _ALMOST: Final = 1 - 2.0**-44  # one, but for what rounding may have added
 _WIDE_RANGE: Final = (DTYPE_CODE["float64"], DTYPE_CODE["complex128"])
-
-
-_LANES: Final = {np.dtype(np.float32): 32, np.dtype(np.float64): 16}  # of pass one
 
 
 @dataclass(slots=True)
@@ -73,85 +72,118 @@ class Moments:
         self.n += other.n
 
 
-def _fold(lanes: Array) -> Array:
+@dataclass(slots=True)
+class _Block:
+    """What one read knows of a block: the sums around the chunk's pivot, or its own moments where that is far off."""
+
+    n: int
+    zeros: int
+    min: float
+    max: float
+    sums: Array  # of d, d², d³, d⁴ (deviations from the pivot) and of magnitudes
+    moments: Array | None = None  # mean, m2, m3, m4, l1
+
+    def own_moments(self) -> Moments | None:
+        counts = (self.n, 0, 0, 0, self.zeros, self.min, self.max)
+        if self.min == self.max != 0:
+            return Moments(*counts, self.min, 0.0, 0.0, 0.0, self.n * abs(self.min))
+        return None if self.moments is None else Moments(*counts, *map(float, self.moments))
+
+
+def _lane_sums(terms: Array) -> Array:
+    """The sum of each row of the last axis: element i in lane i % 8, in order, then lanes folded."""
+    short = -terms.shape[-1] % _LANES
+    padded = np.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, short)]) if short else terms
+    steps = padded.reshape(*terms.shape[:-1], -1, _LANES)
+    lanes = np.zeros((*terms.shape[:-1], _LANES))
+    for i in range(steps.shape[-2]):
+        lanes += steps[..., i, :]
     while (half := lanes.shape[-1] // 2) >= 1:
         lanes = lanes[..., :half] + lanes[..., half:]
     return lanes[..., 0]
 
 
-def _padded(x: Array, step: int) -> Array:
-    short = -x.shape[-1] % step
-    return np.pad(x, ((0, 0), (0, short))) if short else x
+def _pivot(x: Array) -> float:
+    """Zero, or where the first elements of a chunk say that its mean is far from zero, their mean."""
+    if x.size < _SAMPLE:
+        return 0.0
+    first = x[:_SAMPLE].astype(np.float64)
+    total, squares = map(float, _lane_sums(np.stack((first, first * first))))
+    return total / _SAMPLE if total * total > 0.5 * _SAMPLE * squares else 0.0
 
 
-def _lane_sums(x: Array, lanes: int) -> Array:
-    """The sum of each block (a row of x): lanes added step by step in x's own type, then folded."""
-    steps = _padded(x, lanes).reshape(len(x), -1, lanes)
-    total = np.zeros((len(x), lanes), x.dtype)
-    for i in range(steps.shape[1]):
-        total += steps[:, i]
-    return _fold(total)
-
-
-def _centre(x: Array, low: Array, high: Array) -> tuple[Array, ...]:
-    """Mean, sums of powers of deviations and of magnitudes of each block, by one or two rounds around a shift."""
-    sums = _lane_sums(x, _LANES[x.dtype]).astype(np.float64)
-    low, high, wide = low.astype(np.float64), high.astype(np.float64), x.astype(np.float64)
-    shift = np.where(np.isfinite(sums), sums / x.shape[1], 0.5 * low + 0.5 * high)
-    found, again = _round(wide, np.clip(shift, low, high))
-    if again.any():
-        more, _ = _round(wide[again], np.clip(found[0][again], low[again], high[again]))
-        for whole, part in zip(found, more, strict=True):
-            whole[again] = part
-    return found
-
-
-def _round(x: Array, shift: Array) -> tuple[tuple[Array, ...], Array]:
-    """The moments of each block from sums around a shift; where the shift was too far from the mean."""
-    d = x - shift[:, None]
+def _sums(x: Array, pivot: Array | float) -> Array:
+    d = x - pivot
     square = d * d
-    terms = (d, square, square * d, square * square, np.abs(x))
-    sum_d, sum_q, sum_c, sum_f, l1 = (_lane_sums(values, 16) for values in terms)
-    offset = sum_d / x.shape[1]
+    return _lane_sums(np.stack((d, square, square * d, square * square, np.abs(x))))
+
+
+def _central(sums: Array, n: int, pivot: Array | float) -> Array:
+    """Mean, m2, m3, m4 and l1 from sums around a pivot."""
+    sum_d, sum_q, sum_c, sum_f, l1 = sums
+    offset = sum_d / n
     bias = sum_d * offset
     m2 = sum_q - bias
     m3 = sum_c - 3 * offset * sum_q + 2 * offset * bias
     m4 = sum_f - 4 * offset * sum_c + 6 * offset * offset * sum_q - 3 * offset * offset * bias
-    return (shift + offset, np.where(m2 > 0, m2, 0.0), m3, m4, l1), bias > 0.5 * sum_q
+    return np.stack((pivot + offset, np.where(m2 > 0, m2, 0.0), m3, m4, l1))
 
 
-def _finite_blocks(x: Array) -> list[Moments]:
+def _finite_blocks(x: Array, pivot: float) -> list[_Block]:
     """Blocks (the rows of x) whose elements are all finite."""
-    n = x.shape[1]
-    low, high = x.min(axis=1), x.max(axis=1)
+    n, wide = x.shape[1], x.astype(np.float64)
+    low, high = wide.min(axis=1), wide.max(axis=1)
     zeros = n - np.count_nonzero(x, axis=1)
-    found = np.zeros((5, len(x)))  # mean, m2, m3, m4, l1
-    found[0], found[4] = low, n * np.abs(low.astype(np.float64))
-    varied = low != high
-    if varied.any():
-        found[:, varied] = _centre(x[varied], low[varied], high[varied])
-    rows = zip(zeros, low, high, *found, strict=True)
-    return [Moments(n, 0, 0, 0, int(z), *map(float, rest)) for z, *rest in rows]
+    sums = _sums(wide, pivot)
+    far = np.flatnonzero(sums[0] * sums[0] > 0.8 * n * sums[1])
+    rows = zip(zeros, low, high, sums.T, strict=True)
+    blocks = [_Block(n, int(z), float(a), float(b), s) for z, a, b, s in rows]
+    if far.size:
+        own = np.clip(pivot + sums[0, far] / n, low[far], high[far])
+        for i, moments in zip(far, _central(_sums(wide[far], own[:, None]), n, own).T, strict=True):
+            blocks[i].moments = moments
+    return blocks
 
 
-def _any_block(x: Array) -> Moments:
+def _any_block(x: Array, pivot: float, total: Moments) -> list[_Block]:
+    """A block of its finite elements, if there are any; the others are counted in `total`."""
     finite = x[np.isfinite(x)]
-    moments = _finite_blocks(finite[None])[0] if finite.size else Moments()
-    moments.nan = int(np.count_nonzero(np.isnan(x)))
-    moments.posinf = int(np.count_nonzero(x == np.inf))
-    moments.neginf = int(np.count_nonzero(x == -np.inf))
-    return moments
+    total.nan += int(np.count_nonzero(np.isnan(x)))
+    total.posinf += int(np.count_nonzero(x == np.inf))
+    total.neginf += int(np.count_nonzero(x == -np.inf))
+    return _finite_blocks(finite[None], pivot) if finite.size else []
 
 
-def blocks(x: Array) -> Iterator[Moments]:
-    """The moments of each block of a chunk."""
+def _blocks(x: Array, pivot: float, total: Moments) -> Iterator[_Block]:
     full = x[: x.size // BLOCK * BLOCK].reshape(-1, BLOCK)
     clean: Array = np.asarray(np.isfinite(full).all(axis=1))
-    done = iter(_finite_blocks(full[clean]) if clean.any() else ())
+    done = iter(_finite_blocks(full[clean], pivot) if clean.any() else ())
     for block, is_clean in zip(full, clean, strict=True):
-        yield next(done) if is_clean else _any_block(block)
+        if is_clean:
+            yield next(done)
+        else:
+            yield from _any_block(block, pivot, total)
     if x.size > full.size:
-        yield _any_block(x[full.size :])
+        yield from _any_block(x[full.size :], pivot, total)
+
+
+def chunk_moments(x: Array) -> Moments:
+    """The moments of a chunk: from the sums of its blocks around one pivot, and from blocks with their own moments."""
+    pivot, total, together, sums = _pivot(x), Moments(), Moments(), np.zeros(5)
+    for block in _blocks(x, pivot, total):
+        own = block.own_moments()
+        if own is not None:
+            total.add(own)
+            continue
+        together.n += block.n
+        together.zeros += block.zeros
+        together.min, together.max = min(together.min, block.min), max(together.max, block.max)
+        sums += block.sums
+    if together.n:
+        moments = _central(sums, together.n, pivot)
+        together.mean, together.m2, together.m3, together.m4, together.l1 = map(float, moments)
+        total.add(together)
+    return total
 
 
 def scale_power(dtype: int, m: Moments) -> int:

@@ -14,63 +14,63 @@ typedef double L(vdouble) __attribute__((vector_size(VBYTES), aligned(8), may_al
 typedef uint32_t L(vu32) __attribute__((vector_size(VBYTES), aligned(4), may_alias));
 typedef uint64_t L(vu64) __attribute__((vector_size(VBYTES), aligned(8), may_alias));
 
-/* ---- the passes, for float and for double ---- */
+/* Zeros are counted by masks where there are some, and elsewhere in the lanes of a vector. */
+#ifndef ZERO_MASK_F32
+static int64_t L(all_u32)(L(vu32) counts)
+{
+    int64_t all = 0;
+    for (int l = 0; l < VBYTES / 4; l++)
+        all += counts[l];
+    return all;
+}
+
+static int64_t L(all_u64)(L(vu64) counts)
+{
+    int64_t all = 0;
+    for (int l = 0; l < VBYTES / 8; l++)
+        all += (int64_t)counts[l];
+    return all;
+}
+#endif
+
+/* ---- the pass, for float and for double ---- */
 #define REAL float
 #define BITS uint32_t
 #define VREAL L(vfloat)
 #define VBITS L(vu32)
-#define LANES 32
-#define LOAD(p) __builtin_convertvector(*(const L(vhalf) *)(p), L(vdouble))
+#define LOAD(p) WIDE(p)
 #define T(name) JOIN(L(name), f32)
 #define VMIN VMIN_F32
 #define VMAX VMAX_F32
-#define VZEROS VZEROS_F32
+#ifdef ZERO_MASK_F32
+#define ZEROS int64_t
+#define ADD_ZEROS(zeros, x) ((zeros) += __builtin_popcount((unsigned)ZERO_MASK_F32(x)))
+#define ALL_ZEROS(zeros) (zeros)
+#else
+#define ZEROS VBITS
+#define ADD_ZEROS(zeros, x) ((zeros) -= (VBITS)((x) == 0))
+#define ALL_ZEROS L(all_u32)
+#endif
 #include "pass.h"
 
 #define REAL double
 #define BITS uint64_t
 #define VREAL L(vdouble)
 #define VBITS L(vu64)
-#define LANES 16
 #define LOAD(p) (*(const L(vdouble) *)(p))
 #define T(name) JOIN(L(name), f64)
 #define VMIN VMIN_F64
 #define VMAX VMAX_F64
-#define VZEROS VZEROS_F64
+#ifdef ZERO_MASK_F64
+#define ZEROS int64_t
+#define ADD_ZEROS(zeros, x) ((zeros) += __builtin_popcount((unsigned)ZERO_MASK_F64(x)))
+#define ALL_ZEROS(zeros) (zeros)
+#else
+#define ZEROS VBITS
+#define ADD_ZEROS(zeros, x) ((zeros) -= (VBITS)((x) == 0))
+#define ALL_ZEROS L(all_u64)
+#endif
 #include "pass.h"
-
-static void L(block_f64)(Workspace *w, const double *x, int n, Moments *m, ptrdiff_t ahead)
-{
-    JOIN(L(First), f64) first = JOIN(L(pass_one), f64)(x, n);
-    if (!isfinite(first.sum)) {
-        n = JOIN(L(compact), f64)(x, n, w->finite, m);
-        if (n == 0)
-            return;
-        x = w->finite;
-        ahead = 0;
-        first = JOIN(L(pass_one), f64)(x, n);
-    }
-    begin_block(m, n, first.zeros, first.min, first.max);
-    if (first.min != first.max)
-        JOIN(L(centre), f64)(x, n, first, m, ahead);
-}
-
-static void L(block_f32)(Workspace *w, const float *x, int n, Moments *m, ptrdiff_t ahead)
-{
-    JOIN(L(First), f32) first = JOIN(L(pass_one), f32)(x, n);
-    if (!isfinite(first.sum)) {
-        float *finite = (float *)w->finite;
-        n = JOIN(L(compact), f32)(x, n, finite, m);
-        if (n == 0)
-            return;
-        x = finite;
-        ahead = 0;
-        first = JOIN(L(pass_one), f32)(x, n);
-    }
-    begin_block(m, n, first.zeros, first.min, first.max);
-    if (first.min != first.max)
-        JOIN(L(centre), f32)(x, n, first, m, ahead);
-}
 
 /* ---- other types, converted exactly (64-bit integers: to the nearest double) ---- */
 
@@ -267,14 +267,13 @@ static void L(count_buckets)(Workspace *w, const uint32_t *x, int n, int track)
 
 static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t end, Moments *total)
 {
-    *total = EMPTY;
+    Chunk chunk = {.pivot = UNKNOWN, .together = EMPTY, .apart = EMPTY};
     for (; begin < end; begin += BLOCK) {
         const int n = end - begin < BLOCK ? (int)(end - begin) : BLOCK;
         const void *raw = fetch(p, w, begin, n);
-        Moments m = EMPTY;
         if (is_single[p->dtype]) {
             const float *x = L(as_float)(w, p->dtype, raw, n);
-            L(block_f32)(w, x, n, &m, in_place(w, raw, x) ? BLOCK * sizeof *x : 0);
+            JOIN(L(add_block), f32)(w, x, n, &chunk);
             if (p->histogram)
                 L(count_buckets)(w, (const uint32_t *)x, n, p->histogram == TRACKED);
         } else {
@@ -284,15 +283,15 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
                     w->converted[i] = x[i] * p->scale;
                 x = w->converted;
             }
-            L(block_f64)(w, x, n, &m, in_place(w, raw, x) ? BLOCK * sizeof *x : 0);
+            JOIN(L(add_block), f64)(w, x, n, &chunk);
             if (p->histogram) {
                 uint32_t *bits = (uint32_t *)w->wide;
                 L(cut_block)(x, n, bits);
                 L(count_buckets)(w, bits, n, p->histogram == TRACKED);
             }
         }
-        merge(total, &m);
     }
+    *total = chunk_moments(&chunk);
 }
 
 #undef L
@@ -300,11 +299,12 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
 #undef JOIN_
 #undef LEVEL
 #undef VBYTES
+#undef WIDE
+#undef ZERO_MASK_F32
+#undef ZERO_MASK_F64
 #undef VMIN_F32
 #undef VMAX_F32
-#undef VZEROS_F32
 #undef VMIN_U32
 #undef VMAX_U32
 #undef VMIN_F64
 #undef VMAX_F64
-#undef VZEROS_F64

@@ -1,9 +1,11 @@
 /* The reduction kernel: one row of exact statistics, and on request a complete float-bit histogram, from a buffer.
  *
- * One algorithm, fixed to the last bit. Elements are taken in storage order in blocks of 4096 that stay in the first
- * cache. Pass one finds sum, minimum, maximum and zeros; pass two adds deviations from a shift near the block's mean, in
- * double. Blocks merge by Chan's formula in double inside chunks of 2^17 elements, chunks merge in order, and threads take
- * whole chunks: so the instruction set, the number of threads and the NumPy kernel (numpy_moments.py) give the same bits.
+ * One algorithm, fixed to the last bit. Elements are taken in storage order in blocks of 4096, each read once: minimum,
+ * maximum, zeros, and sums of the first four powers of deviations from a pivot, in double. The blocks of a chunk of 2^17
+ * elements share the pivot: zero, or the mean of the first elements where that is larger than their spread. Moments from
+ * such sums lose a few bits at most; a block where they would lose more is read again around its own mean, and merges by
+ * Chan's formula. Chunks merge in order, and threads take whole chunks: so the instruction set, the number of threads and
+ * the NumPy kernel (numpy_moments.py) give the same bits.
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
@@ -39,6 +41,8 @@
 #endif
 
 #define BLOCK 4096
+#define SUM_LANES 8
+#define SAMPLE 64 /* elements of a chunk by which its pivot is chosen */
 #define CHUNK ((int64_t)1 << 17)
 #define BUCKETS 4080u /* 2 signs * 255 exponents * 8: the rest of 4096 is non-finite */
 #define TABLES 4
@@ -74,7 +78,15 @@ static const Moments EMPTY = {.min = INFINITY, .max = -INFINITY};
 
 typedef struct {
     double d, q, c, f, a; /* sums of deviations, of their squares, cubes and fourth powers, and of magnitudes */
-} Second;
+} Sums;
+
+/* What is known of a chunk so far: blocks whose sums around the pivot are added up, and those with their own moments. */
+typedef struct {
+    double pivot;
+    Moments together, apart; /* the moments of together come from the sums */
+    Sums sums;
+} Chunk;
+#define UNKNOWN INFINITY /* the pivot before the first block */
 
 struct Job;
 typedef struct {
@@ -143,24 +155,12 @@ static void merge(Moments *a, const Moments *b)
     a->n += b->n;
 }
 
-static void begin_block(Moments *m, int n, int64_t zeros, double min, double max)
+static inline double fold_lanes(const double *lane)
 {
-    m->n = n;
-    m->zeros = zeros;
-    m->min = m->mean = min;
-    m->max = max;
-    m->l1 = n * fabs(min);
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-static double fold_lanes(double *lanes)
-{
-    for (int half = 8; half; half /= 2)
-        for (int l = 0; l < half; l++)
-            lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
-/* What pass two adds up in lane l (of vectors, or of the doubles that remain), and how lanes become one. */
+/* What a pass adds up in lane l (of vectors, or of the doubles that remain), and how lanes become one. */
 #define SUMS 5
 #define ADD_SUMS(sums, l, deviation, magnitude)                 \
     {                                                           \
@@ -171,20 +171,45 @@ static double fold_lanes(double *lanes)
         sums[3][l] += square * square;                          \
         sums[4][l] += magnitude;                                \
     }
-#define FOLD_SUMS(lanes)                                                                                             \
-    ((Second){fold_lanes(lanes[0]), fold_lanes(lanes[1]), fold_lanes(lanes[2]), fold_lanes(lanes[3]), fold_lanes(lanes[4])})
+#define FOLD_SUMS(lanes)                                                                                           \
+    ((Sums){fold_lanes(lanes[0]), fold_lanes(lanes[1]), fold_lanes(lanes[2]), fold_lanes(lanes[3]), fold_lanes(lanes[4])})
 
-/* The moments of n elements from their sums around a shift; whether the shift was too far from the mean. */
-static int shifted_moments(Second sums, int n, double shift, Moments *m)
+/* Whether the sums were taken so far from the mean (twice the spread) that moments from them lose digits. */
+static inline int is_far(const Sums *sums, int n) { return sums->d * sums->d > 0.8 * n * sums->q; }
+
+/* The moments of n elements from their sums around a pivot. */
+static void central_moments(const Sums *sums, int64_t n, double pivot, Moments *m)
 {
-    const double offset = sums.d / n, bias = sums.d * offset;
-    m->mean = shift + offset;
-    m->m2 = sums.q - bias;
+    const double offset = sums->d / (double)n, bias = sums->d * offset;
+    m->mean = pivot + offset;
+    m->m2 = sums->q - bias;
     m->m2 = m->m2 > 0 ? m->m2 : 0;
-    m->m3 = sums.c - 3 * offset * sums.q + 2 * offset * bias;
-    m->m4 = sums.f - 4 * offset * sums.c + 6 * offset * offset * sums.q - 3 * offset * offset * bias;
-    m->l1 = sums.a;
-    return bias > 0.5 * sums.q;
+    m->m3 = sums->c - 3 * offset * sums->q + 2 * offset * bias;
+    m->m4 = sums->f - 4 * offset * sums->c + 6 * offset * offset * sums->q - 3 * offset * offset * bias;
+    m->l1 = sums->a;
+}
+
+static void add_sums(Chunk *chunk, const Moments *m, const Sums *sums)
+{
+    Moments *all = &chunk->together;
+    all->n += m->n;
+    all->zeros += m->zeros;
+    all->min = m->min < all->min ? m->min : all->min;
+    all->max = m->max > all->max ? m->max : all->max;
+    chunk->sums.d += sums->d;
+    chunk->sums.q += sums->q;
+    chunk->sums.c += sums->c;
+    chunk->sums.f += sums->f;
+    chunk->sums.a += sums->a;
+}
+
+static Moments chunk_moments(Chunk *chunk)
+{
+    if (chunk->together.n) {
+        central_moments(&chunk->sums, chunk->together.n, chunk->pivot, &chunk->together);
+        merge(&chunk->apart, &chunk->together);
+    }
+    return chunk->apart;
 }
 
 /* ---- elements of the plan, as dense blocks ---- */
@@ -242,15 +267,7 @@ static const void *fetch(const Plan *p, Workspace *w, int64_t begin, int n)
     }
 }
 
-/* Whether a block is read where the tensor lies, so that the next one follows it in memory. */
-static int in_place(const Workspace *w, const void *raw, const void *values)
-{
-    return raw == values && raw != (const void *)w->gathered;
-}
-
 /* ---- levels ---- */
-
-#define POPCOUNT(x) __builtin_popcount((unsigned)(x))
 
 /* Clang has other pragmas for this; until they are tested there it builds the plain level only. */
 #if X86 && !defined(__clang__)
@@ -259,14 +276,15 @@ static int in_place(const Workspace *w, const void *raw, const void *values)
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,popcnt,prefer-vector-width=512")
 #define LEVEL avx512
 #define VBYTES 64
+#define WIDE(p) _mm512_cvtps_pd(_mm256_loadu_ps(p))
 #define VMIN_F32 _mm512_min_ps
 #define VMAX_F32 _mm512_max_ps
-#define VZEROS_F32(x) POPCOUNT(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ))
+#define ZERO_MASK_F32(x) _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_EQ_OQ)
+#define ZERO_MASK_F64(x) _mm512_cmp_pd_mask(x, _mm512_setzero_pd(), _CMP_EQ_OQ)
 #define VMIN_U32(a, b) ((V)_mm512_min_epu32((__m512i)(a), (__m512i)(b)))
 #define VMAX_U32(a, b) ((V)_mm512_max_epu32((__m512i)(a), (__m512i)(b)))
 #define VMIN_F64 _mm512_min_pd
 #define VMAX_F64 _mm512_max_pd
-#define VZEROS_F64(x) POPCOUNT(_mm512_cmp_pd_mask(x, _mm512_setzero_pd(), _CMP_EQ_OQ))
 #define HALF_STEP 16
 #define HALVES(to, from) _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from))))
 #include "body.h"
@@ -278,14 +296,15 @@ static int in_place(const Workspace *w, const void *raw, const void *values)
 #pragma GCC target("avx2,f16c,bmi,bmi2,popcnt")
 #define LEVEL avx2
 #define VBYTES 32
+#define WIDE(p) _mm256_cvtps_pd(_mm_loadu_ps(p))
 #define VMIN_F32 _mm256_min_ps
 #define VMAX_F32 _mm256_max_ps
-#define VZEROS_F32(x) POPCOUNT(_mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ)))
+#define ZERO_MASK_F32(x) _mm256_movemask_ps(_mm256_cmp_ps(x, _mm256_setzero_ps(), _CMP_EQ_OQ))
+#define ZERO_MASK_F64(x) _mm256_movemask_pd(_mm256_cmp_pd(x, _mm256_setzero_pd(), _CMP_EQ_OQ))
 #define VMIN_U32(a, b) ((V)_mm256_min_epu32((__m256i)(a), (__m256i)(b)))
 #define VMAX_U32(a, b) ((V)_mm256_max_epu32((__m256i)(a), (__m256i)(b)))
 #define VMIN_F64 _mm256_min_pd
 #define VMAX_F64 _mm256_max_pd
-#define VZEROS_F64(x) POPCOUNT(_mm256_movemask_pd(_mm256_cmp_pd(x, _mm256_setzero_pd(), _CMP_EQ_OQ)))
 #define HALF_STEP 8
 #define HALVES(to, from) _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from))))
 #include "body.h"
@@ -294,38 +313,34 @@ static int in_place(const Workspace *w, const void *raw, const void *values)
 #pragma GCC pop_options
 #endif
 
+#define SELECT(type, mask, a, b) ((type)(((mask) & (a)) | (~(mask) & (b))))
+#if X86
+#define WIDE(p) _mm_cvtps_pd(_mm_castpd_ps(_mm_load_sd((const double *)(p))))
+#define VMIN_F32 _mm_min_ps
+#define VMAX_F32 _mm_max_ps
+#define VMIN_F64 _mm_min_pd
+#define VMAX_F64 _mm_max_pd
+#else
+#define WIDE(p) __builtin_convertvector(*(const vhalf_plain *)(p), vdouble_plain)
 typedef float quad __attribute__((vector_size(16), aligned(4), may_alias));
 typedef double pair __attribute__((vector_size(16), aligned(8), may_alias));
 typedef int32_t quad_mask __attribute__((vector_size(16)));
 typedef int64_t pair_mask __attribute__((vector_size(16)));
 
-#define SELECT(mask, m, a, b) (((mask)(a) & (m)) | ((mask)(b) & ~(m)))
-
-static inline quad quad_min(quad a, quad b) { return (quad)SELECT(quad_mask, a < b, a, b); }
-static inline quad quad_max(quad a, quad b) { return (quad)SELECT(quad_mask, a > b, a, b); }
-static inline pair pair_min(pair a, pair b) { return (pair)SELECT(pair_mask, a < b, a, b); }
-static inline pair pair_max(pair a, pair b) { return (pair)SELECT(pair_mask, a > b, a, b); }
-static inline int quad_zeros(quad x)
-{
-    const quad_mask zero = x == 0;
-    return -(zero[0] + zero[1] + zero[2] + zero[3]);
-}
-static inline int pair_zeros(pair x)
-{
-    const pair_mask zero = x == 0;
-    return (int)-(zero[0] + zero[1]);
-}
+static inline quad quad_min(quad a, quad b) { return SELECT(quad, a < b, (quad_mask)a, (quad_mask)b); }
+static inline quad quad_max(quad a, quad b) { return SELECT(quad, a > b, (quad_mask)a, (quad_mask)b); }
+static inline pair pair_min(pair a, pair b) { return SELECT(pair, a < b, (pair_mask)a, (pair_mask)b); }
+static inline pair pair_max(pair a, pair b) { return SELECT(pair, a > b, (pair_mask)a, (pair_mask)b); }
+#define VMIN_F32 quad_min
+#define VMAX_F32 quad_max
+#define VMIN_F64 pair_min
+#define VMAX_F64 pair_max
+#endif
 
 #define LEVEL plain
 #define VBYTES 16
-#define VMIN_F32 quad_min
-#define VMAX_F32 quad_max
-#define VZEROS_F32 quad_zeros
 #define VMIN_U32(a, b) SELECT(V, (V)((a) < (b)), a, b)
 #define VMAX_U32(a, b) SELECT(V, (V)((a) > (b)), a, b)
-#define VMIN_F64 pair_min
-#define VMAX_F64 pair_max
-#define VZEROS_F64 pair_zeros
 #include "body.h"
 
 typedef void ReduceChunk(const Plan *, Workspace *, int64_t, int64_t, Moments *);
