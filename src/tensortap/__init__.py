@@ -5,6 +5,7 @@ from tensortap.diagnose import Rule, findings, rule
 from tensortap.diff import Diff, diff
 from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
+from tensortap.harvest import Harvest, harvest, open_harvest, pooled, samples, tokens, top_k
 from tensortap.inspect import capture, locate_nonfinite, sites, verify
 from tensortap.ops import ops
 from tensortap.options import Options
@@ -55,6 +56,7 @@ __all__ = [
     "Diff",
     "Finding",
     "Findings",
+    "Harvest",
     "JsonLines",
     "MLflow",
     "Memory",
@@ -88,13 +90,16 @@ __all__ = [
     "first",
     "following",
     "full",
+    "harvest",
     "histogram",
     "locate_nonfinite",
     "metric",
     "nonfinite",
     "open",
+    "open_harvest",
     "open_run",
     "ops",
+    "pooled",
     "powers_of",
     "print",
     "probe",
@@ -102,12 +107,15 @@ __all__ = [
     "rows",
     "rule",
     "sample",
+    "samples",
     "show",
     "sites",
     "spike",
     "stats",
     "summarize",
     "tap",
+    "tokens",
+    "top_k",
     "units",
     "verify",
     "watch",

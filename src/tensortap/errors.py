@@ -47,6 +47,10 @@ class SchemaError(RunError):
     """The run was written by a newer tensortap."""
 
 
+class HarvestError(TensortapError):
+    """Activations cannot be harvested, or a folder of them cannot be read or continued."""
+
+
 class MissingExtraError(TensortapError, ImportError):
     """An optional package is needed for this call."""
 

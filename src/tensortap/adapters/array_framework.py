@@ -58,6 +58,10 @@ class ArrayFramework(Framework):
         """Return the arrays that a model holds, by name."""
         return {}
 
+    def weights(self, model: Any) -> dict[str, Array]:
+        """Return the arrays that a model holds, by name."""
+        return self.state(model)
+
     def traces(self, model: Any) -> dict[str, Any]:
         """Return everything a careless tap could leave behind."""
         return {}

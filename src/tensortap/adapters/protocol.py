@@ -6,8 +6,8 @@ Both are base classes with a default for whatever is optional. A new framework i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from tensortap.adapters.capabilities import Capabilities, refuse
 from tensortap.adapters.plan import Groups, Plan, check_operation, choose
-from tensortap.adapters.results import Captured, Origin
+from tensortap.adapters.results import Captured, Origin, full_site_name
 from tensortap.adapters.steps import StepDetector
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.distributed.ranks import World
@@ -27,6 +27,8 @@ from tensortap.select.probes import Probe
 from tensortap.select.sites import Candidate, Pattern
 
 FastPath = Literal["keep", "leave"]
+See = Callable[[str, npt.NDArray[Any]], None]  # is given a site and its tensor, whose memory may change afterwards
+ForwardPass = Callable[[Any, See], None]  # calls the model with a batch
 Doubles = npt.NDArray[np.float64]
 
 
@@ -161,6 +163,27 @@ class Framework:
     def capture(self, model: Any, inputs: Any, patterns: Sequence[Any]) -> Captured:
         """Call the model once and return copies of the tensors at the chosen sites."""
         raise self.unsupported("capture")
+
+    @contextmanager
+    def forward_passes(self, model: Any, patterns: Sequence[Any], stop: bool) -> Iterator[ForwardPass]:
+        """Yield a function that calls the model with a batch and passes on the tensor at every chosen site.
+
+        With `stop` the model need not go on after the last of them, where the framework can stop it.
+        """
+
+        def run(batch: Any, see: See) -> None:
+            for name, value in self.capture(model, batch, patterns).items():
+                see(full_site_name(name), np.asarray(value))
+
+        yield run
+
+    def weights(self, model: Any) -> Mapping[str, npt.NDArray[Any]]:
+        """Return the arrays that a model holds, by name: what tells one model from another."""
+        return {}
+
+    def parameters_of_call(self, model: Any) -> frozenset[str] | None:
+        """Return the names that a model's call takes; None where any may be given."""
+        return None
 
     def operations(self, model: Any, inputs: Any) -> list[Candidate]:
         """Call the model once, leave it as it was, and return the single operations it did; none where not seen."""

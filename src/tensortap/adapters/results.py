@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from tensortap import text
 from tensortap.reduce.summary import Summary, describe
+from tensortap.select.patterns import Pattern
 
 
 class Captured(dict[str, Any]):
@@ -29,6 +30,19 @@ class Captured(dict[str, Any]):
 
     def __str__(self) -> str:
         return "\n".join(f"{name}  {_shape(value)} {value.dtype}" for name, value in self.items())
+
+
+def full_site_name(name: str) -> str:
+    """Return a name of `Captured` with its port.
+
+    >>> full_site_name("blocks.0"), full_site_name("blocks.0#1"), full_site_name("fc:input")
+    ('blocks.0:output', 'blocks.0:output#1', 'fc:input')
+    """
+    head, mark, call = name.rpartition("#")
+    again = bool(mark) and call.isdigit()
+    site = Pattern.parse(head if again else name)
+    port = "" if site.text != site.head else ":output"
+    return f"{site.text}{port}{mark + call if again else ''}"
 
 
 def _shape(value: Any) -> str:

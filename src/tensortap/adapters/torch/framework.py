@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from tensortap.adapters.nested import call_with
-from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions, Doubles, Framework
+from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions, Doubles, ForwardPass, Framework
 from tensortap.adapters.results import Captured, Origin
 from tensortap.adapters.torch import metrics
 from tensortap.adapters.torch.adapter import TorchAdapter, adapt
 from tensortap.adapters.torch.capabilities import CAPABILITIES
 from tensortap.adapters.torch.compile.receivers import CompiledNamedValues
 from tensortap.adapters.torch.distributed import world
+from tensortap.adapters.torch.forward import forward_passes, host_array
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.nonfinite import origin
@@ -53,6 +56,23 @@ class TorchFramework(Framework):
         recorder = Recorder(as_probes(patterns))
         found.output = _call_with_taps(model, inputs, TensorCatcher(recorder, found))
         return found
+
+    @contextmanager
+    def forward_passes(self, model: nn.Module, patterns: Sequence[Any], stop: bool) -> Iterator[ForwardPass]:
+        """Yield a function that calls the model in evaluation mode; with `stop` no further than is wanted."""
+        with forward_passes(model, patterns, stop) as run:
+            yield run
+
+    def weights(self, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
+        """Return parameters and buffers."""
+        named = [*model.named_parameters(), *model.named_buffers()]
+        return {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
+
+    def parameters_of_call(self, model: nn.Module) -> frozenset[str] | None:
+        """Return the names of forward's parameters."""
+        found = inspect.signature(model.forward).parameters.values()
+        named = frozenset(p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
+        return named or None
 
     def operations(self, model: nn.Module, inputs: Any) -> list[Candidate]:
         """Call the model once and return the operations it did, in order; the model is left as it was."""

@@ -1,0 +1,152 @@
+"""Call a module with one batch after another and pass on the tensors at chosen sites, without running what follows.
+
+The first call runs to its end and shows in which order the sites come. From then on a call is left at the last of
+them by an exception of our own, which is caught around the call. It is no `Exception`, so `except Exception` in a
+model does not see it; a model that catches everything is never left early again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tensortap.adapters.batches import copied
+from tensortap.adapters.nested import call_with
+from tensortap.adapters.protocol import AdapterOptions, ForwardPass, See
+from tensortap.adapters.rng import preserve_rng_state
+from tensortap.adapters.torch.adapter import TorchAdapter
+from tensortap.adapters.torch.modules import tree
+from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
+from tensortap.adapters.torch.modules.values import values_of
+from tensortap.errors import UnsupportedError
+from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.select.probes import as_probes
+
+_MORE: Final = (
+    "some batches reach sites that others do not ({}), so that a forward pass cannot be left early: write stop=None, "
+    "and remove what was written"
+)
+_CERTAIN: Final = 16  # from here on every call whose number is a power of two runs in full too, to be sure
+_NATIVE: Final = {torch.bfloat16: ml_dtypes.bfloat16}
+
+
+class ForwardStopped(BaseException):
+    """Leaves a forward pass whose remaining part nobody needs."""
+
+
+class SiteReader(TensorObserver):
+    """Pass tensors on instead of recording them, and leave the forward pass after the last."""
+
+    __slots__ = ("_calls", "_see", "_wanted", "failure", "order", "stopped")
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(recorder)
+        self.begin(lambda site, values: None, frozenset())
+
+    def begin(self, see: See, wanted: frozenset[str]) -> None:
+        """Prepare for a call, to be left when all the wanted sites were passed on; with none of them, never."""
+        self._see = see
+        self._wanted = wanted
+        self._calls: Counter[str] = Counter()
+        self.order: list[str] = []
+        self.failure: Exception | None = None
+        self.stopped = False
+
+    def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
+        """Pass a tensor on under its site's name; a second call's has `#1` behind it."""
+        if not point.probes or recomputed or self.stopped:
+            return -1
+        again = self._calls[point.text]
+        self._calls[point.text] += 1
+        site = f"{point.text}#{again}" if again else point.text
+        self.order.append(site)
+        try:
+            with without_torch_function():
+                self._see(site, host_array(tensor))
+        except Exception as error:  # hooks count errors and go on; this one is the caller's
+            self.failure = error
+        self.stopped = self.failure is not None or self._wanted == frozenset(self.order)
+        if self.stopped:
+            raise ForwardStopped
+        return -1
+
+
+class TorchForward:
+    """Call a module whose hooks are on."""
+
+    def __init__(self, model: nn.Module, reader: SiteReader, stop: bool) -> None:
+        self._model = model
+        self._reader = reader
+        self._stop = stop
+        self._wanted: frozenset[str] = frozenset()
+        self._count = 0
+        self._device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+
+    def __call__(self, batch: Any, see: See) -> None:
+        """Call the module with a batch."""
+        in_full = self._count == 0 or (self._count >= _CERTAIN and self._count & (self._count - 1) == 0)
+        self._count += 1
+        self._reader.begin(see, frozenset() if in_full or not self._stop else self._wanted)
+        try:
+            call_with(self._model, copied(batch, self._to_device))
+        except ForwardStopped:
+            pass
+        else:
+            self._stop &= not self._reader.stopped  # the model caught what was to leave it
+        if self._reader.failure is not None:
+            raise self._reader.failure
+        if in_full and self._stop:
+            self._learn(frozenset(self._reader.order))
+
+    def _learn(self, sites: frozenset[str]) -> None:
+        if self._wanted and (more := sites - self._wanted):
+            raise UnsupportedError(_MORE.format(", ".join(sorted(more))))
+        self._wanted = sites
+        if any("#" in site for site in sites):  # called again and again: how often, the data may decide
+            self._stop = False
+
+    def _to_device(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            return torch.from_numpy(value if value.flags.writeable else value.copy()).to(self._device)
+        return value.to(self._device) if isinstance(value, Tensor) else None
+
+
+@contextmanager
+def forward_passes(model: nn.Module, patterns: Sequence[Any], stop: bool) -> Iterator[ForwardPass]:
+    """Put the hooks on for the time of a block, in which the model is in evaluation mode and builds no graph."""
+    adapter = TorchAdapter(tree.unwrapped(model), AdapterOptions(fast_path="leave"))
+    reader = SiteReader(Recorder(as_probes(patterns)))
+    adapter.attach(reader.recorder, adapter.plan(reader.recorder.probes), reader)
+    adapter.steps.explicit = True
+    training = [module for module in model.modules() if module.training]
+    seed, restore_rng_state = torch.get_rng_state(), preserve_rng_state()
+    try:
+        for module in training:
+            module.training = False
+        with torch.no_grad():
+            yield TorchForward(model, reader, stop and not tree.compiled_paths(model))
+    finally:
+        adapter.detach()
+        for module in training:
+            module.training = True
+        torch.set_rng_state(seed)
+        restore_rng_state()
+
+
+def host_array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's values as an array that shares its memory where it can."""
+    plain = values_of(tensor)
+    if plain is None:
+        raise UnsupportedError(f"a tensor of {tuple(tensor.shape)} has no values here (it is on the meta device)")
+    plain = plain.cpu().resolve_conj().resolve_neg()
+    if (native := _NATIVE.get(plain.dtype)) is not None:
+        return plain.contiguous().view(torch.uint16).numpy().view(native)
+    return plain.numpy()

@@ -1,0 +1,87 @@
+"""A batch on its way through the model: its inputs, and which samples of the data set they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from tensortap.adapters.nested import values_in
+from tensortap.errors import HarvestError, suggest
+from tensortap.harvest.rows import Array, Ints
+
+Key = str | int
+
+
+@runtime_checkable
+class TensorLike(Protocol):
+    """An array, or a tensor of some framework."""
+
+    @property
+    def shape(self) -> Any:
+        """Its dimensions."""
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its elements."""
+
+    def __getitem__(self, index: Any) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class InputBatch:
+    """What the model is called with, and the index of each of its samples in the data set."""
+
+    inputs: Any
+    samples: Ints
+    number: int = 0  # among all batches
+
+    def entry(self, key: Key) -> Array:
+        """Return one of the inputs by its name, or by its place in a tuple."""
+        try:
+            return as_array(self.inputs[key])
+        except (KeyError, IndexError, TypeError):
+            names = list(map(str, self.inputs)) if isinstance(self.inputs, Mapping) else []
+            there = f"it has {', '.join(names)}" if names else f"it is a {type(self.inputs).__name__}"
+            raise HarvestError(f"the batch has no {key!r}: {there}.{suggest(str(key), names)}") from None
+
+    def token_ids(self, key: Key) -> Array | None:
+        """Return the token ids, [samples, positions], where the batch has them."""
+        found = self.inputs.get(key) if isinstance(self.inputs, Mapping) and isinstance(key, str) else None
+        ids = None if found is None else as_array(found)
+        return ids if ids is not None and ids.ndim == 2 and ids.dtype.kind in "iu" else None
+
+    def only(self, chosen: Ints) -> InputBatch:
+        """Return a batch of some of its samples, by their place in it."""
+        return InputBatch(_rows(self.inputs, chosen, len(self.samples)), self.samples[chosen], self.number)
+
+
+def size_of(inputs: Any) -> int:
+    """Return how many samples are in a batch: the first dimension of its tensors, which must agree."""
+    found = values_in(inputs, TensorLike)  # type: ignore[type-abstract]
+    shapes = {slot: tuple(value.shape) for slot, value in found}
+    lengths = {shape[0] for shape in shapes.values() if shape}
+    if not lengths:
+        raise HarvestError(f"a batch must hold tensors or arrays, got {type(inputs).__name__}: {str(inputs)[:80]}")
+    if len(lengths) > 1:
+        listed = ", ".join(f"{slot or 'batch'} {list(shape)}" for slot, shape in shapes.items())
+        raise HarvestError(f"the tensors of a batch must have the same first dimension, got {listed}")
+    return int(lengths.pop())
+
+
+def as_array(value: Any) -> Array:
+    """Return a value of the batch as an array."""
+    detached = value.detach().cpu() if hasattr(value, "detach") else value
+    return np.asarray(detached)
+
+
+def _rows(value: Any, chosen: Ints, size: int) -> Any:
+    if isinstance(value, TensorLike):
+        return value[chosen] if value.shape and value.shape[0] == size else value
+    if isinstance(value, Mapping):
+        return {key: _rows(item, chosen, size) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return type(value)(_rows(item, chosen, size) for item in value)
+    return value

@@ -1,0 +1,182 @@
+"""A harvest's folder, local or at any fsspec address: the plan, the shards, and the manifest that says what counts.
+
+harvest.json                      the plan; at the end also totals
+manifest/part-000012.json         written last: with it part 12 is committed, and never done again
+manifest.json                     all entries in one file, once the harvest is complete
+data/<site>/part-000012-03.parquet
+statistics/part-000012.safetensors, and at the end statistics.safetensors
+.partial/                         what is being written; nothing in it counts
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import safetensors.numpy
+
+from tensortap.errors import HarvestError, RunError
+from tensortap.harvest.plan import HarvestPlan
+from tensortap.harvest.rows import Array
+from tensortap.harvest.staging import PARTIAL, Staging, part_name
+from tensortap.harvest.statistics import SiteStatistics
+from tensortap.store.files import Files, load_json
+
+PLAN: Final = "harvest.json"
+MANIFEST: Final = "manifest"
+STATISTICS: Final = "statistics"
+Entry = dict[str, Any]
+
+
+class HarvestFolder:
+    """Read and write the files of a harvest. Everything is written whole or not at all."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.files = Files(path)
+        except RunError as error:
+            raise HarvestError(str(error)) from error
+        self.staging = Staging(self.files)
+
+    def __str__(self) -> str:
+        return str(self.files)
+
+    # The plan
+
+    def read(self) -> dict[str, Any] | None:
+        """Return `harvest.json`; None where there is none."""
+        if not self.files.exists(PLAN):
+            return None
+        try:
+            return dict(load_json(self.files.read(PLAN)))
+        except ValueError as error:
+            raise HarvestError(f"{self}/{PLAN} cannot be read: {error}") from error
+
+    def write_plan(self, plan: HarvestPlan, totals: dict[str, Any] | None = None) -> None:
+        """Write `harvest.json`; with totals the harvest is complete."""
+        state = {"complete": False} if totals is None else {"complete": True, **totals}
+        self._write_json(PLAN, plan.to_json() | state)
+
+    def clear(self) -> None:
+        """Remove a harvest, so that another can be begun here; files that are not a harvest's stay."""
+        for name in (PLAN, f"{MANIFEST}.json", f"{STATISTICS}.safetensors"):
+            self.files.remove(name)
+        for name in (MANIFEST, STATISTICS, PARTIAL, "data"):
+            self.files.remove_all(name)
+
+    # The manifest
+
+    def committed(self) -> set[int]:
+        """Return the parts that are committed."""
+        if self.files.exists(f"{MANIFEST}.json"):
+            return {entry["part"] for entry in self.entries()}
+        return {int(name[5:-5]) for name in self.files.list(MANIFEST) if name.startswith("part-")}
+
+    def entries(self) -> list[Entry]:
+        """Return the manifest's entries in the order of parts."""
+        if self.files.exists(f"{MANIFEST}.json"):
+            found: list[Entry] = load_json(self.files.read(f"{MANIFEST}.json"))["parts"]
+            return found
+        return [
+            load_json(self.files.read(f"{MANIFEST}/{name}"))
+            for name in self.files.list(MANIFEST)
+            if name.startswith("part-")
+        ]
+
+    def commit(self, entry: Entry) -> None:
+        """Write a part's entry: from now on it counts."""
+        self._write_json(f"{MANIFEST}/{part_name(entry['part'])}.json", entry)
+
+    def finish(self, plan: HarvestPlan, parts: int) -> None:
+        """Write the whole manifest and the statistics of all parts; another process may be doing the same."""
+        try:
+            entries = self.entries()
+        except FileNotFoundError:
+            entries = []
+        if len(entries) == parts:
+            self._finish(plan, entries)
+        elif not (self.read() or {}).get("complete"):
+            raise HarvestError(f"{self} must have {parts} parts, but {len(entries)} are committed: run it again")
+
+    def _finish(self, plan: HarvestPlan, entries: list[Entry]) -> None:
+        totals = _totals(entries)
+        statistics = self.statistics(plan, entries)
+        self._write_arrays(f"{STATISTICS}.safetensors", _named(plan, statistics))
+        totals["statistics"] = {site: found.totals() for site, found in statistics.items()}
+        self._write_json(f"{MANIFEST}.json", {"parts": entries})
+        self.write_plan(plan, totals)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what a complete harvest needs no more."""
+        for name in (MANIFEST, STATISTICS, PARTIAL):
+            if self.files.exists(name):
+                self.files.remove_all(name)
+
+    # Statistics
+
+    def statistics(self, plan: HarvestPlan, entries: list[Entry] | None = None) -> dict[str, SiteStatistics]:
+        """Return the statistics of every site over the parts that are committed."""
+        if self.files.exists(f"{STATISTICS}.safetensors"):
+            return _sites(plan, self._read_arrays(f"{STATISTICS}.safetensors"))
+        total = {site.site: SiteStatistics.empty(site.width) for site in plan.sites}
+        for entry in self.entries() if entries is None else entries:
+            for site, found in _sites(plan, self._read_arrays(entry[STATISTICS])).items():
+                total[site].add(found)
+        return total
+
+    def write_part_statistics(self, plan: HarvestPlan, part: int, found: dict[str, SiteStatistics]) -> str:
+        """Write the statistics of a part and return the file's name."""
+        name = f"{STATISTICS}/{part_name(part)}.safetensors"
+        self._write_arrays(name, _named(plan, found))
+        return name
+
+    def _write_arrays(self, name: str, arrays: dict[str, Array]) -> None:
+        self.files.write(name, safetensors.numpy.save(arrays))
+
+    def _read_arrays(self, name: str) -> dict[str, Array]:
+        return dict(safetensors.numpy.load(self.files.read(name)))
+
+    def publish(self, source: Path, name: str) -> None:
+        """Put a finished file in its place; a local one by renaming it."""
+        with source.open("rb") as file:
+            os.fsync(file.fileno())
+        if self.files.local is not None:
+            target = self.files.local / name
+            self.files.make_folder(target.parent)
+            source.replace(target)
+        else:
+            self.files.fs.makedirs(self.files.path(name).rpartition("/")[0], exist_ok=True)
+            self.files.fs.put_file(os.fspath(source), self.files.path(name))
+
+    def _write_json(self, name: str, value: Any) -> None:
+        self.files.write(name, json.dumps(value, indent=1, allow_nan=False).encode())
+
+
+def is_harvest(path: str | os.PathLike[str]) -> bool:
+    """Return whether a folder holds a harvest."""
+    try:
+        return Files(path).exists(PLAN)
+    except (RunError, OSError, ValueError):
+        return False
+
+
+def _totals(entries: list[Entry]) -> dict[str, Any]:
+    return {
+        "rows": sum(entry["rows"] for entry in entries),
+        "samples": sum(entry["samples"] for entry in entries),
+        "bytes": sum(shard["bytes"] for entry in entries for shard in entry["shards"]),
+        "set_aside": [each for entry in entries for each in entry["set_aside"]],
+    }
+
+
+def _named(plan: HarvestPlan, statistics: dict[str, SiteStatistics]) -> dict[str, Array]:
+    return {
+        name: array for site in plan.sites for name, array in statistics[site.site].arrays(site.folder).items()
+    }  # fmt: skip
+
+
+def _sites(plan: HarvestPlan, arrays: dict[str, Array]) -> dict[str, SiteStatistics]:
+    return {site.site: SiteStatistics.of_arrays(arrays, site.folder) for site in plan.sites}

@@ -1,0 +1,111 @@
+"""A job: what one process needs to do any part of a harvest. It can be sent to a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tensortap.adapters.lookup import framework_for
+from tensortap.adapters.protocol import ForwardPass
+from tensortap.adapters.registry import registered_for
+from tensortap.errors import HarvestError
+from tensortap.harvest.batch import InputBatch, Key
+from tensortap.harvest.dtypes import cast
+from tensortap.harvest.keep import Keep
+from tensortap.harvest.rows import Array, KeptRows
+from tensortap.harvest.sources import Collate, Source, source_of
+
+SeeRows = Callable[[str, KeptRows], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    """The model or its factory, the data, the sites, and what is kept of them."""
+
+    model: Any
+    data: Any
+    patterns: tuple[Any, ...]
+    keep: Keep
+    dtype: str | None
+    batch_size: int | None = None
+    collate: Collate | None = None
+    inputs: tuple[str, ...] | None = None
+    token_ids: Key = "input_ids"
+    stop: bool = True
+
+    def source(self) -> Source:
+        """Return the data as numbered batches."""
+        return source_of(self.data, self.batch_size, self.collate)
+
+    def made(self) -> Any:
+        """Return the model; call the factory where one was given."""
+        return self.model() if is_factory(self.model) else self.model
+
+    @contextlib.contextmanager
+    def forward(self, model: Any) -> Iterator[BatchForward]:
+        """Put the taps on for the time of a block."""
+        framework = framework_for(model)
+        with framework.forward_passes(model, self.patterns, self.stop) as run:
+            yield BatchForward(self, run, framework.parameters_of_call(model))
+
+
+class BatchForward:
+    """Call the model with a batch and turn what comes by into rows."""
+
+    def __init__(self, job: Job, run: ForwardPass, parameters: frozenset[str] | None) -> None:
+        self._job = job
+        self._run = run
+        self._parameters = parameters
+
+    def __call__(self, batch: InputBatch, see: SeeRows) -> None:
+        """Hand the kept rows of every site to a function."""
+
+        def keep(site: str, values: Array) -> None:
+            see(site, self._rows(site, values, batch))
+
+        self._run(self._inputs(batch.inputs), keep)
+
+    def _rows(self, site: str, values: Array, batch: InputBatch) -> KeptRows:
+        if not values.ndim or values.shape[0] != len(batch.samples):
+            raise HarvestError(
+                f"{site} must give one value for each of the {len(batch.samples)} samples of a batch in its first "
+                f"dimension, got {list(values.shape)}"
+            )
+        rows = self._job.keep.rows(values, batch, self._job.token_ids)
+        dtype = self._job.dtype or str(rows.values.dtype)
+        indices = None if rows.indices is None else np.ascontiguousarray(rows.indices)
+        return KeptRows(cast(rows.values, dtype), rows.sample, rows.position, rows.token, indices)
+
+    def _inputs(self, inputs: Any) -> Any:
+        """Of a dict the entries that the model takes: a data set has labels and texts beside them."""
+        if not isinstance(inputs, Mapping):
+            return inputs
+        if self._job.inputs is not None:
+            missing = [name for name in self._job.inputs if name not in inputs]
+            if missing:
+                raise HarvestError(f"the batch has no {missing[0]!r}: it has {', '.join(map(str, inputs))}")
+            return {name: inputs[name] for name in self._job.inputs}
+        wanted = [key for key in inputs if (self._parameters is None or key in self._parameters) and key != "labels"]
+        if not wanted:
+            named = ", ".join(sorted(self._parameters or ()))
+            raise HarvestError(
+                f"the model takes {named or 'nothing'}, and the batch has {', '.join(map(str, inputs))}: name what it "
+                'is called with, inputs=["input_ids"], or give batches that are tensors or tuples'
+            )
+        return {key: inputs[key] for key in wanted}
+
+
+def is_factory(model: Any) -> bool:
+    """Return whether a model is to be made by calling what was given."""
+    if registered_for(model) is not None or not callable(model) or not inspect.isroutine(model):
+        return False
+    try:
+        inspect.signature(model).bind()
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,131 @@
+"""The plan of a harvest: what is kept, how work is cut into parts, and fingerprints of all that decides the bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from tensortap.errors import HarvestError
+from tensortap.harvest.rows import Array
+from tensortap.version import __version__
+
+FORMAT: Final = "tensortap-harvest"
+SCHEMA: Final = 1
+_UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_WHOLE: Final = 1 << 22  # elements of a weight that are hashed; of a larger one so many, evenly spaced
+_PARTS: Final = 16  # a data set of known length is cut into at least so many, so that little is lost with a worker
+_BLOCK: Final = 2_000_000  # bytes that are gathered of one site and shard before they are written
+MOST_ROWS_IN_BLOCK: Final = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class SitePlan:
+    """A site as it is written: its name, its folder, how wide a row is and of what type."""
+
+    site: str
+    folder: str
+    width: int
+    dtype: str
+    indices: int = 0  # how many dimensions are named with each row; 0: all are there
+
+
+@dataclass(frozen=True, slots=True)
+class HarvestPlan:
+    """Everything that decides what is written, as `harvest.json` has it."""
+
+    sites: tuple[SitePlan, ...]
+    batches_per_part: int
+    shards_per_part: int
+    block_rows: int
+    seed: int
+    fingerprints: Mapping[str, str]  # of the model, the data and the options
+    about: Mapping[str, Any]  # the model, the data and the options as people read them
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain data."""
+        return {"format": FORMAT, "schema": SCHEMA, "tensortap": __version__, **dataclasses.asdict(self)}
+
+    @classmethod
+    def of_json(cls, data: Mapping[str, Any]) -> HarvestPlan:
+        """Return the plan that `to_json` gave."""
+        if data.get("format") != FORMAT:
+            raise HarvestError("harvest.json must have been written by tensortap.harvest(); it was not")
+        if data["schema"] > SCHEMA:
+            raise HarvestError(f"harvest.json has schema {data['schema']}, newer than this tensortap {__version__}")
+        sites = tuple(SitePlan(**site) for site in data["sites"])
+        names = [field.name for field in dataclasses.fields(cls) if field.name != "sites"]
+        return cls(sites=sites, **{name: data[name] for name in names})
+
+    def check_same(self, fingerprints: Mapping[str, str], where: str) -> None:
+        """Raise if a harvest with other fingerprints is to be continued here."""
+        for what, before in self.fingerprints.items():
+            if (now := fingerprints[what]) != before:
+                other = "other options" if what == "options" else f"another {what}" if what == "model" else "other data"
+                raise HarvestError(
+                    f"{where} was begun with {other}: the fingerprint of the {what} is {before}, now it is {now}. "
+                    "Give another folder, or overwrite=True to begin again"
+                )
+
+
+def cut_into_parts(bytes_per_batch: float, batches: int | None, shard_size: int, spread: int) -> tuple[int, int]:
+    """Return how many batches make a part, and how many shards of each site it fills.
+
+    >>> cut_into_parts(bytes_per_batch=1e6, batches=None, shard_size=32_000_000, spread=8)
+    (256, 8)
+    >>> cut_into_parts(bytes_per_batch=1e6, batches=160, shard_size=32_000_000, spread=8)
+    (10, 1)
+    """
+    wanted = max(1, round(shard_size * spread / max(bytes_per_batch, 1.0)))
+    if batches is not None:
+        wanted = min(wanted, max(1, -(-batches // _PARTS)))
+    return wanted, max(1, min(spread, round(wanted * bytes_per_batch / shard_size)))
+
+
+def rows_in_block(bytes_per_row: int) -> int:
+    """Return how many rows are gathered before they are written."""
+    return max(16, min(MOST_ROWS_IN_BLOCK, _BLOCK // max(bytes_per_row, 1)))
+
+
+def folder_name(site: str, taken: Sequence[str] = ()) -> str:
+    """Return a site's folder: its name without what file systems and globs treat specially.
+
+    >>> folder_name("blocks.6.mlp:output[0]")
+    'blocks.6.mlp-output_0'
+    """
+    name = re.sub(r"[^\w.\-]+", "_", site.replace(":", "-")).strip("_.") or "root"
+    return name if name not in taken else f"{name}-{hashlib.sha256(site.encode()).hexdigest()[:6]}"
+
+
+def number_of_bytes(size: int | str) -> int:
+    """Return a size in bytes.
+
+    >>> number_of_bytes("32MB"), number_of_bytes(1024)
+    (32000000, 1024)
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", str(size).lower())
+    if found is None or found[2] not in _UNITS or not float(found[1]):
+        raise HarvestError(f'a size must be a number of bytes or text such as "256MB", got {size!r}')
+    return int(float(found[1]) * _UNITS[found[2]])
+
+
+def fingerprint_of_options(options: Mapping[str, Any]) -> str:
+    """Return a hash of the options that decide the bytes."""
+    return hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def fingerprint_of_arrays(head: str, arrays: Mapping[str, Array]) -> str:
+    """Return a hash of names, shapes, types and values; of a very large array evenly spaced elements."""
+    digest = hashlib.sha256(head.encode())
+    for name in sorted(arrays):
+        array = arrays[name]
+        digest.update(f"{name}{array.shape}{array.dtype}".encode())
+        flat = np.ascontiguousarray(array).reshape(-1)
+        digest.update(np.ascontiguousarray(flat[:: max(1, flat.size // _WHOLE)]).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,174 @@
+"""`harvest`: the activations of a whole data set, in a folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from tensortap import text
+from tensortap.adapters.lookup import framework_for
+from tensortap.distributed.ranks import of_environment
+from tensortap.errors import HarvestError
+from tensortap.harvest.batch import Key
+from tensortap.harvest.dtypes import dtype_name
+from tensortap.harvest.engines import Engine, engine_for
+from tensortap.harvest.folder import HarvestFolder
+from tensortap.harvest.job import Job
+from tensortap.harvest.keep import Keep, KeepFunction, as_keep
+from tensortap.harvest.plan import (
+    HarvestPlan,
+    SitePlan,
+    cut_into_parts,
+    fingerprint_of_arrays,
+    fingerprint_of_options,
+    folder_name,
+    number_of_bytes,
+    rows_in_block,
+)
+from tensortap.harvest.progress import HarvestProgress
+from tensortap.harvest.reader import Harvest, open_harvest
+from tensortap.harvest.rows import KeptRows
+from tensortap.harvest.sources import Collate
+
+
+def harvest(
+    model: Any,
+    data: Any,
+    *sites: Any,
+    to: str | os.PathLike[str],
+    keep: Keep | KeepFunction | None = None,
+    dtype: Any = None,
+    batch_size: int | None = None,
+    collate: Collate | None = None,
+    inputs: Sequence[str] | None = None,
+    token_ids: Key = "input_ids",
+    stop: Literal["auto"] | None = "auto",
+    engine: str | Engine | None = None,
+    seed: int = 0,
+    shard_size: int | str = "32MB",
+    spread: int = 8,
+    overwrite: bool = False,
+    progress: bool = True,
+) -> Harvest:
+    """Run a model over a data set and write what comes out of some sites to a folder, every row exactly once.
+
+    >>> import torch, tempfile
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> data = [torch.ones(2, 4), torch.zeros(2, 4)]
+    >>> acts = harvest(model, data, "1:output", to=tempfile.mkdtemp() + "/acts", progress=False)
+    >>> acts.rows, acts.sites
+    (4, ['1:output'])
+
+    `model` is a model of any framework, or a function that returns one. `data` is an iterable of batches, a DataLoader,
+    a dataset or a list of samples (put together `batch_size` at a time, by `collate` where it is given), a Ray Dataset,
+    paths of Parquet files, or a function that returns one of these. Of a batch that is a dict the model is given what
+    its forward takes, or what `inputs` names.
+
+    `keep` says what becomes a row: `tokens()` (the default), `samples()`, `pooled()`, `top_k()` or a function. The same
+    call again goes on where it stopped; another model, data set or option is refused, `overwrite=True` begins again.
+    """
+    if not sites:
+        raise HarvestError('harvest(model, data, ...) needs at least one site, e.g. "blocks.6:output"')
+    if stop not in ("auto", None):
+        raise HarvestError(f'stop must be "auto" or None, got {stop!r}')
+    kept = as_keep(keep)
+    named = None if inputs is None else tuple(inputs)
+    element = None if dtype is None else dtype_name(dtype)
+    job = Job(model, data, sites, kept, element, batch_size, collate, named, token_ids, stop == "auto")
+    size = number_of_bytes(shard_size)
+    if not 1 <= spread <= 64:
+        raise HarvestError(f"spread must be between 1 and 64 shards, got {spread}")
+    options = {
+        "sites": [str(getattr(site, "text", None) or getattr(site, "__qualname__", site)) for site in sites],
+        "keep": kept.describe(), "dtype": element, "batch_size": batch_size, "inputs": named, "seed": seed,
+        "token_ids": token_ids, "shard_size": size, "spread": spread,
+    }  # fmt: skip
+    return _Harvesting(job, HarvestFolder(to), engine_for(engine), options).run(overwrite, progress)
+
+
+class _Harvesting:
+    """One call of `harvest`: find or make the plan, let the engine work, finish."""
+
+    def __init__(self, job: Job, folder: HarvestFolder, engine: Engine, options: dict[str, Any]) -> None:
+        self._job = job
+        self._folder = folder
+        self._engine = engine
+        self._options = options
+        self._model = job.made()
+        self._source = job.source()
+
+    def run(self, overwrite: bool, shown: bool) -> Harvest:
+        before = None if overwrite else self._folder.read()
+        fingerprints = self._fingerprints()
+        if overwrite:
+            self._clear()
+        if before is not None:
+            plan = HarvestPlan.of_json(before)
+            plan.check_same(fingerprints, str(self._folder))
+        else:
+            plan = self._plan(fingerprints)
+            self._folder.write_plan(plan)
+        with HarvestProgress(str(self._folder), self._source.batches, shown) as progress:
+            self._work(plan, progress, resumed=before is not None, complete=bool(before and before["complete"]))
+        return open_harvest(self._folder.files.url)
+
+    def _work(self, plan: HarvestPlan, progress: HarvestProgress, resumed: bool, complete: bool) -> None:
+        if complete:
+            self._folder.tidy()
+            progress.say("is complete already; nothing was done")
+            return
+        if resumed:
+            done = len(self._folder.committed())
+            progress.say(f"{text.counted(done, 'part')} committed before; going on from there")
+        parts = self._engine.run(self._job, self._model, self._source, plan, self._folder, progress)
+        if parts is not None:
+            self._folder.finish(plan, parts)
+        progress.say(progress.summary())
+        if aside := (self._folder.read() or {}).get("set_aside"):
+            listed = ", ".join(str(each["sample"]) for each in aside[:5])
+            progress.say(f"{text.counted(len(aside), 'sample')} set aside ({listed}): {aside[0]['why']}")
+
+    def _clear(self) -> None:
+        if of_environment().size > 1:
+            raise HarvestError("overwrite=True is not possible with several processes: remove the folder before them")
+        self._folder.clear()
+
+    def _fingerprints(self) -> dict[str, str]:
+        model, framework = self._model, framework_for(self._model)
+        name = f"{framework.capabilities.title} {type(model).__qualname__}"
+        return {
+            "model": fingerprint_of_arrays(name, framework.weights(model)),
+            "data": self._source.fingerprint(),
+            "options": fingerprint_of_options(self._options),
+        }
+
+    def _plan(self, fingerprints: dict[str, str]) -> HarvestPlan:
+        """Run the first batch to learn which sites there are, how wide they are and how many rows a batch gives."""
+        found, samples = self._first_rows()
+        plans: list[SitePlan] = []
+        for site, rows in found.items():
+            folder = folder_name(site, [plan.folder for plan in plans])
+            width = 0 if rows.indices is None else rows.indices.shape[1]
+            plans.append(SitePlan(site, folder, rows.values.shape[1], str(rows.values.dtype), width))
+        batch = max(rows.values.nbytes for rows in found.values())
+        widest = max(rows.values.itemsize * rows.values.shape[1] for rows in found.values())
+        shard_size, spread = self._options["shard_size"], self._options["spread"]
+        batches, shards = cut_into_parts(batch, self._source.batches, shard_size, spread)
+        about = {
+            "model": type(self._model).__qualname__, "framework": framework_for(self._model).capabilities.title,
+            "data": self._source.kind, "samples_per_batch": samples, **self._options,
+        }  # fmt: skip
+        return HarvestPlan(
+            tuple(plans), batches, shards, rows_in_block(widest), self._options["seed"], fingerprints, about
+        )  # fmt: skip
+
+    def _first_rows(self) -> tuple[dict[str, KeptRows], int]:
+        found: dict[str, KeptRows] = {}
+        with self._job.forward(self._model) as forward:
+            for batch in self._source.peek():
+                forward(batch, found.__setitem__)
+                if not found:
+                    raise HarvestError(f"the model reaches none of {', '.join(self._options['sites'])}")
+                return found, len(batch.samples)
+        raise HarvestError("the data yields nothing: a harvest needs at least one batch")

@@ -1,0 +1,307 @@
+"""Data as numbered batches: whatever the user gives becomes a `Source`, which can read from any batch on."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import inspect
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tensortap.adapters.nested import values_in
+from tensortap.errors import HarvestError
+from tensortap.harvest.batch import InputBatch, TensorLike, as_array, size_of
+from tensortap.harvest.plan import fingerprint_of_arrays
+
+Collate = Callable[[list[Any]], Any]
+DEFAULT_BATCH: Final = 32
+_SAMPLED: Final = 16  # samples of a data set that its fingerprint is made of
+
+
+class Source:
+    """Batches by number. Reading the same batches again gives the same values."""
+
+    kind: str
+    batches: int | None = None  # None: not known before the end
+
+    def read(self, first: int, count: int) -> Iterator[InputBatch]:
+        """Yield so many batches from the first on, fewer where the data ends."""
+        raise NotImplementedError
+
+    def peek(self) -> Iterator[InputBatch]:
+        """Yield the first batch, which is read again by `read`."""
+        return self.read(0, 1)
+
+    def fingerprint(self) -> str:
+        """Return a hash that tells other data from this."""
+        raise NotImplementedError
+
+
+class IndexedSource(Source):
+    """Samples that can be asked for by number: a list, a torch or HF dataset, the rows of Parquet files."""
+
+    def __init__(self, data: Any, batch_size: int, collate: Collate | None, kind: str) -> None:
+        self.kind = kind
+        self._data = data
+        self._size = batch_size
+        self._collate = collate or collated
+        self._count = len(data)
+        self.batches = -(-self._count // batch_size)
+
+    def read(self, first: int, count: int) -> Iterator[InputBatch]:
+        """Yield batches of consecutive samples."""
+        for number in range(first, min(first + count, self.batches or 0)):
+            at = range(number * self._size, min((number + 1) * self._size, self._count))
+            inputs = self._collate([self._data[i] for i in at])
+            yield InputBatch(inputs, np.arange(at.start, at.stop), number)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the length and of samples from all over the data."""
+        places = sorted({int(i) for i in np.linspace(0, self._count - 1, _SAMPLED)}) if self._count else []
+        return hash_of(f"{self._count}", [self._data[i] for i in places])
+
+
+class IterableSource(Source):
+    """Batches that come one after another: a DataLoader, a generator, any iterable of batches."""
+
+    kind = "batches"
+
+    def __init__(self, make: Callable[[], Iterable[Any]], once: bool) -> None:
+        self._make = make
+        self._once = once
+        self._next = 0
+        self._iterator: Iterator[InputBatch] = self._numbered(make())
+
+    def read(self, first: int, count: int) -> Iterator[InputBatch]:
+        """Yield batches; what comes before them is read and left out."""
+        if first < self._next:
+            self._again()
+        for batch in self._iterator:
+            if batch.number >= first:
+                yield batch
+            if batch.number + 1 >= first + count:
+                return
+
+    def peek(self) -> Iterator[InputBatch]:
+        """Yield the first batch and keep it for the harvest."""
+        head = next(self._iterator, None)
+        if head is not None:
+            self._iterator = self._followed(head, self._iterator)
+            self._next = 0
+            yield head
+
+    def fingerprint(self) -> str:
+        """Return a hash of the first batch."""
+        return hash_of("", [batch.inputs for batch in self.peek()])
+
+    def _restart(self) -> None:
+        self._next = 0
+        self._iterator = self._numbered(self._make())
+
+    def _again(self) -> None:
+        if self._once:
+            raise HarvestError("the data can be read only once: give a function that returns it, data=lambda: loader")
+        self._restart()
+
+    def _followed(self, head: InputBatch, rest: Iterator[InputBatch]) -> Iterator[InputBatch]:
+        self._next = 1
+        yield head
+        yield from rest
+
+    def _numbered(self, batches: Iterable[Any]) -> Iterator[InputBatch]:
+        sample = 0
+        for number, inputs in enumerate(batches):
+            size = size_of(inputs)
+            self._next = number + 1
+            yield InputBatch(as_inputs(inputs), np.arange(sample, sample + size), number)
+            sample += size
+        self.batches = self._next
+
+
+def source_of(data: Any, batch_size: int | None = None, collate: Collate | None = None) -> Source:
+    """Return the source of what a user calls data.
+
+    An iterable of batches is taken as it comes. What has a length and can be indexed holds samples, which are put
+    together `batch_size` at a time. Text names Parquet files. A function without arguments returns any of these.
+    """
+    if callable(data) and not isinstance(data, type) and not hasattr(data, "__iter__") and not hasattr(data, "__len__"):
+        return _of_factory(data, batch_size, collate)
+    size = DEFAULT_BATCH if batch_size is None else batch_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise HarvestError(f"batch_size must be a number of at least 1, got {batch_size!r}")
+    if type(data).__module__.startswith("ray.data"):
+        return IndexedSource(RayRows(data), size, collate, "ray")
+    if isinstance(data, (str, os.PathLike)) or _are_paths(data):
+        return IndexedSource(ParquetRows(_paths(data)), size, collate, "parquet")
+    batches = _is_loader(data) or (batch_size is None and _holds_batches(data))
+    if not batches and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return IndexedSource(data, size, collate, "samples")
+    if not isinstance(data, Iterable):
+        raise HarvestError(f"data must be batches, a dataset or paths of Parquet files, got a {type(data).__name__}")
+    once = isinstance(data, Iterator)
+    if batch_size is not None and not batches:
+        return IterableSource(lambda: _grouped(data, size, collate or collated), once)
+    return IterableSource(lambda: data, once)
+
+
+def _of_factory(data: Callable[[], Any], batch_size: int | None, collate: Collate | None) -> Source:
+    try:
+        inspect.signature(data).bind()
+    except TypeError:
+        raise HarvestError(f"data as a function must take no arguments, got {data!r}") from None
+    made = data()
+    if isinstance(made, Iterator):
+        first = [made]
+        return IterableSource(lambda: first.pop() if first else data(), once=False)
+    return source_of(made, batch_size, collate)
+
+
+class ParquetRows(Sequence[Mapping[str, Any]]):
+    """The rows of Parquet files as samples. One row group is held at a time."""
+
+    def __init__(self, paths: list[str]) -> None:
+        import pyarrow.parquet as pq
+
+        self._open = pq.ParquetFile
+        self._paths = paths
+        self._groups: list[tuple[str, int]] = []
+        ends = [0]
+        for path in paths:
+            with pq.ParquetFile(path) as file:
+                for group in range(file.num_row_groups):
+                    self._groups.append((path, group))
+                    ends.append(ends[-1] + file.metadata.row_group(group).num_rows)
+        self._ends = np.array(ends)
+        self._held: tuple[int, Any] = (-1, None)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        group = int(np.searchsorted(self._ends, index, side="right")) - 1
+        if self._held[0] != group:
+            path, number = self._groups[group]
+            with self._open(path) as file:
+                self._held = (group, file.read_row_group(number))
+        row = self._held[1].slice(index - int(self._ends[group]), 1)
+        return {name: np.asarray(value[0]) for name, value in row.to_pydict().items()}
+
+
+class RayRows(Sequence[Mapping[str, Any]]):
+    """The rows of a Ray Dataset as samples, by its blocks in the object store. One block is held at a time."""
+
+    def __init__(self, dataset: Any) -> None:
+        blocks = dataset.materialize()
+        self._refs = blocks.to_arrow_refs()
+        self._held: tuple[int, Any] = (-1, None)
+        self._ends = np.cumsum([0, *(self._block(i).num_rows for i in range(len(self._refs)))])
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        block = int(np.searchsorted(self._ends, index, side="right")) - 1
+        row = self._block(block).slice(index - int(self._ends[block]), 1)
+        return {name: np.asarray(value[0]) for name, value in row.to_pydict().items()}
+
+    def _block(self, number: int) -> Any:
+        if self._held[0] != number:
+            import ray
+
+            self._held = (number, ray.get(self._refs[number]))
+        return self._held[1]
+
+
+def collated(samples: list[Any]) -> Any:
+    """Put samples together as a batch: arrays are stacked, texts left out, sequences of other lengths padded.
+
+    >>> collated([{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": [8], "attention_mask": [1]}])
+    {'input_ids': array([[5, 6, 7],
+           [8, 0, 0]]), 'attention_mask': array([[1, 1, 1],
+           [1, 0, 0]])}
+    """
+    first = samples[0]
+    if isinstance(first, Mapping):
+        usable = [key for key in first if _numbers(first[key])]
+        masked = any("mask" in str(key) for key in usable)
+        return {key: _stacked([sample[key] for sample in samples], str(key), masked) for key in usable}
+    if isinstance(first, tuple):
+        return tuple(_stacked([sample[i] for sample in samples], f"[{i}]", False) for i in range(len(first)))
+    return _stacked(samples, "the sample", False)
+
+
+def as_inputs(inputs: Any) -> Any:
+    """Return a loader's batch as the model is called with it: a list of tensors is a tuple of arguments."""
+    return tuple(inputs) if isinstance(inputs, list) else inputs
+
+
+def hash_of(head: str, values: list[Any]) -> str:
+    """Return a hash of nested values."""
+    digest = hashlib.sha256(head.encode())
+    for value in values:
+        found = values_in(value, TensorLike)  # type: ignore[type-abstract]
+        arrays = {slot: as_array(tensor) for slot, tensor in found}
+        digest.update((fingerprint_of_arrays("", arrays) if arrays else repr(value)).encode())
+    return digest.hexdigest()[:16]
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, TensorLike) or np.asarray(value).dtype.kind in "biuf"
+
+
+def _stacked(values: list[Any], name: str, masked: bool) -> Any:
+    arrays = [as_array(value) for value in values]
+    lengths = {array.shape for array in arrays}
+    if len(lengths) == 1:
+        return np.stack(arrays)
+    if not masked or any(array.ndim != 1 for array in arrays):
+        raise HarvestError(
+            f"samples must have one shape, or a mask to be padded with, but {name!r} has {sorted(lengths)[:3]}: give "
+            "collate=, a function from a list of samples to a batch"
+        )
+    longest = max(len(array) for array in arrays)
+    return np.stack([np.pad(array, (0, longest - len(array))) for array in arrays])
+
+
+def _grouped(samples: Iterable[Any], size: int, collate: Collate) -> Iterator[Any]:
+    waiting: list[Any] = []
+    for sample in samples:
+        waiting.append(sample)
+        if len(waiting) == size:
+            yield collate(waiting)
+            waiting = []
+    if waiting:
+        yield collate(waiting)
+
+
+def _is_loader(data: Any) -> bool:
+    return hasattr(data, "batch_sampler") and hasattr(data, "collate_fn")
+
+
+def _holds_batches(data: Any) -> bool:
+    """Whether a list holds batches rather than samples: its entries are dicts or tuples of tensors, or tensors."""
+    if not isinstance(data, (list, tuple)) or not data:
+        return False
+    found = list(values_in(data[0], TensorLike))  # type: ignore[type-abstract]
+    return bool(found) and all(len(value.shape) > 1 for _, value in found[:1])
+
+
+def _are_paths(data: Any) -> bool:
+    return isinstance(data, (list, tuple)) and bool(data) and all(isinstance(each, (str, os.PathLike)) for each in data)
+
+
+def _paths(data: Any) -> list[str]:
+    given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
+    found = [path for each in given for path in _expanded(os.fspath(each))]
+    if not found:
+        raise HarvestError(f"data={data!r} names no Parquet file")
+    return found
+
+
+def _expanded(path: str) -> list[str]:
+    if os.path.isdir(path):  # noqa: PTH112
+        path = f"{path}/**/*.parquet"
+    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207

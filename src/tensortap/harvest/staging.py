@@ -1,0 +1,55 @@
+"""What is being written and does not count yet: a part's unfinished files, and notes for the next try."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tensortap.store.files import Files, load_json
+
+PARTIAL: Final = ".partial"
+
+
+class Staging:
+    """The folder `.partial`: files on the local disk, notes beside the harvest, where every worker finds them."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+
+    @contextlib.contextmanager
+    def folder(self, part: int) -> Iterator[Path]:
+        """Give a local folder for a part's unfinished files; what an earlier try left is removed."""
+        base = self._files.staging() / PARTIAL
+        for old in base.glob(f"{part_name(part)}.*") if base.is_dir() else ():
+            shutil.rmtree(old, ignore_errors=True)
+        folder = base / f"{part_name(part)}.{uuid.uuid4().hex[:8]}"
+        self._files.make_folder(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def note(self, name: str) -> dict[str, Any]:
+        """Return a small note that an earlier try left; empty where there is none."""
+        try:
+            return dict(load_json(self._files.read(f"{PARTIAL}/{name}.json")))
+        except (OSError, ValueError):
+            return {}
+
+    def write_note(self, name: str, value: dict[str, Any]) -> None:
+        """Leave a note for the next try."""
+        self._files.write(f"{PARTIAL}/{name}.json", json.dumps(value).encode())
+
+    def remove_note(self, name: str) -> None:
+        """Remove a note."""
+        self._files.remove(f"{PARTIAL}/{name}.json")
+
+
+def part_name(part: int) -> str:
+    """Return what the files of a part are called."""
+    return f"part-{part:06d}"

@@ -1,0 +1,190 @@
+"""Exactly once: whatever ends a harvest, the same call goes on and comes to the same bytes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harvest.subjects import contents, make_data, make_model
+from torch import nn
+
+import tensortap as tt
+from tensortap.errors import HarvestError
+from tensortap.harvest.folder import HarvestFolder
+from tensortap.store.files import Files
+
+OPTIONS: dict[str, Any] = {
+    "keep": tt.tokens(mask="attention_mask"),
+    "batch_size": 4,
+    "dtype": "bf16",
+    "progress": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process loses nothing that it wrote; only a machine without power does."""
+    monkeypatch.setattr(os, "fsync", lambda fd: None)
+
+
+def harvest(to: Path, model: nn.Module | None = None, **options: Any) -> tt.Harvest:
+    chosen = {"shard_size": 700, "spread": 2} | OPTIONS | options
+    return tt.harvest(model or make_model(), make_data(24), "blocks.0", "blocks.1", to=to, **chosen)
+
+
+def killed(run: Callable[[], object], after: int) -> bool:
+    """Run in a process of its own that kills itself before the n-th time it writes or renames a file."""
+    child = os.fork()
+    if not child:
+        left = [after]
+
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return function(*args, **kwargs)
+
+            return wrapper
+
+        torch.set_num_threads(1)
+        for owner, name in ((Files, "write"), (Files, "remove"), (Files, "remove_all"), (HarvestFolder, "publish")):
+            setattr(owner, name, counted(getattr(owner, name)))
+        try:
+            run()
+        finally:
+            os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_killed_at_every_write(tmp_path: Path) -> None:
+    """Killed before each write in turn, a harvest that is called again ends with the bytes of one left in peace."""
+    torch.set_num_threads(1)
+    harvest(tmp_path / "whole")
+    want = contents(tmp_path / "whole")
+    deaths = 0
+    for after in (0, 3, 9, 16, 33, 37, 40):
+        folder = tmp_path / str(after)
+        deaths += killed(lambda folder=folder: harvest(folder), after)
+        harvest(folder)
+        assert contents(folder) == want
+    assert deaths > 5
+
+
+def test_killed_again_and_again(tmp_path: Path) -> None:
+    """A harvest that dies after every few writes gets to its end, and every row is there once."""
+    torch.set_num_threads(1)
+    harvest(tmp_path / "whole")
+    deaths = 0
+    while killed(lambda: harvest(tmp_path / "acts"), 9):
+        deaths += 1
+    assert deaths > 5
+    assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
+
+
+def test_going_on_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A call that goes on says how much was there; one that finds all done says so."""
+    killed(lambda: harvest(tmp_path / "acts"), 20)
+    done = len(tt.open_harvest(tmp_path / "acts").entries)
+    assert done
+    harvest(tmp_path / "acts", progress=True)
+    assert f"{done} parts committed before; going on" in capsys.readouterr().err
+    harvest(tmp_path / "acts", progress=True)
+    assert "complete already" in capsys.readouterr().err
+
+
+def test_what_was_done_is_not_done_again(tmp_path: Path) -> None:
+    """Batches of committed parts are not run again."""
+    killed(lambda: harvest(tmp_path / "acts"), 25)
+    committed = len(tt.open_harvest(tmp_path / "acts").entries)
+    model = make_model()
+    harvest(tmp_path / "acts", model)
+    assert committed > 2
+    assert model.blocks[0].calls == 6 - committed
+
+
+@pytest.mark.parametrize("what", ["model", "data", "options"])
+def test_a_changed_harvest_is_refused(what: str, tmp_path: Path) -> None:
+    """Another model, data set or option is refused with both fingerprints, and nothing is touched."""
+    acts = harvest(tmp_path / "acts")
+    before = contents(tmp_path / "acts")
+    model, data, options = make_model(), make_data(24), {"shard_size": 700, "spread": 2} | OPTIONS
+    if what == "model":
+        with torch.no_grad():
+            model.head.bias[3] += 1e-3
+    elif what == "data":
+        data[8]["input_ids"] = data[8]["input_ids"][::-1].copy()
+        data = data[:-1]
+    else:
+        options["dtype"] = "f16"
+    with pytest.raises(HarvestError, match=rf"fingerprint of the {what} is {acts.plan.fingerprints[what]}, now it is"):
+        tt.harvest(model, data, "blocks.0", "blocks.1", to=tmp_path / "acts", **options)
+    assert contents(tmp_path / "acts") == before
+    assert tt.harvest(model, data, "blocks.0", to=tmp_path / "acts", **options, overwrite=True).sites == [
+        "blocks.0:output"
+    ]
+
+
+def test_a_generator_can_be_harvested(tmp_path: Path) -> None:
+    """Batches that come only once are enough, and a function that makes them is enough to go on."""
+
+    def batches() -> Any:
+        return (torch.full((2, 3), float(i)) for i in range(30))
+
+    whole = tt.harvest(
+        nn.Identity(), batches(), ":output", to=tmp_path / "once", shard_size=50, spread=1, progress=False
+    )
+    assert whole.rows == 60
+    options: dict[str, Any] = {"shard_size": 50, "spread": 1, "progress": False}
+    assert killed(lambda: tt.harvest(nn.Identity(), batches, ":output", to=tmp_path / "again", **options), 30)
+    tt.harvest(nn.Identity(), batches, ":output", to=tmp_path / "again", **options)
+    assert contents(tmp_path / "again") == contents(tmp_path / "once")
+
+
+class Deadly(nn.Module):
+    """Kills its process when a sample holds 7."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x == 7).any():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x * 2
+
+
+def test_a_sample_that_kills_its_worker_is_set_aside(tmp_path: Path) -> None:
+    """After three tries by itself the sample is named, counted and left out; all others are there."""
+    data = list(np.arange(40, dtype=np.float32).reshape(-1, 1))
+    options: dict[str, Any] = {"batch_size": 4, "shard_size": 16, "spread": 1, "progress": False}
+    deaths = 0
+    while killed(lambda: tt.harvest(Deadly(), data, ":output", to=tmp_path / "acts", **options), 10**9):
+        deaths += 1
+        assert deaths < 10
+    acts = tt.open_harvest(tmp_path / "acts")
+    assert deaths == 5
+    assert [each["sample"] for each in acts.set_aside] == [7]
+    assert sorted(int(s) for batch in acts.batches(8) for s in batch.sample) == [i for i in range(40) if i != 7]
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk is named, what is committed stays, and the same call goes on when there is room."""
+    publish, left = HarvestFolder.publish, [7]
+
+    def full(self: HarvestFolder, *args: Any) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(28, "No space left on device")
+        publish(self, *args)
+
+    monkeypatch.setattr(HarvestFolder, "publish", full)
+    with pytest.raises(HarvestError, match="is full: what is committed stays"):
+        harvest(tmp_path / "acts")
+    assert tt.open_harvest(tmp_path / "acts").rows > 0
+    monkeypatch.undo()
+    harvest(tmp_path / "acts")
+    harvest(tmp_path / "whole")
+    assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
