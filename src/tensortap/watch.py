@@ -62,7 +62,7 @@ class Tap(AbstractContextManager["Tap"]):
         self.path = None if folder is None else str(folder)
         self.ask_path: Callable[[], str | None] = lambda: None  # where other ranks write, when this one does not
         self._adapter, self._folder = adapter, folder
-        self._closer = StepCloser(adapter, recorder, writer, monitor, sharing)
+        self._closer = StepCloser(adapter, recorder, writer, monitor, sharing, folder)
         self.steps.listen(self._closer)
         if recorder.probes:
             ACTIVE.add(self.named_values)
@@ -181,6 +181,7 @@ class Tap(AbstractContextManager["Tap"]):
                 note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder, self.writer)
             finally:
                 self._adapter.detach()
+                self._closer.write_events()
                 self.writer.close()
 
     def __exit__(self, *error: object) -> None:

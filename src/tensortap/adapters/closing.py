@@ -24,7 +24,7 @@ class StepCloser:
 
     def __init__(
         self, adapter: Adapter, recorder: Recorder, writer: Writer, monitor: NonFiniteMonitor,
-        sharing: Sharing | None = None,
+        sharing: Sharing | None = None, folder: RunFolder | None = None,
     ) -> None:  # fmt: skip
         self.alone = False  # other ranks may have gone: share no more
         self._adapter = adapter
@@ -32,6 +32,7 @@ class StepCloser:
         self._writer = writer
         self._monitor = monitor
         self._sharing = sharing
+        self._folder = folder
         self._last = time.perf_counter()
 
     @property
@@ -50,12 +51,19 @@ class StepCloser:
         origin = self._monitor.look(step, recorder.names)
         for finished in recorder.close(event.metrics, step=step):
             self._writer.put(finished)
+        self.write_events()
         self._adapter.arm()
         now = time.perf_counter()
         recorder.account.closed(now - begin, now - self._last, observed)
         self._last = now
         if origin is not None:
             self._monitor.tell(origin, step.number)
+
+    def write_events(self) -> None:
+        """Write what happened in the training besides tensors."""
+        events, folder = self._recorder.events.take(), self._folder
+        if events and folder is not None:
+            self._writer.guarded.call(f"writing to {folder}", lambda: folder.append_events(events))
 
     def restart_clock(self) -> None:
         """Leave the time that has passed since the last step out of account."""

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from tensortap.context.events import EventLog
 from tensortap.record.arming import ProbeTriggers
 from tensortap.record.budget import Budget
 from tensortap.record.cost import Account
@@ -72,6 +73,7 @@ class Recorder:
         self._decision = StepDecision(self.probes, self.names, self.lookback, self._spare.append)
         self._lock = threading.RLock()
         self.current = self.open()
+        self.events = EventLog(lambda: self.current.number, lambda n: self.counters.add("dropped_events", n))
         _RECORDERS.add(self)
 
     def point(self, place: Place, probes: int) -> Point:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tensortap.reduce.statistics import BY_NAME
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_regular, load_json
-from tensortap.store.schema import FILE_COUNTS, METRICS, RECORDS
+from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
 from tensortap.store.segments import PLACE, PLACES, REPLACES, STEPS, outline
 
 _RANK: Final = pa.field("rank", pa.int32())
@@ -40,6 +40,7 @@ def _file_type(field: Any) -> Any:
 
 PLAIN_RECORDS: Final = _plain(RECORDS)
 PLAIN_METRICS: Final = _plain(METRICS)
+PLAIN_EVENTS: Final = _plain(EVENTS)
 
 
 class Outline(NamedTuple):
@@ -99,6 +100,10 @@ class Catalog:
     def metrics(self, rank: int) -> RankFiles:
         """Return the files that hold a rank's metrics."""
         return self._rows(rank, layout.metrics_folder(rank))
+
+    def events(self, rank: int) -> RankFiles:
+        """Return the files that hold a rank's events."""
+        return self._rows(rank, layout.events_folder(rank))
 
     def tensors(self, rank: int) -> TensorFiles:
         """Return the files that hold a rank's tensors."""

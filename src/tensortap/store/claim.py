@@ -22,7 +22,17 @@ from typing import Any, Final
 
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
 from tensortap.store.files import Files, load_json
-from tensortap.store.names import COMPACT_LOCK, LOCK, METRICS, RUN_JSON, SCHEMA, new_id, rank_folder, rank_of
+from tensortap.store.names import (
+    COMPACT_LOCK,
+    EVENTS,
+    LOCK,
+    METRICS,
+    RUN_JSON,
+    SCHEMA,
+    new_id,
+    rank_folder,
+    rank_of,
+)
 
 _LAUNCH_VARIABLES: Final = (
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID",
@@ -170,7 +180,7 @@ def _create(files: Files, info: Mapping[str, Any]) -> bool:
 
 def _remove(files: Files) -> None:
     """Delete a run, but nothing else that lies in its folder. `run.json` goes last, so that it can be done again."""
-    names = [name for name in files.list() if rank_of(name) is not None or name == METRICS]
+    names = [name for name in files.list() if rank_of(name) is not None or name in (METRICS, EVENTS)]
     busy = [name for name in names if is_locked(files.staging() / name)]
     if busy:
         raise RunError(_busy(files.staging() / busy[0] / LOCK))

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from tensortap.errors import RunError
 from tensortap.store import names as layout
 from tensortap.store import segments as seal
-from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
+from tensortap.store.catalog import PLAIN_EVENTS, PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
 from tensortap.store.claim import Lock, compacting, read_info
 from tensortap.store.files import Files
 from tensortap.store.sealing import remove_leftovers, remove_replaced, remove_sealed, remove_unfinished
@@ -72,7 +72,11 @@ def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:
 
 def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
     """Seal the tails that nobody writes to any more, and remove what a crash left behind that others hold already."""
-    listings = {layout.rank_folder(rank): catalog.records, layout.metrics_folder(rank): catalog.metrics}
+    listings = {
+        layout.rank_folder(rank): catalog.records,
+        layout.metrics_folder(rank): catalog.metrics,
+        layout.events_folder(rank): catalog.events,
+    }
     for list_files in listings.values():
         remove_replaced(files, list_files(rank))
     try:
@@ -161,12 +165,18 @@ def _summed(outlines: Any) -> dict[bytes, bytes]:
 
 
 def _fold_metrics(files: Files, catalog: Catalog, rank: int) -> None:
-    segments = catalog.metrics(rank).segments
+    """Fold the segments of metrics into one, and those of events."""
+    _fold(files, catalog, catalog.metrics(rank), layout.metrics_folder(rank), PLAIN_METRICS)
+    _fold(files, catalog, catalog.events(rank), layout.events_folder(rank), PLAIN_EVENTS)
+
+
+def _fold(files: Files, catalog: Catalog, found: RankFiles, folder: str, plain: Any) -> None:
+    segments = found.segments
     segments = _readable(files, catalog, segments) if len(segments) > 1 else {}
     if len(segments) > 1:
-        schema = PLAIN_METRICS.remove(PLAIN_METRICS.get_field_index("rank"))
-        table = dataset(files, list(segments), PLAIN_METRICS).to_table(columns=schema.names).sort_by("step")
-        _replace(files, layout.metrics_folder(rank), segments, table, {})
+        schema = plain.remove(plain.get_field_index("rank"))
+        table = dataset(files, list(segments), plain).to_table(columns=schema.names).sort_by("step")
+        _replace(files, folder, segments, table, {})
 
 
 def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: Any, said: dict[bytes, bytes]) -> None:

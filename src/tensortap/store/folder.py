@@ -6,18 +6,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
 
+from tensortap.context.events import Event
 from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
 from tensortap.store.rank_state import RankState
-from tensortap.store.schema import METRICS, RECORDS, TENSORS, Batches, MetricBatches, TensorBatches
+from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS, Batches, MetricBatches, TensorBatches, event_batch
 from tensortap.store.sealing import Sealer
 from tensortap.store.tail import Tail
 from tensortap.store.tensors import tensors_of, write_tensors
@@ -28,7 +29,7 @@ SYNC_SECONDS: Final = 5.0
 INLINE_BYTES: Final = 1 << 20  # raw tensors up to this many bytes a step are as durable as the rows
 _RETRY_SECONDS: Final = 1.0
 
-_SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "tensors": TENSORS}
+_SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "events": EVENTS, "tensors": TENSORS}
 
 
 class OpenTails:
@@ -48,7 +49,7 @@ class OpenTails:
         return iter(list(self._tails.values()))
 
     def of(self, what: str) -> Tail:
-        """Return the tail for rows, metrics or tensors; begin one where there is none."""
+        """Return the tail for rows, metrics, events or tensors; begin one where there is none."""
         tail = self._tails.get(what)
         if tail is None:
             folder = self._files.staging() / self._folders[what]
@@ -99,7 +100,7 @@ class RunFolder:
         self.rank = rank
         self.counters = counters or Counters()
         self._clock = clock
-        self._folders = dict(zip(("records", "metrics", "tensors"), layout.rank_folders(rank), strict=True))
+        self._folders = dict(zip(("records", "metrics", "events", "tensors"), layout.rank_folders(rank), strict=True))
         self._lock = threading.RLock()
         self._batches: Batches | None = None
         self._metrics = MetricBatches()
@@ -162,6 +163,19 @@ class RunFolder:
             self._tails.rotate()
             return not inline
 
+    def append_events(self, events: Sequence[Event]) -> None:
+        """Put what happened in the training into its tail, as durably as a step's rows."""
+        with self._lock:
+            if self._closed or self._clock() < self._retry_at:
+                self.counters.add("dropped_events", len(events))
+                return
+            try:
+                self._tail("events").append(event_batch(events))
+            except (OSError, pa.ArrowException):
+                self._abandon()
+                raise
+            self._tails.rotate()
+
     def write(self, step: Step) -> None:
         """On the thread: write a step's large tensors to a file of their own."""
         name = layout.tensors_name(step.number, step.number, layout.new_id())
@@ -210,17 +224,14 @@ class RunFolder:
         if self._batches is None:
             self._batches = Batches(step.names)
             self._state.lines = step.names.lines
-        self._note_parts(step)
+        parts = step.names.parts
+        if len(parts) != len(self._state.content.get("parts", ())):
+            # Which part of a tensor this rank holds is as durable as the rows that need it to be merged.
+            self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
         if step.numbered_by_phase and step.phase not in self._state.content.get("phases", ()):
             self.note(phases=[*self._state.content.get("phases", ()), step.phase])
         self._tail("records").append(self._batches.of(step))
         self._state.count_records(step.table.rows)
-
-    def _note_parts(self, step: Step) -> None:
-        """Write down which part of a tensor this rank holds, as durably as the rows that need it to be merged."""
-        parts = step.names.parts
-        if len(parts) != len(self._state.content.get("parts", ())):
-            self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:
@@ -263,7 +274,7 @@ class RunFolder:
         self.counters.warn("vanished", f"the run folder {self} was deleted while it was written; writing goes on anew")
 
     def _lost(self, what: str, rows: int) -> None:
-        names = {"records": "dropped_records", "tensors": "dropped_tensors"}
+        names = {"records": "dropped_records", "tensors": "dropped_tensors", "events": "dropped_events"}
         self.counters.add(names.get(what, "dropped_metrics"), rows)
         if what == "records":
             self._state.count_records(-rows)

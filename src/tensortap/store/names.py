@@ -12,6 +12,7 @@ RANK_JSON: Final = "_rank.json"
 LOCK: Final = "_lock"
 COMPACT_LOCK: Final = "_compact"
 METRICS: Final = "metrics"
+EVENTS: Final = "events"
 DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside
 
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
@@ -44,14 +45,19 @@ def metrics_folder(rank: int) -> str:
     return f"{METRICS}/rank={rank}"
 
 
+def events_folder(rank: int) -> str:
+    """Return where a rank's events lie."""
+    return f"{EVENTS}/rank={rank}"
+
+
 def tensors_folder(rank: int) -> str:
     """Return where a rank's raw tensors lie."""
     return f"rank={rank}/tensors"
 
 
-def rank_folders(rank: int) -> tuple[str, str, str]:
-    """Return the folders of a rank: its records, metrics and tensors."""
-    return rank_folder(rank), metrics_folder(rank), tensors_folder(rank)
+def rank_folders(rank: int) -> tuple[str, str, str, str]:
+    """Return the folders of a rank: its records, metrics, events and tensors."""
+    return rank_folder(rank), metrics_folder(rank), events_folder(rank), tensors_folder(rank)
 
 
 def hidden_name(name: str) -> str:

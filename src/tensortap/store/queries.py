@@ -14,7 +14,15 @@ from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.record.step import Record
 from tensortap.reduce.statistics import NUMBERS, with_sources
 from tensortap.reduce.summary import Summary
-from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS, RankFiles, dataset, derive_missing, tail_outline
+from tensortap.store.catalog import (
+    PLAIN_EVENTS,
+    PLAIN_METRICS,
+    PLAIN_RECORDS,
+    RankFiles,
+    dataset,
+    derive_missing,
+    tail_outline,
+)
 from tensortap.store.filters import (
     SiteSelection,
     StepSelection,
@@ -56,6 +64,12 @@ def metrics(snapshot: Snapshot) -> Any:
     """Return the user's metrics as a `pyarrow.Table`; a label has a text and no value."""
     rows = _read(snapshot, snapshot.metrics, PLAIN_METRICS, PLAIN_METRICS.names, None)
     return rows.sort_by([("step", "ascending"), ("rank", "ascending")])
+
+
+def events(snapshot: Snapshot) -> Any:
+    """Return what happened in the training as a `pyarrow.Table`; `data` is a JSON object."""
+    rows = _read(snapshot, snapshot.events, PLAIN_EVENTS, PLAIN_EVENTS.names, None)
+    return rows.sort_by([("rank", "ascending"), ("time", "ascending")])
 
 
 def series(
@@ -133,7 +147,7 @@ def place_named(snapshot: Snapshot, site: str, port: str | None, slot: str | Non
 
 
 def sql(snapshot: Snapshot, query: str) -> Any:
-    """Ask DuckDB about the tables `records` and `metrics`; return a `pyarrow.Table`."""
+    """Ask DuckDB about the tables `records`, `metrics` and `events`; return a `pyarrow.Table`."""
     try:
         import duckdb
     except ImportError:
@@ -142,6 +156,7 @@ def sql(snapshot: Snapshot, query: str) -> Any:
         try:
             _register(connection, "records", snapshot, snapshot.records, PLAIN_RECORDS)
             _register(connection, "metrics", snapshot, snapshot.metrics, PLAIN_METRICS)
+            _register(connection, "events", snapshot, snapshot.events, PLAIN_EVENTS)
             return connection.sql(query).to_arrow_table()
         except duckdb.IOException as error:
             raise FileNotFoundError(str(error)) from error  # a segment was compacted away: read again
@@ -150,8 +165,9 @@ def sql(snapshot: Snapshot, query: str) -> Any:
 
 
 def _sql_help(error: Exception) -> str:
-    records, metrics = (", ".join(schema.names) for schema in (PLAIN_RECORDS, PLAIN_METRICS))
-    return f"{error}\nThe tables are records ({records}) and metrics ({metrics})"
+    tables = {"records": PLAIN_RECORDS, "metrics": PLAIN_METRICS, "events": PLAIN_EVENTS}
+    named = [f"{name} ({', '.join(schema.names)})" for name, schema in tables.items()]
+    return f"{error}\nThe tables are {', '.join(named[:-1])} and {named[-1]}"
 
 
 def _filter(

@@ -155,6 +155,10 @@ class Run(RunFacts):
         """Return the user's metrics as a `pyarrow.Table`; a label has a text and no value."""
         return self.snapshots.read(queries.metrics)
 
+    def events(self) -> Any:
+        """Return what happened in the training besides tensors as a `pyarrow.Table`; `data` is a JSON object."""
+        return self.snapshots.read(queries.events)
+
     def series(
         self, site: str, stat: str, *, port: str | None = None, slot: str | None = None, call: int | None = None,
         rank: int | None = None, phase: str | None = None,

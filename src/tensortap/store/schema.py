@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tensortap.context.events import Event
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
 from tensortap.reduce.statistics import BY_NAME, REGISTRY
@@ -53,6 +54,11 @@ RECORDS: Final = pa.schema(
 METRICS: Final = pa.schema(
     [("step", pa.int64()), ("name", _WORD), ("value", pa.float64()), ("time", TIME), ("text", pa.string())]
 )
+# What happened in the training besides tensors: calls of losses, optimizers, loaders. `data` is a JSON object.
+EVENTS: Final = pa.schema(
+    [("step", pa.int64()), ("kind", pa.string()), ("name", pa.string()), ("code", pa.string()), ("data", pa.string()),
+     ("time", TIME)]
+)  # fmt: skip
 TENSORS: Final = pa.schema(
     [("step", pa.int64()), ("name", pa.string()), ("entry", pa.string()), ("dtype", pa.string()),
      ("shape", pa.list_(pa.int64())), ("data", pa.large_binary())]
@@ -233,3 +239,11 @@ def _tensor_columns(arrays: Sequence[npt.NDArray[Any]]) -> tuple[Any, Any, Any]:
 
 
 _DTYPES = _strings([d.name for d in DTYPES])
+
+
+def event_batch(events: Sequence[Event]) -> Any:
+    """Return events as one batch."""
+    steps, times = (np.array([getattr(event, name) for event in events], np.int64) for name in ("step", "time"))
+    words = [_strings([str(getattr(event, name)) for event in events]) for name in ("kind", "name", "code", "data")]
+    columns = [_flat(pa.int64(), len(events), steps), *words, _flat(TIME, len(events), times)]
+    return pa.RecordBatch.from_arrays(columns, schema=EVENTS)

@@ -15,7 +15,7 @@ from tensortap.store.claim import compacting
 from tensortap.store.files import Files
 from tensortap.store.names import is_hidden_name, rank_folders, segment_id, segment_name, tail_id
 from tensortap.store.tail import remove_orphaned_checks
-from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, read_tail
+from tensortap.store.tail_reader import read_tail, row_kind
 
 
 class _Closed(NamedTuple):
@@ -27,7 +27,7 @@ class _Closed(NamedTuple):
 class Sealer:
     """The tails of one rank that are closed and wait to be sealed.
 
-    `folders` are those of records, metrics and tensors; `lost` is told of rows whose tail is gone,
+    `folders` are those of records, metrics, events and tensors; `lost` is told of rows whose tail is gone,
     `sealed` of those that were sealed.
     """
 
@@ -51,7 +51,8 @@ class Sealer:
         remove_leftovers(self._files, rank)
         with contextlib.suppress(RunError), compacting(self._files):  # a compaction may be writing hidden files
             remove_unfinished(self._files, rank)
-        for what, list_files in (("records", catalog.records), ("metrics", catalog.metrics)):
+        listings = (("records", catalog.records), ("metrics", catalog.metrics), ("events", catalog.events))
+        for what, list_files in listings:
             found = retry_if_moved(lambda list_files=list_files: list_files(rank))  # type: ignore[misc]
             remove_sealed(self._files, found)
             for path in found.tails:
@@ -82,7 +83,7 @@ def remove_sealed(files: Files, found: RankFiles) -> None:
     for tail in found.old_tails:
         folder = str(tail.parent.relative_to(files.staging()))
         name = f"{folder}/{segment_name(str(tail_id(tail.name)))}"
-        content = read_tail(tail, METRIC_ROWS if folder.startswith("metrics") else RECORD_ROWS)
+        content = read_tail(tail, row_kind(folder))
         rows = 0 if content.table is None else len(content.table)
         # A segment of this name may have been compacted since: then look at the one that replaces it.
         holders = [name] if files.exists(name) else _replacing(found, tail)

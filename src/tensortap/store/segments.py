@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import COUNTS, STATISTICS
 from tensortap.store.files import Files, load_json
-from tensortap.store.names import METRICS, segment_name, tail_id, tensors_name
+from tensortap.store.names import segment_name, tail_id, tensors_name
 from tensortap.store.schema import FILE_COUNTS, WORDS
 from tensortap.store.tail import keep_aside, remove_tail
-from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, TENSOR_ROWS, TailContent, read_tail
+from tensortap.store.tail_reader import TENSOR_ROWS, TailContent, read_tail, row_kind
 from tensortap.store.tensors import Stored, array_of_bytes, key_of, write_tensors
 
 REPLACES: Final = b"tensortap.replaces"
@@ -28,11 +28,21 @@ _ROW_GROUP: Final = 1 << 20
 # Splitting numbers into byte planes before zstd halves what histograms take (measured: 306 to 224 bytes a record).
 _SPLIT: Final = (*STATISTICS, "value", "hist_offset", "hist_counts.list.element")
 _DELTA: Final = ("step", "seq", "time")
-_DICTIONARY: Final = (*WORDS, "name", "numel", "call", *COUNTS, "shape.list.element", "numbers.key_value.key")
+_DICTIONARY: Final = (
+    *WORDS,
+    "name",
+    "kind",
+    "code",
+    "numel",
+    "call",
+    *COUNTS,
+    "shape.list.element",
+    "numbers.key_value.key",
+)
 
 
 def write_segment(path: Path, table: Any) -> None:
-    """Write a table of records or metrics as one Parquet file."""
+    """Write a table of records, metrics or events as one Parquet file."""
     if "hist_counts" in table.column_names:
         counts = table["hist_counts"].cast(FILE_COUNTS)
         table = table.set_column(table.column_names.index("hist_counts"), "hist_counts", counts)
@@ -135,7 +145,7 @@ def _leaves(schema: Any) -> set[str]:
 
 def seal_records(files: Files, folder: str, tail: Path) -> int:
     """Turn a tail of records or metrics into a segment with the same id; return how many rows it has."""
-    content = read_tail(tail, METRIC_ROWS if folder.startswith(METRICS) else RECORD_ROWS)
+    content = read_tail(tail, row_kind(folder))
     ident = tail_id(tail.name)
     if content.table is not None and ident is not None:
         with files.replacing(f"{folder}/{segment_name(ident)}") as hidden:

@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from tensortap.store import names as layout
 from tensortap.store.catalog import (
-    PLAIN_METRICS,
     Catalog,
     Outline,
     RankFiles,
@@ -31,7 +30,15 @@ from tensortap.store.catalog import (
 from tensortap.store.claim import is_locked
 from tensortap.store.files import load_json
 from tensortap.store.rank_state import valid_state
-from tensortap.store.tail_reader import METRIC_ROWS, RECORD_ROWS, TENSOR_ROWS, RowKind, TailContent, read_tail
+from tensortap.store.tail_reader import (
+    EVENT_ROWS,
+    METRIC_ROWS,
+    RECORD_ROWS,
+    TENSOR_ROWS,
+    RowKind,
+    TailContent,
+    read_tail,
+)
 from tensortap.types import Place
 
 State = Literal["live", "finished", "crashed"]
@@ -87,6 +94,13 @@ class Snapshot:
         return found
 
     @cached_property
+    def events(self) -> list[RankFiles]:
+        """The files that hold events, by rank."""
+        found = [self.catalog.events(rank) for rank in self.ranks]
+        self._lengths |= _lengths(found)
+        return found
+
+    @cached_property
     def tensors(self) -> list[TensorFiles]:
         """The files that hold tensors, by rank."""
         found = [self.catalog.tensors(rank) for rank in self.ranks]
@@ -108,7 +122,7 @@ class Snapshot:
     @cached_property
     def version(self) -> str:
         """A text that differs whenever anything that can be read has changed."""
-        rows = [name for files in (*self.records, *self.metrics) for name in files.segments]
+        rows = [name for files in (*self.records, *self.metrics, *self.events) for name in files.segments]
         tensors = [name for files in self.tensors for name in files.names]
         seen = (self.state, rows, tensors, sorted(map(str, self._lengths.items())), self.rank_states)
         return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
@@ -160,7 +174,7 @@ class Snapshot:
     def tail_rows(self, found: Iterable[RankFiles], schema: Any) -> list[Any]:
         """Return the rows of tails in a plain schema, one table for each tail."""
         files = list(found)
-        tables = self._read(files, METRIC_ROWS if schema is PLAIN_METRICS else RECORD_ROWS)
+        tables = self._read(files, _kind_of(schema))
         return [plain_rows(tables[p], of.rank, schema) for of in files for p in of.tails if p in tables]
 
     def tensor_rows(self, path: Path) -> Any:
@@ -204,6 +218,10 @@ def _steps_of_phase(snapshot: Snapshot) -> npt.NDArray[np.int64]:
 
 def _lengths(found: Iterable[RankFiles]) -> dict[Path, int]:
     return {path: path.stat().st_size for files in found for path in files.tails}
+
+
+def _kind_of(schema: Any) -> RowKind:
+    return METRIC_ROWS if "value" in schema.names else EVENT_ROWS if "kind" in schema.names else RECORD_ROWS
 
 
 class TailCache:

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.store.schema import METRICS, RECORDS, TENSORS
+from tensortap.store import names as layout
+from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS
 from tensortap.store.tail import MessageChecksum, read_checks
 
 _MARKER: Final = b"\xff\xff\xff\xff"
@@ -46,7 +47,15 @@ RECORD_ROWS: Final = RowKind(
     ("step", "phase", "site", "port", "slot", "call", "seq", "op", "dtype", "numel", "reason", "recomputed", "time"),
 )
 METRIC_ROWS: Final = RowKind((METRICS,), ("step", "name", "time"))
+EVENT_ROWS: Final = RowKind((EVENTS,), tuple(EVENTS.names))
 TENSOR_ROWS: Final = RowKind((TENSORS,), tuple(TENSORS.names))
+
+
+def row_kind(folder: str) -> RowKind:
+    """Return what the rows in a folder of records, metrics or events look like."""
+    if folder.startswith(layout.METRICS):
+        return METRIC_ROWS
+    return EVENT_ROWS if folder.startswith(layout.EVENTS) else RECORD_ROWS
 
 
 class TailContent(NamedTuple):

@@ -15,6 +15,7 @@ from tensortap.adapters.torch.autograd.members import MemberPorts, PendingGradie
 from tensortap.adapters.torch.autograd.optimizers import OptimizerHooks
 from tensortap.adapters.torch.autograd.parameters import ParameterTaps
 from tensortap.adapters.torch.capabilities import CAPABILITIES
+from tensortap.adapters.torch.context.recorder import CONTEXT
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
 from tensortap.adapters.torch.distributed.pipeline import is_stage, tree_of
 from tensortap.adapters.torch.distributed.shards import ShardRegistry
@@ -100,6 +101,8 @@ class TorchAdapter(Adapter):
         }
         self._parameters = ParameterTaps(self._observer, self.steps, MemberPorts(owners, ports, sharded))
         self._optimizers = OptimizerHooks(self.steps, self._parameters)
+        CONTEXT.join(recorder.events, self)
+        CONTEXT.add_model(root, "", self._called())
         self._learn_shards()
         self._parameters.arm(recorder.current.armed)
         self._hooks.begin(recorder.current.armed)
@@ -115,6 +118,7 @@ class TorchAdapter(Adapter):
 
     def detach(self) -> None:
         """Remove every hook."""
+        CONTEXT.leave(self)
         self._hooks.remove()
         self._optimizers.remove()
         self._parameters.remove()

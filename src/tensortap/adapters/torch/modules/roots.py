@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from tensortap.adapters.torch.compile.backward import await_gradients
 from tensortap.adapters.torch.compile.code import compiler_callback, skip_compiling
 from tensortap.adapters.torch.compile.operators import CALLED, CompileStatus, Found, GraphReceiver, is_exporting, notify
+from tensortap.adapters.torch.context.recorder import CONTEXT
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.nested import tensors_in_containers
 from tensortap.adapters.torch.steps import MOST_MARKS, TorchStepDetector
@@ -85,6 +86,7 @@ class RootForwardPreHook(Hook):
             return
         if not tracing():
             self.receiver.begin(module, callable(compiler_callback()))
+            CONTEXT.model_called(module, args)
 
 
 # It must be able to ask whether the compiler is active, and `begin` must not be compiled.

@@ -14,6 +14,7 @@ from tensortap.adapters.protocol import Adapter
 from tensortap.adapters.steps import StepDetector, StepOver, ThreadState
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.capabilities import CAPABILITIES
+from tensortap.adapters.torch.context.recorder import CONTEXT
 from tensortap.adapters.torch.modules.tree import unwrapped
 from tensortap.adapters.torch.ops.names import known_operations
 from tensortap.adapters.torch.ops.taps import means_operations
@@ -33,6 +34,7 @@ class ScriptModel:
         self.type = type(_without_wrapper(inner)).__name__
         self.prefix = prefix
         self.adapter = TorchAdapter(inner)
+        CONTEXT.add_model(inner, prefix, root)
         self._home = home
         self._parameters = frozenset(id(parameter) for parameter in root.parameters())
 

@@ -15,6 +15,7 @@ from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tensortap.adapters.torch.context.recorder import CONTEXT
 from tensortap.adapters.torch.script.hooks import AfterCall, GlobalPreHook, register_after, run_pre_hook
 from tensortap.adapters.torch.script.losses import Losses, LossModuleHook
 from tensortap.adapters.torch.script.models import ScriptModel, ScriptModels
@@ -22,6 +23,7 @@ from tensortap.adapters.torch.script.modules import KnownModules, ModuleRole
 from tensortap.adapters.torch.script.naming import has_other_models, has_parameters, name_of
 from tensortap.adapters.torch.script.owners import LossOwners
 from tensortap.adapters.torch.script.step_detector import EVAL, ScriptStepDetector
+from tensortap.context.events import EventLog
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import Recorder
 from tensortap.select.sites import Pattern
@@ -71,6 +73,7 @@ class ScriptWatcher:
         ]
         # PyTorch warns of what does not concern us: we tell a compiled model from the module it was made of.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
+        CONTEXT.join(EventLog(), self, pending=True)  # what is made before the first model is called counts too
         self._backward = torch.autograd.backward
         torch.autograd.backward = self._wrapped(self._backward)
 
@@ -81,6 +84,7 @@ class ScriptWatcher:
         for handle in self._handles:
             handle.remove()
         torch.autograd.backward = self._backward
+        CONTEXT.leave(self)
         if self.tap is not None and self._steps.used:
             self._close(self.tap)
 

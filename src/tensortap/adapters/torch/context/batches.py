@@ -1,0 +1,104 @@
+"""Batches: a fingerprint of what a model was given, and the samples that a loader drew for it."""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections import deque
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+_MOST_INDICES: Final = 1024
+_PROBES: Final = 256  # elements of a tensor that its fingerprint is made of
+
+
+def fingerprint(value: Any) -> str:
+    """Return a hash of the tensors in a value: shape, dtype and evenly spaced elements; empty when there are none."""
+    found = list(_tensors(value))[:4]
+    if not found or any(tensor.device.type != "cpu" for tensor in found):  # reading a device would wait for it
+        return ""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in found:
+        flat = tensor.detach().reshape(-1)
+        part = flat[:: max(1, flat.numel() // _PROBES)]
+        digest.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        digest.update(part.to(torch.float64).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tensors(value: Any, depth: int = 3) -> Any:
+    if isinstance(value, Tensor):
+        if value.numel() and not value.is_sparse and not value.is_quantized and not value.is_complex():
+            yield value
+    elif depth and isinstance(value, dict):
+        for item in list(value.values())[:8]:
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value[:8]:
+            yield from _tensors(item, depth - 1)
+
+
+class LoaderRecord:
+    """One data loader: how often it was iterated, and the samples in the batch that it gave last."""
+
+    def __init__(self, loader: Any, number: int) -> None:
+        self.number = number
+        self.epochs = 0
+        self.given = 0  # batches in this epoch
+        self.current: list[int] = []  # the indices of the samples in the last batch
+        self._drawn: deque[list[int]] = deque(maxlen=256)  # of batches that are being read
+        self._sampler = _reference(loader._index_sampler)  # a loader itself may be gone while it is iterated
+        self._described = _describe(loader)
+
+    def of(self, loader: Any) -> bool:
+        """Return whether it is the record of this loader."""
+        return self._sampler() is loader._index_sampler
+
+    def started(self) -> int:
+        """Begin an epoch; return how many batches the one before gave."""
+        before, self.given = self.given, 0
+        self._drawn.clear()
+        self.epochs += 1
+        return before
+
+    def draw(self, iterator: Any, indices: Any) -> None:
+        """Note the indices of a batch, if the iterator is one of this loader."""
+        if self._owns(iterator):
+            self._drawn.append(list(indices)[:_MOST_INDICES] if isinstance(indices, (list, tuple)) else [])
+
+    def give(self, iterator: Any) -> None:
+        """Note that the batch was given."""
+        if self._owns(iterator):
+            self.given += 1
+            self.current = self._drawn.popleft() if self._drawn else []
+
+    def _owns(self, iterator: Any) -> bool:
+        return self._sampler() is iterator._index_sampler
+
+    def describe(self) -> dict[str, Any]:
+        """Return how it is set up."""
+        return {"number": self.number, **self._described}
+
+
+def _describe(loader: Any) -> dict[str, Any]:
+    return {
+        "dataset": type(loader.dataset).__name__, "samples": _length(loader.dataset), "batches": _length(loader),
+        "batch_size": loader.batch_size, "sampler": type(loader.sampler).__name__, "workers": loader.num_workers,
+        "drop_last": loader.drop_last, "worker_init": loader.worker_init_fn is not None,
+    }  # fmt: skip
+
+
+def _reference(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:  # a list of indices, which has none
+        return lambda: value
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return len(value)
+    except (TypeError, NotImplementedError):
+        return None

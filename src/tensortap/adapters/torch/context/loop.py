@@ -1,0 +1,177 @@
+"""The training loop as it runs: the order of calls, backward, reset of gradients and steps of each optimizer.
+
+Whether gradients were reset is read from the gradients themselves, by identity and version counter, of one parameter
+of each optimizer: so it does not matter how the script resets them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any, Final
+
+from tensortap.adapters.torch.context.optimizers import OptimizerRecord
+
+FRESH: Final = "fresh"  # there was no gradient, or it had been reset after the last step
+STALE: Final = "stale"  # the gradient of before the last step is still there
+ADDED: Final = "added"  # added to that of another backward since the last step
+RESET: Final = "reset"  # that of another backward since the last step was thrown away
+_MOST_STATES: Final = 64
+
+
+class GradientWatch:
+    """The gradient of one parameter of an optimizer, before and after each backward and step."""
+
+    def __init__(self, record: OptimizerRecord) -> None:
+        self.record = record
+        self.states: list[str] = []  # of each backward that reached the parameter since the last step
+        self._sample: weakref.ref[Any] | None = None
+        self._mark: tuple[int, int] | None = None  # identity and version of the gradient when it was last looked at
+        self._stepped = True  # since then the optimizer has stepped
+        self._state = FRESH
+        self._begun: tuple[int, int] | None = None
+
+    def backward_begins(self) -> None:
+        """Note what is there before a backward."""
+        mark = self._begun = self._now()
+        if mark is None or self._mark is None:
+            self._state = FRESH if self._stepped else RESET if self._mark is not None else FRESH
+        elif mark == self._mark:
+            self._state = STALE if self._stepped else ADDED
+        else:
+            self._state = self._changed()
+
+    def _changed(self) -> str:
+        parameter = None if self._sample is None else self._sample()
+        empty = parameter is None or parameter.grad is None or not bool(parameter.grad.detach().any())
+        return (FRESH if self._stepped else RESET) if empty else (FRESH if self._stepped else ADDED)
+
+    def backward_ended(self) -> None:
+        """Note what a backward has changed."""
+        self._find_sample()
+        now = self._now()
+        if now is None or now == self._begun:
+            return  # it did not reach this parameter
+        if len(self.states) < _MOST_STATES:
+            self.states.append(self._state)
+        self._mark, self._stepped = now, False
+
+    def stepped(self) -> None:
+        """Note what is there after the optimizer's step."""
+        self._mark, self._stepped = self._now(), True
+        self.states = []
+
+    def _now(self) -> tuple[int, int] | None:
+        parameter = None if self._sample is None else self._sample()
+        gradient = None if parameter is None else parameter.grad
+        return None if gradient is None else (id(gradient), gradient._version)
+
+    def _find_sample(self) -> None:
+        if self._sample is not None and self._sample() is not None:
+            return
+        for reference in self.record.parameters.values():
+            parameter = reference()
+            if parameter is not None and parameter.grad is not None and not parameter.grad.is_sparse:
+                self._sample = reference
+                return
+
+
+class LoopState:
+    """Counts over the whole training, and what happened since the last step of an optimizer."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.counts: Counter[str] = Counter()
+        self._watches: dict[int, GradientWatch] = {}
+        self._calls: Counter[str] = Counter()  # by mode, since the last step
+        self._backwards = 0
+        self._losses = 0
+        self._pending_calls = 0  # with gradients, since the last backward
+        self._per_backward: Counter[int] = Counter()
+        self._plain_run = 0  # calls without gradients in training mode, one after another
+        self._told: dict[int, tuple[Any, ...]] = {}
+        self._same: Counter[int] = Counter()
+
+    def called(self, mode: str, depends: bool) -> None:
+        """Note a call of a model."""
+        self._calls[mode] += 1
+        if mode.endswith("no_grad"):
+            self._plain_run += mode == "train_no_grad" and depends
+            self.counts["eval_in_train_mode"] += mode == "train_no_grad" and depends and self._plain_run >= 2
+        else:
+            self._pending_calls += 1
+            self._plain_run = 0
+
+    def loss(self, gradients: bool) -> None:
+        """Note a call of a loss; one without gradients, of a model in training mode, is an evaluation."""
+        self._losses += 1
+        if not gradients and self._plain_run:
+            self.counts["eval_loss_in_train_mode"] += 1
+
+    def backward_begins(self) -> None:
+        """Note that gradients are about to be computed."""
+        self._backwards += 1
+        self.counts["backwards"] += 1
+        self._per_backward[self._pending_calls] += 1
+        self._pending_calls = self._plain_run = 0
+        for watch in self._watches.values():
+            watch.backward_begins()
+
+    def backward_ended(self) -> None:
+        """Note that gradients were computed."""
+        for watch in self._watches.values():
+            watch.backward_ended()
+
+    def watch(self, record: OptimizerRecord) -> None:
+        """Follow the gradients of an optimizer."""
+        self._watches[record.number] = GradientWatch(record)
+        if len(self._watches) > 8:  # optimizers that are made again and again: the last ones count
+            del self._watches[min(self._watches)]
+
+    def before_step(self, record: OptimizerRecord, has_gradients: bool) -> dict[str, Any] | None:
+        """Note a step; return what led to it when that differs from the step before of the same optimizer."""
+        watch = self._watches.get(record.number)
+        states = [] if watch is None else list(watch.states)
+        used = _since_reset(states)
+        self.counts["steps_without_gradients"] += not has_gradients
+        self.counts["steps_without_backward"] += not self._backwards
+        self.counts["steps_on_stale_gradients"] += bool(used) and used[0] == STALE
+        self.counts["backwards_thrown_away"] += len(states) - len(used)
+        self.counts["steps_with_reset"] += RESET in states
+        self.counts["trained_in_eval_mode"] += self._calls["eval"] > 0 and not self._calls["train"]
+        self.counts["steps_in_train_mode"] += self._calls["train"] > 0
+        signature = (
+            self._backwards,
+            tuple(states),
+            has_gradients,
+            tuple(sorted(k for k, n in self._calls.items() if n)),
+        )
+        self._same[record.number] += 1
+        if self._told.get(record.number) == signature:
+            return None
+        self._told[record.number] = signature
+        return {
+            "number": record.number, "backwards": self._backwards, "gradients": states, "has_gradients": has_gradients,
+            "calls": dict(self._calls), "losses": self._losses, "steps": self.steps,
+        }  # fmt: skip
+
+    def after_step(self, record: OptimizerRecord) -> None:
+        """Note that an optimizer has stepped."""
+        self.steps += 1
+        watch = self._watches.get(record.number)
+        if watch is not None:
+            watch.stepped()
+        self._calls.clear()
+        self._backwards = self._losses = 0
+
+    def totals(self) -> dict[str, Any]:
+        """Return the counts of the whole training."""
+        per_backward = {str(calls): n for calls, n in self._per_backward.most_common(8)}
+        return {**self.counts, "steps": self.steps, "calls_per_backward": per_backward,
+                "calls_after_last_backward": self._pending_calls}  # fmt: skip
+
+
+def _since_reset(states: list[str]) -> list[str]:
+    """Return the states of the backwards whose gradients are still there."""
+    last = max((i for i, state in enumerate(states) if state in (FRESH, RESET)), default=0)
+    return states[last:]

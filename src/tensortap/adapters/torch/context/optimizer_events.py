@@ -1,0 +1,111 @@
+"""Optimizers, schedulers and clipping, as events."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Final
+
+from tensortap.adapters.torch.context.caller import user_line
+from tensortap.adapters.torch.context.loop import LoopState
+from tensortap.adapters.torch.context.model_events import ModelEvents
+from tensortap.adapters.torch.context.optimizers import OptimizerRecord, ParameterSizes, parameters_of
+from tensortap.adapters.torch.context.sink import EventHub, guarded
+
+_MOST_MADE: Final = 40  # optimizers and schedulers that are told one by one
+
+
+class OptimizerEvents:
+    """Every optimizer of the process that is made or steps."""
+
+    def __init__(self, hub: EventHub, loop: LoopState, models: ModelEvents) -> None:
+        self.hub = hub
+        self.optimizers: dict[int, OptimizerRecord] = {}
+        self.held: dict[int, weakref.ref[Any]] = {}  # parameters of those that stepped
+        self._loop = loop
+        self._models = models
+        self._made = {"optimizer": 0, "scheduler": 0}
+        self._sizes: ParameterSizes | None = None
+        self._clip: dict[str, Any] = {}
+
+    @guarded
+    def optimizer_made(self, optimizer: Any) -> None:
+        """Note a new optimizer and the line that makes it."""
+        self._meet(optimizer, user_line(3))
+
+    def _meet(self, optimizer: Any, code: str) -> OptimizerRecord:
+        number = self._made["optimizer"] = self._made["optimizer"] + 1
+        record = self.optimizers[id(optimizer)] = OptimizerRecord(optimizer, number, code)
+        self._loop.watch(record)
+        if number <= _MOST_MADE:
+            self.hub.add("optimizer", record.kind, code, record.describe() | {"steps_before": self._loop.steps})
+        return record
+
+    @guarded
+    def scheduler_made(self, scheduler: Any) -> None:
+        """Note a new scheduler, its numbers, and the line that makes it."""
+        self._made["scheduler"] += 1
+        if self._made["scheduler"] <= _MOST_MADE:
+            options = {k: v for k, v in vars(scheduler).items() if isinstance(v, (int, float)) and k[:1] != "_"}
+            self.hub.add("scheduler", type(scheduler).__name__, user_line(3), options)
+
+    @guarded
+    def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Note what an optimizer is about to use."""
+        record = self.optimizers.get(id(optimizer))
+        if record is None or record.optimizer() is not optimizer:
+            record = self._meet(optimizer, "")
+        if not record.told or len(record.rates) != len(optimizer.param_groups):
+            self._tell_held(optimizer, record)
+        if changed := record.changed():
+            self.hub.add("rate", record.kind, record.code, {"number": record.number, "groups": changed})
+        if (said := self._loop.before_step(record, self._gradients_of(record))) and self.hub.due(
+            "loop", first=24, then=32
+        ):
+            self.hub.add("loop", record.kind, user_line(3), said)
+        self._tell_clipping()
+        if self.hub.due("sizes", first=4, then=16):
+            held = parameters_of(optimizer)
+            self._sizes = ParameterSizes({n: p for n, p in self._models.trainable().items() if id(p) in held})
+
+    @guarded
+    def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Note what it has done."""
+        record = self.optimizers[id(optimizer)]
+        record.steps += 1
+        self._loop.after_step(record)
+        if self._sizes is not None:
+            sizes, self._sizes = self._sizes, None
+            self.hub.add("parameters", record.kind, "", sizes.describe() | {"number": record.number})
+
+    def _gradients_of(self, record: OptimizerRecord) -> bool:
+        if self._loop.steps > 64 and self._loop.steps % 16:
+            return True
+        return any((p := ref()) is not None and p.grad is not None for ref in record.parameters.values())
+
+    def _tell_held(self, optimizer: Any, record: OptimizerRecord) -> None:
+        record.told = True
+        record.parameters = parameters_of(optimizer)
+        self.held |= record.parameters
+        trainable = self._models.trainable()
+        held = [name for name, p in trainable.items() if id(p) in record.parameters]
+        known = {id(p) for m in self._models.models.values() for _, p in m.parameters()}
+        foreign = [key for key in record.parameters if key not in known]
+        self.hub.add("holds", record.kind, record.code, {
+            "number": record.number, "held": len(held), "of": len(trainable), "foreign": len(foreign),
+            "of_held": len(record.parameters),
+        })  # fmt: skip
+
+    def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
+        """Note how much of the gradient clipping leaves."""
+        if self.hub.active:
+            self._clip = {"most": most, "norm": norm}
+
+    def after_clipping(self, parameters: list[Any]) -> None:
+        """Do nothing."""
+
+    def _tell_clipping(self) -> None:
+        clip, self._clip = self._clip, {}
+        if clip and self.hub.due("clip", first=6, then=8):
+            norm = float(clip["norm"])
+            self.hub.add("clip", "clip_grad_norm_", "", {"most": clip["most"], "norm": norm,
+                                                     "factor": min(1.0, clip["most"] / (norm + 1e-6))})  # fmt: skip

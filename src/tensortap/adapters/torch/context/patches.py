@@ -1,0 +1,163 @@
+"""Functions of PyTorch that are replaced while somebody listens, and put back afterwards.
+
+Each replacement calls the original with what it was given and returns what it returned. The compiler traces through
+them and finds nothing of ours. Where somebody has replaced a replacement in turn, theirs stays and calls ours, which
+then only calls the original.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from tensortap.adapters.torch.context.losses import NAMES
+
+
+class LossListener(Protocol):
+    """Told of losses and gradients. None of its methods may raise."""
+
+    def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Called after a loss function."""
+
+    def backward_begins(self, tensors: Any) -> None:
+        """Called before gradients are computed."""
+
+    def backward_ended(self) -> None:
+        """Called after that."""
+
+
+class OptimizerListener(Protocol):
+    """Told of optimizers and schedulers. None of its methods may raise."""
+
+    def optimizer_made(self, optimizer: Any) -> None:
+        """Called after an optimizer's `__init__`."""
+
+    def scheduler_made(self, scheduler: Any) -> None:
+        """Called after a scheduler's `__init__`."""
+
+
+class LoaderListener(Protocol):
+    """Told of data loaders. None of its methods may raise."""
+
+    def loader_started(self, loader: Any) -> None:
+        """Called when an iteration over a loader begins."""
+
+    def indices_drawn(self, iterator: Any, indices: Any) -> None:
+        """Called when a loader's sampler has given the indices of a batch."""
+
+    def batch_given(self, iterator: Any) -> None:
+        """Called when a loader has given a batch."""
+
+
+class _LossDepth(threading.local):
+    depth = 0
+
+
+class Patches:
+    """The replacements."""
+
+    def __init__(self, losses: LossListener, optimizers: OptimizerListener, loaders: LoaderListener) -> None:
+        self._losses = losses
+        self._loaders = loaders
+        self._on = True
+        self._inside = _LossDepth()
+        self._made: list[tuple[Any, str, Any, Any]] = []
+        for name in NAMES:
+            self._replace(functional, name, self._loss)
+        self._replace(torch.autograd, "backward", self._backward)
+        self._replace(Optimizer, "__init__", functools.partial(self._after, optimizers.optimizer_made))
+        self._replace(LRScheduler, "__init__", functools.partial(self._after, optimizers.scheduler_made))
+        self._replace(DataLoader, "__iter__", self._iteration)
+        self._replace(_BaseDataLoaderIter, "_next_index", self._indices)
+        self._replace(_BaseDataLoaderIter, "__next__", self._batches)
+
+    def remove(self) -> None:
+        """Put the originals back."""
+        self._on = False
+        for owner, name, original, ours in reversed(self._made):
+            if getattr(owner, name, None) is ours:
+                setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name, None)
+        if original is not None:
+            ours = functools.wraps(original)(wrap(original))
+            self._made.append((owner, name, original, ours))
+            setattr(owner, name, ours)
+
+    def _loss(self, original: Any) -> Any:
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._on or self._inside.depth:
+                return original(*args, **kwargs)
+            self._inside.depth += 1  # a loss that calls another is one loss
+            try:
+                output = original(*args, **kwargs)
+            finally:
+                self._inside.depth -= 1
+            self._losses.loss_called(original, args, kwargs, output)
+            return output
+
+        return call
+
+    def _backward(self, original: Any) -> Any:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or not self._on:
+                return original(tensors, *args, **kwargs)
+            self._losses.backward_begins(tensors)
+            result = original(tensors, *args, **kwargs)
+            self._losses.backward_ended()
+            return result
+
+        return backward
+
+    def _after(self, tell: Callable[[Any], None], original: Any) -> Any:
+        def method(this: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(this, *args, **kwargs)
+            if self._on and not torch.compiler.is_compiling():
+                tell(this)
+            return result
+
+        return method
+
+    def _iteration(self, original: Any) -> Any:
+        def iterate(this: Any) -> Any:
+            if self._on:
+                self._loaders.loader_started(this)
+            return original(this)
+
+        return iterate
+
+    def _indices(self, original: Any) -> Any:
+        def next_index(this: Any) -> Any:
+            indices = original(this)
+            if self._on:
+                self._loaders.indices_drawn(this, indices)
+            return indices
+
+        return next_index
+
+    def _batches(self, original: Any) -> Any:
+        def give(this: Any) -> Any:
+            batch = original(this)
+            if self._on:
+                self._loaders.batch_given(this)
+            return batch
+
+        return give
+
+
+def scalar_of(tensors: Any) -> Tensor | None:
+    """Return the loss among what backward was called on."""
+    given = tensors if isinstance(tensors, (list, tuple)) else [tensors]
+    return next((tensor for tensor in given if isinstance(tensor, Tensor) and tensor.grad_fn is not None), None)

@@ -1,0 +1,70 @@
+"""Where all parts of the context add their events, and what keeps their errors from the training."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
+
+from tensortap.context.events import EventLog, Sampling
+
+P = ParamSpec("P")
+
+
+class EventHub:
+    """The logs of all taps, and which calls are due to be looked at."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.logs: list[tuple[EventLog, object]] = []
+        self._sampling: dict[Any, Sampling] = {}
+
+    def add(self, kind: str, name: str, code: str, data: dict[str, Any]) -> None:
+        """Add an event to every log, once."""
+        for log in {id(log): log for log, _ in self.logs}.values():
+            log.add(kind, name, code, data)
+
+    def due(self, key: Any, **how: int) -> bool:
+        """Count a call of this kind; return whether to look at it."""
+        known = self._sampling.get(key)
+        if known is None:
+            known = self._sampling[key] = Sampling(**how)
+        return known.due()
+
+    def failed(self, where: str, error: Exception) -> None:
+        """End the context: something of ours does not work here."""
+        self.active = False
+        self.add("failed", type(error).__name__, "", {"message": str(error)[:500], "where": where})
+
+    def begin(self) -> None:
+        """Count anew."""
+        self.active = True
+        self._sampling = {}
+
+
+class HasHub(Protocol):
+    """What adds events."""
+
+    hub: EventHub
+
+
+S = TypeVar("S", bound=HasHub)
+
+
+def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
+    """Let no error of ours reach the training: the context ends there, and the logs say why."""
+
+    @functools.wraps(method)
+    def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        hub = self.hub
+        if not hub.active or torch._C._get_tracing_state() is not None:
+            return
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                method(self, *args, **kwargs)
+        except Exception as error:
+            hub.failed(method.__name__, error)
+
+    return call
