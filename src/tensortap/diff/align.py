@@ -17,6 +17,7 @@ _WRAPPERS: Final = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_
 _STARS: Final = re.compile(r"(\*+)")
 Shape = tuple[int, ...]
 Renames = Mapping[str, str] | Iterable[str] | None
+Renaming = Renames | Callable[[str], str | None]
 
 
 class SiteSignature(NamedTuple):

@@ -58,6 +58,7 @@ class Pair:
     sqnr: float | None = None
     bit_equal: float | None = None
     step_b: int = -1  # the step of `b` that it was compared with
+    ratio: float | None = None  # of the norms, b's to a's
 
     @property
     def differs(self) -> bool:

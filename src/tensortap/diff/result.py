@@ -9,6 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tensortap import text
+from tensortap.diff.cause import Cause
 from tensortap.diff.pair import SCHEMA, SHORT, Pair, pair_to_dict
 from tensortap.sinks.plain import plain
 from tensortap.text import printable
@@ -66,6 +67,8 @@ class Diff:
     dtypes: Mapping[tuple[str, str], tuple[str, ...]]
     shapes: int
     batches: tuple[Any, ...]
+    cause: Cause | None = None
+    layouts: str = ""  # how the ranks of each run lie, where whole tensors were put together from theirs
 
     def __bool__(self) -> bool:
         return self.first is None
@@ -106,6 +109,8 @@ class Diff:
                 "same": bool(self),
                 "first": first,
                 "first_unequal": unequal,
+                "cause": None if self.cause is None else self.cause.to_dict(),
+                "layouts": self.layouts,
                 "aligned_by": self.aligned_by,
                 "sites": len(self.rows),
                 "differing": self.differing,
@@ -137,6 +142,10 @@ class Diff:
         if self.first:
             count = f"{self.differing} of {many(len(self.rows), 'site')} differ"
             yield f"{count}; the tolerance there is {self.first.bound}"
+        if self.layouts:
+            yield f"whole tensors were put together: {self.layouts}"
+        if self.cause is not None and self.layouts:
+            yield f"cause: {self.cause}"
         causes = self._causes()
         if causes:
             yield f"its parameters differ: {listed(causes)}"

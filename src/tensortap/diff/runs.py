@@ -5,19 +5,23 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from tensortap.diff.align import Alignment, Renames, SiteSignature, align, renames
-from tensortap.diff.elements import KeptElements, common_elements
-from tensortap.diff.metrics import elements, histograms, relative, rms_of, statistics
-from tensortap.diff.pair import Pair, batch_of
-from tensortap.diff.result import Diff, SiteDiff
-from tensortap.diff.tolerance import Precision, Tolerance, changed
+from tensortap.diff.align import Alignment, Renaming, SiteSignature, align, renames
+from tensortap.diff.builder import DiffBuilder
+from tensortap.diff.elements import Call, KeptElements, common_elements
+from tensortap.diff.layout_runs import LayoutComparison
+from tensortap.diff.layouts import LayoutSide
+from tensortap.diff.pair import Pair
+from tensortap.diff.records import compare_records
+from tensortap.diff.result import Diff
+from tensortap.diff.site_names import common_names
+from tensortap.diff.tolerance import Precision, changed
 from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
 from tensortap.store.catalog import retry_if_moved
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
-from tensortap.store.queries import records_in, table
+from tensortap.store.queries import records_in, shards, table
 from tensortap.store.run import Run, open_run
 from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
@@ -29,8 +33,8 @@ Key = tuple[int, Place, int]  # rank, place, call
 
 
 def diff(
-    a: RunLike, b: RunLike, *, map: Renames = None, rtol: float | None = None, atol: float | None = None,
-    sites: SiteSelection = None, steps: StepSelection = None,
+    a: RunLike, b: RunLike, *, map: Renaming = None, rtol: float | None = None, atol: float | None = None,
+    sites: SiteSelection = None, steps: StepSelection = None, mesh: Mapping[str, int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
     """Compare two runs and report the first divergence.
@@ -44,7 +48,8 @@ def diff(
 
     def compare() -> Diff:
         sides = (Side(run, run.snapshots.take()) for run in (first, second))
-        return diff_snapshots(*sides, map=map, rtol=rtol, atol=atol, sites=sites, steps=steps, progress=progress)
+        return diff_snapshots(*sides, map=map, rtol=rtol, atol=atol, sites=sites, steps=steps, mesh=mesh,
+                              progress=progress)  # fmt: skip
 
     return retry_if_moved(compare)  # once more when one of them was compacted meanwhile
 
@@ -61,8 +66,8 @@ class Side(NamedTuple):
 
 
 def diff_snapshots(
-    a: Side, b: Side, *, map: Renames = None, rtol: float | None = None, atol: float | None = None,
-    sites: SiteSelection = None, steps: StepSelection = None,
+    a: Side, b: Side, *, map: Renaming = None, rtol: float | None = None, atol: float | None = None,
+    sites: SiteSelection = None, steps: StepSelection = None, mesh: Mapping[str, int] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
     """Compare two runs as they were when the snapshots were taken."""
@@ -72,9 +77,23 @@ def diff_snapshots(
     if not both:
         raise RunError(_no_step(a, b, steps))
     of_a, of_b = [pair[0] for pair in both], [pair[1] for pair in both]
-    aligned = align(_places(a), _places(b), renames(map), lambda: (_signatures(a, of_a), _signatures(b, of_b)))
+    found = DiffBuilder()
+
+    def signatures() -> tuple[dict[Place, SiteSignature], dict[Place, SiteSignature]]:
+        return _signatures(a, of_a), _signatures(b, of_b)
+
+    if mesh is not None or callable(map) or _spread_differently(a, b, both[0]):
+        names = common_names(_places(a)), common_names(_places(b), map if callable(map) else None)
+        aligned = align(_unique(names[0]), _unique(names[1]), renames(None if callable(map) else map), signatures)
+        aligned = _chosen(aligned, sites)
+        precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, _own_names(aligned, *names), both[0])))
+        comparison = LayoutComparison(_layout(a, None), _layout(b, mesh), aligned, precision)
+        for n, (step_a, step_b) in enumerate(both):
+            progress(n, len(both))
+            found.add(comparison.step(list(a.records([step_a])), list(b.records([step_b])), *names), 0, 0)
+        return found.diff(a.run, b.run, aligned, both, steps_a, steps_b, comparison.layouts)
+    aligned = align(_places(a), _places(b), renames(map), signatures)
     aligned = _chosen(aligned, sites)
-    found = _DiffBuilder()
     precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
     read = (_by_step(a, of_a, aligned.pairs), _by_step(b, of_b, aligned.pairs.values()))
     kept = KeptElements(*a), KeptElements(*b)
@@ -113,6 +132,35 @@ def _phases(side: Side, steps: Sequence[int]) -> dict[int, str]:
     rows = table(side.snapshot, columns=("step", "phase")).group_by(["step"]).aggregate([("phase", "min")])
     known = dict(zip(rows["step"].to_pylist(), rows["phase_min"].to_pylist(), strict=True))
     return {step: str(known.get(step) or "") for step in steps}
+
+
+def _spread_differently(a: Side, b: Side, steps: tuple[int, int]) -> bool:
+    """Return whether ranks hold other parts of tensors in one run than in the other, or steps other microbatches."""
+    if a.snapshot.ranks != b.snapshot.ranks or shards(a.snapshot) != shards(b.snapshot):
+        return True
+    (calls_a, size_a), (calls_b, size_b) = (_calls(side, step) for side, step in zip((a, b), steps, strict=True))
+    return calls_a != calls_b and size_a == size_b
+
+
+def _calls(side: Side, step: int) -> tuple[int, int]:
+    """Return how often the first place of a step was called, and with how many elements in all."""
+    places = _places(side)
+    rows = table(side.snapshot, str(places[0]), steps=step, columns=("call", "numel")) if places else {"call": []}
+    return (len(rows["call"]), sum(rows["numel"].to_pylist())) if len(rows["call"]) else (0, 0)
+
+
+def _layout(side: Side, mesh: Mapping[str, int] | None) -> LayoutSide:
+    return LayoutSide.of(side.snapshot.ranks, shards(side.snapshot), KeptElements(*side), mesh)
+
+
+def _unique(names: Mapping[Place, Place]) -> list[Place]:
+    return list(dict.fromkeys(names.values()))
+
+
+def _own_names(aligned: Alignment, a: Mapping[Place, Place], b: Mapping[Place, Place]) -> Alignment:
+    """Return the alignment in the names that each run has itself."""
+    own_a, own_b = ({common: own for own, common in reversed(list(names.items()))} for names in (a, b))
+    return aligned._replace(pairs={own_a[x]: own_b[y] for x, y in aligned.pairs.items()})
 
 
 def _places(side: Side) -> list[Place]:
@@ -173,7 +221,9 @@ def _pairs(
         other = b.get((rank, partners[place], call))
         if other is not None:
             tolerance = precision.tolerance(record.summary.dtype, other.summary.dtype, place.port)
-            pairs.append(_compare(record, other, tolerance, kept_a, kept_b))
+            shapes = record.summary.shape, other.summary.shape
+            kept = common_elements(kept_a, kept_b, _call_of(record), _call_of(other), *shapes)
+            pairs.append(compare_records(record, other, tolerance, kept))
     return pairs, len(a) - len(pairs), len(b) - len(pairs)
 
 
@@ -191,113 +241,5 @@ def _by_step(side: Side, steps: Sequence[int], places: Iterable[Place]) -> Itera
         yield from found.values()
 
 
-def _compare(a: Record, b: Record, tolerance: Tolerance, kept_a: KeptElements, kept_b: KeptElements) -> Pair:
-    x, y = a.summary, b.summary
-    known: dict[str, Any] = {
-        "step": a.step, "step_b": b.step, "rank": a.rank, "site": str(a.place), "site_b": str(b.place),
-        "call": a.call, "seq": a.seq, "dtype": x.dtype, "dtype_b": y.dtype, "shape": x.shape, "shape_b": y.shape,
-        "rtol": tolerance.rtol, "atol": tolerance.atol,
-    }  # fmt: skip
-    if x.numel != y.numel:
-        note = f"shape {_shape(x.shape)} in a, {_shape(y.shape)} in b"
-        return Pair(**known, error=math.inf, excess=math.inf, of="shape", note=note)
-    gap = statistics(x, y, tolerance)
-    known |= relative(x, y)
-    if distance := histograms(x, y):
-        known |= distance._asdict()
-    call_a, call_b = ((r.step, r.rank, r.place._replace(op=""), r.call) for r in (a, b))
-    kept = common_elements(kept_a, kept_b, call_a, call_b, x.shape, y.shape)
-    if kept is not None:
-        found = elements(kept.a, kept.b, tolerance, rms_of(x))
-        known |= {name: getattr(found, name) for name in ("max_abs", "max_rel", "nl2", "cosine", "sqnr", "bit_equal")}
-        known |= {"kept": kept.kind, "elements": kept.a.size}
-        if found.excess >= gap.excess:
-            return Pair(
-                **known, error=found.error, excess=found.excess, of="elements", note=_nonfinite(a, b, found.misplaced)
-            )
-    return Pair(**known, error=gap.error, excess=gap.excess, of=gap.of, note=_nonfinite(a, b, gap.of in ("nan", "inf")))
-
-
-def _nonfinite(a: Record, b: Record, misplaced: int) -> str:
-    """Return what is NaN or infinite in one but not the other, in words."""
-    if not misplaced:
-        return ""
-    x, y = a.summary, b.summary
-    for name, count_a, count_b in (
-        ("NaN", x.nan, y.nan),
-        ("Inf", x.posinf, y.posinf),
-        ("−Inf", x.neginf, y.neginf),
-    ):
-        if count_a != count_b:
-            return f"{name} in {count_a} of {x.numel} elements in a, in {count_b} in b"
-    return f"NaN or Inf at other places: {misplaced} elements"
-
-
-def _shape(shape: Iterable[int]) -> str:
-    return "[" + ",".join(map(str, shape)) + "]"
-
-
-class _DiffBuilder:
-    """Collects pairs by site, step by step."""
-
-    def __init__(self) -> None:
-        self._sites: dict[tuple[str, str], SiteDiff] = {}
-        self._batches: list[Any] = []
-        self._first: Pair | None = None
-        self._unequal: Pair | None = None
-        self._alone = [0, 0]
-
-    def add(self, pairs: Sequence[Pair], alone_a: int, alone_b: int) -> None:
-        """Add the pairs of one step."""
-        self._alone = [self._alone[0] + alone_a, self._alone[1] + alone_b]
-        self._batches.append(batch_of(pairs))
-        for pair in pairs:
-            key = (pair.site, pair.site_b)
-            known = self._sites.get(key) or SiteDiff(pair, None, 0, 0)
-            self._sites[key] = SiteDiff(
-                worst=pair if pair.excess > known.worst.excess else known.worst,
-                first=known.first or (pair if pair.differs else None),
-                pairs=known.pairs + 1,
-                differing=known.differing + pair.differs,
-            )
-            self._first = self._first or (pair if pair.differs else None)
-            self._unequal = self._unequal or (pair if pair.unequal else None)
-
-    def diff(
-        self,
-        a: Run,
-        b: Run,
-        aligned: Alignment,
-        both: Sequence[tuple[int, int]],
-        steps_a: Sequence[int],
-        steps_b: Sequence[int],
-    ) -> Diff:
-        """Return all of it, the worst site first."""
-        if not self._sites:
-            raise RunError(
-                f"no site of {a.path} has a partner in {b.path} at the same step; give a map of names: OLD=NEW"
-            )
-        rows = sorted(self._sites.values(), key=lambda row: (-row.worst.excess, -row.worst.error))
-        other: dict[tuple[str, str], list[str]] = {}
-        for worst in (row.worst for row in self._sites.values()):
-            if worst.dtype != worst.dtype_b:
-                other.setdefault((worst.dtype, worst.dtype_b), []).append(worst.site)
-        common_a, common_b = ({pair[side] for pair in both} for side in (0, 1))
-        return Diff(
-            a=a.path,
-            b=b.path,
-            rows=tuple(rows),
-            first=self._first,
-            first_unequal=self._unequal,
-            aligned_by=aligned.by,
-            only_in_a=tuple(map(str, aligned.only_in_a)),
-            only_in_b=tuple(map(str, aligned.only_in_b)),
-            steps=tuple(step for step, _ in both),
-            steps_only_in_a=tuple(s for s in steps_a if s not in common_a),
-            steps_only_in_b=tuple(s for s in steps_b if s not in common_b),
-            alone_in_a=self._alone[0],
-            alone_in_b=self._alone[1],
-            dtypes={types: tuple(sites) for types, sites in other.items()},
-            shapes=sum(r.worst.shape != r.worst.shape_b and r.worst.of != "shape" and not r.worst.kept for r in rows),
-            batches=tuple(self._batches),
-        )
+def _call_of(record: Record) -> Call:
+    return record.step, record.rank, record.place._replace(op=""), record.call

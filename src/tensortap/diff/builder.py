@@ -1,0 +1,84 @@
+"""Collect pairs by site, step by step, into the result of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tensortap.diff.align import Alignment
+from tensortap.diff.cause import Cause, first_cause
+from tensortap.diff.pair import Pair, batch_of
+from tensortap.diff.result import Diff, SiteDiff
+from tensortap.errors import RunError
+from tensortap.store.run import Run
+
+
+class DiffBuilder:
+    """Collects pairs by site, step by step."""
+
+    def __init__(self) -> None:
+        self._sites: dict[tuple[str, str], SiteDiff] = {}
+        self._batches: list[Any] = []
+        self._first: Pair | None = None
+        self._cause: Cause | None = None
+        self._unequal: Pair | None = None
+        self._alone = [0, 0]
+
+    def add(self, pairs: Sequence[Pair], alone_a: int, alone_b: int) -> None:
+        """Add the pairs of one step."""
+        self._alone = [self._alone[0] + alone_a, self._alone[1] + alone_b]
+        self._cause = self._cause or first_cause(pairs)
+        self._batches.append(batch_of(pairs))
+        for pair in pairs:
+            key = (pair.site, pair.site_b)
+            known = self._sites.get(key) or SiteDiff(pair, None, 0, 0)
+            self._sites[key] = SiteDiff(
+                worst=pair if pair.excess > known.worst.excess else known.worst,
+                first=known.first or (pair if pair.differs else None),
+                pairs=known.pairs + 1,
+                differing=known.differing + pair.differs,
+            )
+            self._first = self._first or (pair if pair.differs else None)
+            self._unequal = self._unequal or (pair if pair.unequal else None)
+
+    def diff(
+        self,
+        a: Run,
+        b: Run,
+        aligned: Alignment,
+        both: Sequence[tuple[int, int]],
+        steps_a: Sequence[int],
+        steps_b: Sequence[int],
+        layouts: str = "",
+    ) -> Diff:
+        """Return all of it, the worst site first."""
+        if not self._sites:
+            raise RunError(
+                f"no site of {a.path} has a partner in {b.path} at the same step; give a map of names: OLD=NEW"
+            )
+        rows = sorted(self._sites.values(), key=lambda row: (-row.worst.excess, -row.worst.error))
+        other: dict[tuple[str, str], list[str]] = {}
+        for worst in (row.worst for row in self._sites.values()):
+            if worst.dtype != worst.dtype_b:
+                other.setdefault((worst.dtype, worst.dtype_b), []).append(worst.site)
+        common_a, common_b = ({pair[side] for pair in both} for side in (0, 1))
+        return Diff(
+            a=a.path,
+            b=b.path,
+            rows=tuple(rows),
+            first=self._first,
+            cause=self._cause,
+            layouts=layouts,
+            first_unequal=self._unequal,
+            aligned_by=aligned.by,
+            only_in_a=tuple(map(str, aligned.only_in_a)),
+            only_in_b=tuple(map(str, aligned.only_in_b)),
+            steps=tuple(step for step, _ in both),
+            steps_only_in_a=tuple(s for s in steps_a if s not in common_a),
+            steps_only_in_b=tuple(s for s in steps_b if s not in common_b),
+            alone_in_a=self._alone[0],
+            alone_in_b=self._alone[1],
+            dtypes={types: tuple(sites) for types, sites in other.items()},
+            shapes=sum(r.worst.shape != r.worst.shape_b and r.worst.of != "shape" and not r.worst.kept for r in rows),
+            batches=tuple(self._batches),
+        )

@@ -1,0 +1,231 @@
+"""Pair the records of runs that are spread differently over ranks and microbatches, whole tensor with whole tensor."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from tensortap.diff.cause import stage_of
+from tensortap.diff.elements import CommonElements, KeptElements
+from tensortap.diff.mesh import Mesh, mesh_of
+from tensortap.diff.pieces import BATCH_ORDERS, MICRO, Arrangement, BatchOrder, Piece, Shape, arrange, fingerprint
+from tensortap.diff.pieces import whole_shape as shape_of_pieces
+from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merged_whole, scaled
+from tensortap.record.step import Record
+from tensortap.select.ports import MEMBER_PORTS, PORT_INFO
+from tensortap.types import Place
+
+Parts = Mapping[int, Mapping[str, Mapping[str, Any]]]
+Records = Mapping[Place, Sequence[Record]]  # of one step, by the name that a place has in every layout
+_ROOT_INPUT: Final = Place("", "input", "", "")
+
+
+class LayoutSide(NamedTuple):
+    """One run: where its ranks lie, which part each holds of what, and the elements it kept."""
+
+    mesh: Mesh
+    parts: Parts
+    kept: KeptElements
+
+    @staticmethod
+    def of(ranks: Sequence[int], parts: Parts, kept: KeptElements, mesh: Mapping[str, int] | None) -> LayoutSide:
+        """Read the mesh from what ranks recorded, or take the one given."""
+        return LayoutSide(mesh_of(ranks, parts, mesh), parts, kept)
+
+    def pieces(self, records: Sequence[Record], micro: int) -> dict[int, list[Piece]]:
+        """Return one call's pieces for each time a module is called in a microbatch."""
+        calls = max(record.call for record in records) + 1
+        reuse = max(1, calls // micro) if calls % micro == 0 else 1
+        raw = [(record, self.mesh.coordinates(record.rank), record.call // reuse) for record in records]
+        sides = {side: sorted({at[side] for _, at, _ in raw}) for side in self.mesh.sides}
+        found: dict[int, list[Piece]] = {}
+        for record, at, number in raw:
+            place = {side: known.index(at[side]) for side, known in sides.items() if len(known) > 1}
+            found.setdefault(record.call % reuse, []).append(Piece(record, {**place, MICRO: number}))
+        return found
+
+    def known(self, record: Record) -> dict[str, str]:
+        """Return what was recorded of the placement, for the sides of the mesh."""
+        shard = self.parts.get(record.rank, {}).get(str(record.place._replace(op="")), {})
+        placed = dict(zip(shard.get("mesh", ()), shard.get("placements", ()), strict=False))
+        return {side: how for side, how in placed.items() if side in self.mesh.sides}
+
+
+class PairedWhole(NamedTuple):
+    """A whole tensor of the reference with one of the other run, whose values are `factor` times as large."""
+
+    place: Place
+    call: int
+    a: Whole
+    b: Whole
+    factor: float
+    missing: tuple[int, ...] = ()  # ranks of `b` that should have recorded it and did not
+
+    @property
+    def summaries(self) -> tuple[Any, Any]:
+        """The statistics of both, in one scale."""
+        y = self.b.record.summary
+        return self.a.record.summary, y if self.factor == 1.0 else scaled(y, self.factor)
+
+
+class LayoutPairs:
+    """Pairs whole tensors, step by step. What holds for the run, the batch's order and scales, is found once."""
+
+    def __init__(self, a: LayoutSide, b: LayoutSide) -> None:
+        self.a, self.b = a, b
+        self.order: BatchOrder = "rank, micro"
+        self.factor = 1.0
+        self.sums_without_elements = 0
+        self._ready = False
+
+    def step(self, a: Records, b: Records) -> Iterator[PairedWhole]:
+        """Yield the pairs of one step: parameters, values in order of execution, gradients, updates."""
+        micro = _micro(a), _micro(b)
+        ordered = sorted(a, key=lambda place: (stage_of(place.port), min(record.seq for record in a[place])))
+        if not self._ready:
+            self._prepare([place for place in ordered if place in b], a, b, micro)
+        for place in ordered:
+            if place in b:
+                yield from self._pairs(place, a[place], b[place], micro, self._absent(place, b))
+
+    def _pairs(
+        self, place: Place, a: Sequence[Record], b: Sequence[Record], micro: tuple[int, int], missing: tuple[int, ...]
+    ) -> Iterator[PairedWhole]:
+        of_a, of_b = self.a.pieces(a, micro[0]), self.b.pieces(b, micro[1])
+        factor = self.factor if is_value_gradient(place.port) else 1.0
+        for call in of_a.keys() & of_b.keys():
+            first = self._reference(place, of_a[call])
+            if first is None:
+                continue
+            for copy in self._copies(place, of_b[call], first.record.summary.shape):
+                yield PairedWhole(place, call, first, copy, factor, missing)
+
+    def _reference(self, place: Place, pieces: Sequence[Piece]) -> Whole | None:
+        arrangement = self._arranged(self.a, place, pieces, None)
+        shape = shape_of_pieces(pieces, arrangement)
+        copies = arrangement.copies(pieces)
+        return merged_whole(copies[min(copies)], arrangement, shape, self.a.kept)
+
+    def _copies(self, place: Place, pieces: Sequence[Piece], shape: Shape) -> Iterator[Whole]:
+        """Yield the whole as each group of ranks holds it: once where all hold the same."""
+        arrangement = self._arranged(self.b, place, pieces, shape)._replace(order=self.order)
+        copies = arrangement.copies(pieces)
+        seen: set[Any] = set()
+        for _, own in sorted(copies.items()):
+            marks = tuple(sorted((tuple(sorted(p.at.items() - _at(p, arrangement.copied))), fingerprint(p.record))
+                                 for p in own))  # fmt: skip
+            if marks in seen:
+                continue
+            seen.add(marks)
+            whole = merged_whole(own, arrangement, shape, self.b.kept)
+            if whole is None:
+                self.sums_without_elements += 1
+            else:
+                yield whole
+
+    def _arranged(self, side: LayoutSide, place: Place, pieces: Sequence[Piece], shape: Shape | None) -> Arrangement:
+        known = side.known(pieces[0].record)
+        return arrange(pieces, known, side.mesh.data, shape, member=place.port in MEMBER_PORTS)
+
+    def _absent(self, place: Place, b: Records) -> tuple[int, ...]:
+        """Return the ranks that have a parameter but not its gradient or update."""
+        if place.port not in ("grad", "update"):
+            return ()
+        having = {record.rank for record in b.get(place._replace(port="param"), ())}
+        return tuple(sorted(having - {record.rank for record in b[place]}))
+
+    def _prepare(self, places: Sequence[Place], a: Records, b: Records, micro: tuple[int, int]) -> None:
+        self._ready = True
+        forward = [p for p in places if PORT_INFO[p.port].when == "forward"]
+        self._find_order([_ROOT_INPUT] * (_ROOT_INPUT in forward) + forward, a, b, micro)
+        backward = [p for p in places if is_value_gradient(p.port)]
+        for place in backward[:1]:
+            self._find_factor(place, a, b, micro)
+
+    def _find_order(self, places: Iterable[Place], a: Records, b: Records, micro: tuple[int, int]) -> None:
+        """Find in which order ranks and microbatches took the rows of the batch, from the first tensor kept in both."""
+        for place in places:
+            tried = []
+            for order in BATCH_ORDERS:
+                self.order = order
+                pairs = list(self._pairs(place, a[place], b[place], micro, ()))
+                unlike = [_unlike(self.elements(pair)) for pair in pairs]
+                if pairs and all(part is not None for part in unlike):
+                    tried.append((sum(part or 0.0 for part in unlike), BATCH_ORDERS.index(order)))
+            if tried:
+                self.order = BATCH_ORDERS[min(tried)[1]]
+                return
+        self.order = BATCH_ORDERS[0]
+
+    def _find_factor(self, place: Place, a: Records, b: Records, micro: tuple[int, int]) -> None:
+        """Find by which whole number gradients of values are larger: each rank averages over its own rows alone."""
+        pairs = list(self._pairs(place, a[place], b[place], micro, ()))
+        if not pairs:
+            return
+        x, y = pairs[0].a.record.summary, pairs[0].b.record.summary
+        if not x.l2 or not y.l2:
+            return
+        ranks = [math.prod(side.mesh.sides[name] for name in side.mesh.data) for side in (self.a, self.b)]
+        able = {
+            (ranks[1] ** i * micro[1] ** j) / (ranks[0] ** k * micro[0] ** m)
+            for i in (0, 1) for j in (0, 1) for k in (0, 1) for m in (0, 1)
+        }  # fmt: skip
+        ratio = y.l2 / x.l2
+        fitting = [c for c in able | {1 / c for c in able} if abs(ratio / c - 1) < _NEAR]
+        self.factor = min(fitting, key=lambda c: abs(ratio / c - 1), default=1.0)
+
+    def elements(self, pair: PairedWhole) -> CommonElements | None:
+        """Return the elements that both runs kept of a whole, in one order."""
+        shape = pair.a.record.summary.shape
+        x = elements_of(pair.a.pieces, pair.a.arrangement, shape, self.a.kept)
+        y = elements_of(pair.b.pieces, pair.b.arrangement, shape, self.b.kept)
+        return common_whole_elements(x, y, pair.factor)
+
+
+_NEAR: Final = 0.05
+
+
+def is_value_gradient(port: str) -> bool:
+    """Return whether a port is the gradient of a module's input or output."""
+    return PORT_INFO[port].when == "backward"
+
+
+def _at(piece: Piece, sides: Sequence[str]) -> set[tuple[str, int]]:
+    return {(side, piece.at[side]) for side in sides if side in piece.at}
+
+
+def _micro(records: Records) -> int:
+    """Return how many microbatches a step has: as often as most modules are called."""
+    calls = Counter(
+        max(record.call for record in of) + 1
+        for place, of in records.items()
+        if PORT_INFO[place.port].when == "forward"
+    )
+    root = records.get(_ROOT_INPUT)
+    if root:
+        return max(record.call for record in root) + 1
+    return calls.most_common(1)[0][0] if calls else 1
+
+
+def _unlike(common: CommonElements | None) -> float | None:
+    """Return how far two sets of elements differ; None where nothing was kept of both."""
+    if common is None:
+        return None
+    x, y = common.a.astype(np.float64), common.b.astype(np.float64)
+    finite = np.isfinite(x) & np.isfinite(y)
+    return float(np.abs(x - y)[finite].sum())
+
+
+def with_common_names(records: Iterable[Record], names: Mapping[Place, Place]) -> dict[Place, list[Record]]:
+    """Group the records of a step by the name that their place has in every layout."""
+    found: dict[Place, list[Record]] = {}
+    for record in records:
+        common = names.get(record.place._replace(op=""))
+        if common is not None and not record.recomputed:
+            found.setdefault(common, []).append(replace(record, place=record.place._replace(op="")))
+    return found

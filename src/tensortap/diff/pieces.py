@@ -1,0 +1,205 @@
+"""Put the pieces of a tensor that ranks and microbatches hold in their places in the whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.record.step import Record
+
+Shape = tuple[int, ...]
+Ints = npt.NDArray[np.int64]
+BatchOrder = Literal["rank, micro", "micro, rank", "rank strided, micro", "micro, rank strided"]
+BATCH_ORDERS: Final[tuple[BatchOrder, ...]] = (
+    "rank, micro",
+    "micro, rank",
+    "rank strided, micro",
+    "micro, rank strided",
+)
+_SHARD: Final = re.compile(r"(_?)S\((\d+)(?:, ?(\d+))?\)")
+MICRO: Final = "micro"
+COPY: Final = "R"
+BATCH: Final = "batch"
+
+
+class Piece(NamedTuple):
+    """One record, and where its rank and microbatch lie: a coordinate on each side of the mesh, and `micro`."""
+
+    record: Record
+    at: Mapping[str, int]
+
+
+class Arrangement(NamedTuple):
+    """How pieces make a whole: for each side `R` (copies), `S(1)` (along a dimension), `P(sum)` or `batch`."""
+
+    placements: Mapping[str, str]
+    sizes: Mapping[str, int]
+    data: frozenset[str]
+    order: BatchOrder = "rank, micro"
+
+    @property
+    def copied(self) -> list[str]:
+        """The sides along which ranks hold the same."""
+        return [side for side, how in self.placements.items() if how == COPY]
+
+    @property
+    def summed(self) -> list[str]:
+        """The sides along which ranks hold partial sums."""
+        return [side for side, how in self.placements.items() if how.startswith("P")]
+
+    def copies(self, pieces: Sequence[Piece]) -> dict[tuple[int, ...], list[Piece]]:
+        """Return the pieces of each copy of the whole."""
+        found: dict[tuple[int, ...], list[Piece]] = {}
+        for piece in pieces:
+            found.setdefault(tuple(piece.at.get(side, 0) for side in self.copied), []).append(piece)
+        return found
+
+    def positions(self, piece: Piece, shape: Shape) -> Ints | None:
+        """Return where each element of a piece lies in the flat whole; None when that is not known."""
+        rows: list[Ints] = [np.arange(n) for n in shape]
+        for side, dimension in self._cuts():
+            if dimension >= len(rows):
+                return None
+            rows[dimension] = _chunk(rows[dimension], self.sizes[side], piece.at.get(side, 0))
+        if rows:
+            rows[0] = self._rows_of_batch(rows[0], piece)
+        if tuple(map(len, rows)) != piece.record.summary.shape:
+            return None
+        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+        grid = np.ix_(*rows) if rows else ()
+        return np.asarray(sum((g * s for g, s in zip(grid, strides, strict=True)), np.int64(0))).reshape(-1)
+
+    def _cuts(self) -> Iterator[tuple[str, int]]:
+        """Yield sides with the dimension they cut, in the order of cutting: strided ones cut what others have cut."""
+        found = [(side, _SHARD.fullmatch(how)) for side, how in self.placements.items()]
+        for strided in (False, True):
+            for side, how in found:
+                if how is not None and bool(how[1]) == strided:
+                    yield side, int(how[2])
+
+    def _rows_of_batch(self, rows: Ints, piece: Piece) -> Ints:
+        sides = [side for side, how in self.placements.items() if how == BATCH and side != MICRO]
+        rank = 0
+        for side in sides:
+            rank = rank * self.sizes[side] + piece.at.get(side, 0)
+        size = math.prod(self.sizes[side] for side in sides)
+        for which in self.order.split(", "):
+            if which == "micro":
+                rows = _chunk(rows, self.sizes.get(MICRO, 1), piece.at.get(MICRO, 0))
+            elif which == "rank":
+                rows = _chunk(rows, size, rank)
+            else:
+                rows = rows[rank::size]
+        return rows
+
+
+def _chunk(rows: Ints, parts: int, number: int) -> Ints:
+    """Return one of so many parts, as torch.chunk and DTensor cut: all of one size but the last."""
+    size = -(-len(rows) // parts)
+    return rows[number * size : (number + 1) * size]
+
+
+def arrange(
+    pieces: Sequence[Piece], known: Mapping[str, str], data: frozenset[str], shape: Shape | None, *, member: bool
+) -> Arrangement:
+    """Find how pieces make a whole of this shape: as was recorded, else as their sizes and equality say.
+
+    `member` says that they are of a parameter, which data-parallel ranks share; a value is of each one's own batch.
+    """
+    sides = dict.fromkeys(side for piece in pieces for side in piece.at)
+    sizes = {side: max(piece.at.get(side, 0) for piece in pieces) + 1 for side in sides}
+    open_sides = [side for side in sides if sizes[side] > 1 and side not in known and side != MICRO]
+    settled = {side: how for side, how in known.items() if sizes.get(side, 1) > 1}
+    if sizes.get(MICRO, 1) > 1:
+        settled[MICRO] = BATCH
+    choices: list[dict[str, str]] = [
+        {**settled, **dict(zip(open_sides, chosen, strict=True))}
+        for chosen in itertools.product((COPY, BATCH), repeat=len(open_sides))
+    ]
+
+    def badness(choice: dict[str, str]) -> tuple[bool, int, int]:
+        copied = [side for side in open_sides if choice[side] == COPY]
+        unlike = sum(not _alike_along(side, pieces) for side in copied)
+        unusual = sum((choice[side] == BATCH) != (side in data and not member) for side in open_sides)
+        wrong = shape is not None and _numel(pieces, choice) != math.prod(shape)
+        return (wrong, unlike, unusual) if shape is None or not member else (wrong, unusual, unlike)
+
+    best: dict[str, str] = min(choices, key=badness)
+    if shape is not None:
+        best = _with_dimensions(best, pieces, sizes, data, shape, set(open_sides))
+    return Arrangement(best, sizes, data)
+
+
+def _numel(pieces: Sequence[Piece], placements: Mapping[str, str]) -> int:
+    once = [side for side, how in placements.items() if how == COPY or how.startswith("P")]
+    return sum(piece.record.summary.numel for piece in pieces if not any(piece.at.get(side, 0) for side in once))
+
+
+def _alike_along(side: str, pieces: Sequence[Piece]) -> bool:
+    """Return whether ranks that differ in this coordinate alone recorded the same."""
+    first: dict[Any, Any] = {}
+    for piece in pieces:
+        place = tuple((name, at) for name, at in piece.at.items() if name != side)
+        if first.setdefault(place, fingerprint(piece.record)) != fingerprint(piece.record):
+            return False
+    return True
+
+
+def fingerprint(record: Record) -> tuple[Any, ...]:
+    """Return what is equal for equal tensors: the hash of their content where it was kept, else all statistics."""
+    s = record.summary
+    numbers = (s.mean, s.std, s.min, s.max, s.l1, s.l2, s.zeros, s.nan)
+    return (s.shape, *(None if isinstance(x, float) and math.isnan(x) else x for x in numbers))
+
+
+def _with_dimensions(
+    placements: Mapping[str, str], pieces: Sequence[Piece], sizes: Mapping[str, int], data: frozenset[str],
+    shape: Shape, open_sides: set[str],
+) -> dict[str, str]:  # fmt: skip
+    """Find along which dimension each side without a known placement cuts: data along the first, else what fits."""
+    local = pieces[0].record.summary.shape
+    split = [side for side, how in placements.items() if how == BATCH and side in open_sides]
+    if len(local) != len(shape) or not split:
+        return dict(placements)
+    fixed = [1] * len(shape)
+    for side, how in placements.items():
+        if found := _SHARD.fullmatch(how):
+            fixed[int(found[2])] *= sizes[side]
+        elif how == BATCH and side not in split:
+            fixed[0] *= sizes[side]
+    best: dict[str, str] | None = None
+    for dims in itertools.product(range(len(shape)), repeat=len(split)):
+        cuts = list(fixed)
+        for side, dimension in zip(split, dims, strict=True):
+            cuts[dimension] *= sizes[side]
+        if all(-(-whole // cut) == part for whole, cut, part in zip(shape, cuts, local, strict=True)):
+            placed = {
+                side: BATCH if d == 0 and side in data else f"S({d})" for side, d in zip(split, dims, strict=True)
+            }
+            if best is None or sum(d == BATCH for d in placed.values()) > sum(d == BATCH for d in best.values()):
+                best = {**placements, **placed}
+    return dict(placements) if best is None else best
+
+
+def whole_shape(pieces: Sequence[Piece], arrangement: Arrangement) -> Shape:
+    """Return the shape of the whole, from that of the pieces."""
+    shape = list(pieces[0].record.summary.shape)
+    for side, how in arrangement.placements.items():
+        found = _SHARD.fullmatch(how)
+        dimension = int(found[2]) if found else 0 if how == BATCH else None
+        if dimension is not None and dimension < len(shape):
+            first = {piece.at.get(side, 0): piece for piece in reversed(pieces) if _first_on_others(piece, side)}
+            if len(first) == arrangement.sizes[side]:
+                sizes = [piece.record.summary.shape[dimension] for piece in first.values()]
+                shape[dimension] = shape[dimension] * sum(sizes) // pieces[0].record.summary.shape[dimension]
+    return tuple(shape)
+
+
+def _first_on_others(piece: Piece, side: str) -> bool:
+    return not any(at for name, at in piece.at.items() if name != side)
