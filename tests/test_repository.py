@@ -220,7 +220,7 @@ def test_constraints() -> None:
     wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
     names = {_plain(re.match(r"[\w-]+", requirement)[0]) for requirement in wanted}
     assert names - set(pinned) == set()
-    assert all(re.fullmatch(r"[\d.]+(b\d+)?", version) for version in pinned.values())
+    assert all(re.fullmatch(r"[\d.]+(b\d+|post\d+)?", version) for version in pinned.values())
 
 
 def _plain(name: str) -> str:
@@ -242,3 +242,16 @@ def test_the_example_without_a_framework(tmp_path: Path) -> None:
     assert re.search(r"NaN or Inf in \d+ records of \d+ sites, first at step \d+ in head:output", said)
     assert "The run is runs/" in said
     assert max(map(len, said.splitlines())) <= 110
+
+
+def test_the_files_for_a_release() -> None:
+    """The workflows call what a developer calls, and every form and citation file can be read."""
+    yaml = pytest.importorskip("yaml")
+    read = {path.name: yaml.safe_load(path.read_text()) for path in (ROOT / ".github").rglob("*.yml")}
+    steps = read["test.yml"]["jobs"]["test"]["steps"]
+    assert any(step.get("run") == ".ci/run" for step in steps)
+    release = read["release.yml"]["jobs"]
+    assert release["publish"]["permissions"] == {"id-token": "write"}  # trusted publishing, no password
+    assert set(release["publish"]["needs"]) == {"wheels", "sdist"}
+    assert {read[name]["name"] for name in ("bug.yml", "finding.yml")}
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["license"] == "Apache-2.0"

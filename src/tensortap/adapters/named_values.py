@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from typing import Final, TypeVar
 
 from tensortap.adapters.lookup import compiled_values
 from tensortap.adapters.protocol import Adapter
+from tensortap.portable import after_fork
 from tensortap.record.recorder import Point, Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.select.sites import Candidate
@@ -114,4 +114,4 @@ class _Active:
 
 
 ACTIVE: Final = _Active()
-os.register_at_fork(after_in_child=ACTIVE.after_fork)
+after_fork(ACTIVE.after_fork)

@@ -15,13 +15,14 @@ import click
 
 from tensortap.cli.registry import LazyGroup
 from tensortap.errors import TensortapError
+from tensortap.portable import SIGPIPE
 from tensortap.text import printable
 
 FAILED: Final = 1
 UNDECIDED: Final = 2  # of `diff` and `check`: the question could not be answered, as with diff(1)
 UNEXPECTED: Final = 70
 INTERRUPTED: Final = 128 + signal.SIGINT
-BROKEN_PIPE: Final = 128 + signal.SIGPIPE
+BROKEN_PIPE: Final = 128 + SIGPIPE
 
 
 class ExplainingGroup(LazyGroup):

@@ -11,6 +11,7 @@ import weakref
 from types import FrameType
 from typing import Any, Final, Protocol
 
+from tensortap.portable import after_fork
 from tensortap.record import serial
 
 _PATIENCE: Final = 10.0  # seconds: the signal may have stopped the main thread where it holds a lock
@@ -81,4 +82,4 @@ def _after_fork() -> None:
     _OPEN.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 import weakref
 from collections import Counter
+
+from tensortap.portable import after_fork
 
 
 class TensortapWarning(UserWarning):
@@ -77,4 +78,4 @@ def _after_fork() -> None:
         counters._lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)

@@ -6,7 +6,6 @@ splits a closed step, `lookback` holds what may be wanted later.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from tensortap.context.events import EventLog
+from tensortap.portable import after_fork
 from tensortap.record.arming import ProbeTriggers
 from tensortap.record.budget import Budget
 from tensortap.record.cost import Account
@@ -257,4 +257,4 @@ def _after_fork() -> None:
         recorder.pause()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+after_fork(_after_fork)

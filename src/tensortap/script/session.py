@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tensortap.adapters.lookup import world_now
+from tensortap.portable import after_fork
 from tensortap.record import at_exit
 from tensortap.script.closing import closing_lines, say
 from tensortap.script.imports import after_import
@@ -53,7 +54,7 @@ class ScriptRun:
         from tensortap.adapters.torch.script.watcher import ScriptWatcher
 
         self.watcher = ScriptWatcher(self.probe.patterns, self.begin, say)
-        os.register_at_fork(after_in_child=self.watcher.forget)
+        after_fork(self.watcher.forget)
 
     def begin(self, models: ScriptModels) -> Tap:
         """Open the run, now that the first model was called."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import platform
 import shutil
 import stat
-import struct
 import subprocess
 import sys
 import time
@@ -20,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+from tensortap import portable
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
 from tensortap.store.files import Files, load_json
 from tensortap.store.names import (
@@ -40,7 +39,6 @@ _LAUNCH_VARIABLES: Final = (
 )  # fmt: skip
 _NOT_A_LOCK: Final = "{} is not a regular file and is not used as a lock; remove it, or give another path"
 _TAKEN: Final = ".overwriting"
-_FLOCK: Final = "hhqqi"  # struct flock of Linux
 _VERSIONS_OF: Final = ("numpy", "pyarrow", "torch", "tensorflow", "keras", "jax", "onnxruntime", "transformers")
 
 
@@ -200,7 +198,7 @@ def alone(folder: Path | None) -> Iterator[None]:
     fd = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            portable.wait_for_lock(fd)
         yield
     finally:
         os.close(fd)
@@ -275,7 +273,7 @@ def _locked(path: Path) -> int:
     while True:
         fd = _open_lock(path, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            portable.lock_now(fd)
             if path.exists() and os.path.samestat(path.stat(), os.fstat(fd)):
                 return fd
         except OSError:
@@ -299,7 +297,7 @@ def compacting(files: Files) -> Iterator[None]:
 def _open_lock(path: Path, flags: int) -> int:
     """Open a lock's file: never emptied, no link followed, no waiting for the other end of a pipe."""
     try:
-        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        fd = os.open(path, flags | portable.CAREFUL, 0o666)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise RunError(
@@ -313,7 +311,7 @@ def _open_lock(path: Path, flags: int) -> int:
 
 
 _HELD: set[Path] = set()
-os.register_at_fork(after_in_child=_HELD.clear)
+portable.after_fork(_HELD.clear)
 
 
 def _busy(path: Path) -> str:
@@ -330,9 +328,8 @@ def is_locked(folder: Path) -> bool:
     except (OSError, RunError):
         return False
     try:
-        answer = fcntl.fcntl(fd, fcntl.F_GETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+        return portable.lock_is_held(fd)
     except OSError:
         return False
     finally:
         os.close(fd)
-    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

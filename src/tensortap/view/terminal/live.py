@@ -7,9 +7,7 @@ import math
 import os
 import select
 import sys
-import termios
 import time
-import tty
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -36,6 +34,14 @@ from tensortap.view.terminal.overview import (
 )
 from tensortap.view.terminal.screen import Screen, head, sites, title
 
+try:
+    import termios
+    import tty
+except ImportError:  # Windows: pictures are drawn, keys are not read
+    HAS_TERMIOS = False
+else:
+    HAS_TERMIOS = True
+
 _EVERY: Final = 1.0
 _REST: Final = 9  # at most a tenth of a core, beside a training that wants it
 _METRICS: Final = 4
@@ -61,7 +67,7 @@ class Keyboard:
         self._before: Any = None
 
     def __enter__(self) -> Self:
-        if sys.stdin is not None and sys.stdin.isatty():
+        if HAS_TERMIOS and sys.stdin is not None and sys.stdin.isatty():
             self._fd = sys.stdin.fileno()
             self._before = termios.tcgetattr(self._fd)
             tty.setcbreak(self._fd)
