@@ -5,7 +5,7 @@ from tensortap.diagnose import Rule, findings, rule
 from tensortap.diff import Diff, diff
 from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
-from tensortap.harvest import Harvest, harvest, open_harvest, pooled, samples, tokens, top_k
+from tensortap.harvest import Harvest, Ray, harvest, open_harvest, pooled, samples, tokens, top_k
 from tensortap.inspect import capture, locate_nonfinite, sites, verify
 from tensortap.ops import ops
 from tensortap.options import Options
@@ -65,6 +65,7 @@ __all__ = [
     "Options",
     "Probe",
     "Prometheus",
+    "Ray",
     "Record",
     "Rule",
     "Run",

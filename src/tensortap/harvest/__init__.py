@@ -6,7 +6,8 @@ Follow one row: `plan` (what is kept, in which parts) â†’ `sources` (batches) â†
 """
 
 from tensortap.harvest.keep import Keep, pooled, samples, tokens, top_k
+from tensortap.harvest.ray_engine import Ray
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.run import harvest
 
-__all__ = ["Harvest", "Keep", "harvest", "open_harvest", "pooled", "samples", "tokens", "top_k"]
+__all__ = ["Harvest", "Keep", "Ray", "harvest", "open_harvest", "pooled", "samples", "tokens", "top_k"]

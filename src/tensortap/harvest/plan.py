@@ -21,6 +21,7 @@ SCHEMA: Final = 1
 _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _WHOLE: Final = 1 << 22  # elements of a weight that are hashed; of a larger one so many, evenly spaced
 _PARTS: Final = 16  # a data set of known length is cut into at least so many, so that little is lost with a worker
+_SMALL: Final = 1_000_000  # bytes below which a shard is not worth a file of its own
 _BLOCK: Final = 2_000_000  # bytes that are gathered of one site and shard before they are written
 MOST_ROWS_IN_BLOCK: Final = 8192
 
@@ -80,12 +81,12 @@ def cut_into_parts(bytes_per_batch: float, batches: int | None, shard_size: int,
     >>> cut_into_parts(bytes_per_batch=1e6, batches=None, shard_size=32_000_000, spread=8)
     (256, 8)
     >>> cut_into_parts(bytes_per_batch=1e6, batches=160, shard_size=32_000_000, spread=8)
-    (10, 1)
+    (10, 8)
     """
     wanted = max(1, round(shard_size * spread / max(bytes_per_batch, 1.0)))
     if batches is not None:
         wanted = min(wanted, max(1, -(-batches // _PARTS)))
-    return wanted, max(1, min(spread, round(wanted * bytes_per_batch / shard_size)))
+    return wanted, max(1, min(spread, round(wanted * bytes_per_batch / min(shard_size, _SMALL))))
 
 
 def rows_in_block(bytes_per_row: int) -> int:
@@ -99,7 +100,8 @@ def folder_name(site: str, taken: Sequence[str] = ()) -> str:
     >>> folder_name("blocks.6.mlp:output[0]")
     'blocks.6.mlp-output_0'
     """
-    name = re.sub(r"[^\w.\-]+", "_", site.replace(":", "-")).strip("_.") or "root"
+    path = f"root{site}" if site.startswith(":") else site
+    name = re.sub(r"[^\w.\-]+", "_", path.replace(":", "-")).strip("_.-")
     return name if name not in taken else f"{name}-{hashlib.sha256(site.encode()).hexdigest()[:6]}"
 
 

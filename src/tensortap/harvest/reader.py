@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,13 @@ from tensortap.errors import HarvestError, suggest
 from tensortap.harvest.dtypes import NATIVE
 from tensortap.harvest.folder import PLAN, Entry, HarvestFolder
 from tensortap.harvest.plan import HarvestPlan, SitePlan, number_of_bytes
+from tensortap.harvest.ray_engine import start_ray
 from tensortap.harvest.rows import Array, Ints
 from tensortap.harvest.shards import INDICES, VALUES
 from tensortap.harvest.statistics import SiteStatistics
+
+if TYPE_CHECKING:
+    from tensortap.harvest.torch_dataset import HarvestDataset
 
 _WINDOW = 0.6  # of the memory: the rest is for the file that is being read and for the batch
 
@@ -169,6 +173,24 @@ class Harvest:
                 f"name the sites to read, batches({size}, {self.sites[0]!r}): there are {', '.join(self.sites)}"
             )
         return self._batches(size, chosen, seed, number_of_bytes(memory), (rank, world), drop_last)
+
+    def dataset(
+        self, size: int, *sites: str, seed: int = 0, memory: int | str = "256MB",
+        ranks: tuple[int, int] | None = None,
+    ) -> HarvestDataset:  # fmt: skip
+        """Return a `torch.utils.data.IterableDataset` of batches; its workers, and ranks, see disjoint parts.
+
+        `ranks` is this process's number and how many there are; by default what torchrun says.
+        """
+        from tensortap.harvest.torch_dataset import HarvestDataset
+
+        return HarvestDataset(self, size, sites, seed, memory, ranks)
+
+    def to_ray(self, site: str | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:
+        """Return a Ray Dataset of the committed shards of a site; with `shuffle` Ray mixes all rows of all shards."""
+        ray = start_ray()
+        dataset = ray.data.read_parquet(self.files(site or self.sites[0]))
+        return dataset.random_shuffle(seed=seed) if shuffle else dataset
 
     def _batches(
         self, size: int, sites: list[SitePlan], seed: int | None, memory: int, share: tuple[int, int], drop_last: bool

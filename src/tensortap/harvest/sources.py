@@ -45,7 +45,7 @@ class IndexedSource(Source):
 
     def __init__(self, data: Any, batch_size: int, collate: Collate | None, kind: str) -> None:
         self.kind = kind
-        self._data = data
+        self.data = data
         self._size = batch_size
         self._collate = collate or collated
         self._count = len(data)
@@ -55,13 +55,13 @@ class IndexedSource(Source):
         """Yield batches of consecutive samples."""
         for number in range(first, min(first + count, self.batches or 0)):
             at = range(number * self._size, min((number + 1) * self._size, self._count))
-            inputs = self._collate([self._data[i] for i in at])
+            inputs = self._collate([self.data[i] for i in at])
             yield InputBatch(inputs, np.arange(at.start, at.stop), number)
 
     def fingerprint(self) -> str:
         """Return a hash of the length and of samples from all over the data."""
         places = sorted({int(i) for i in np.linspace(0, self._count - 1, _SAMPLED)}) if self._count else []
-        return hash_of(f"{self._count}", [self._data[i] for i in places])
+        return hash_of(f"{self._count}", [self.data[i] for i in places])
 
 
 class IterableSource(Source):

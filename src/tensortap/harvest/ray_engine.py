@@ -1,0 +1,105 @@
+"""Ray does the parts: one task of Ray Data each, on workers that hold the model. Retries and transfer are Ray's."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from tensortap.errors import HarvestError, TensortapError, needs
+from tensortap.harvest.engines import number_of_parts
+from tensortap.harvest.folder import HarvestFolder
+from tensortap.harvest.job import Job
+from tensortap.harvest.plan import HarvestPlan
+from tensortap.harvest.progress import HarvestProgress
+from tensortap.harvest.sources import IndexedSource, Source
+from tensortap.harvest.worker import PartWorker
+
+
+@dataclass(frozen=True)
+class Ray:
+    """Harvest on Ray: `tt.harvest(make_model, data, "blocks.6", to=..., engine=tt.Ray(workers=8))`.
+
+    Give a function that returns the model where it is large: each worker calls it once. A running cluster is used, or
+    a local one is started. `num_cpus` and `num_gpus` are for each worker.
+    """
+
+    workers: int = 2
+    num_cpus: float = 1
+    num_gpus: float = 0
+    name: ClassVar[str] = "ray"
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise HarvestError(f"workers must be at least 1, got {self.workers}: write tt.Ray(workers=2)")
+
+    def run(
+        self, job: Job, model: Any, source: Source, plan: HarvestPlan, folder: HarvestFolder, progress: HarvestProgress
+    ) -> int:
+        """Do what is left on the workers."""
+        ray = start_ray()
+        parts = number_of_parts(counted(source), plan, 0)
+        missing = sorted(set(range(parts)) - folder.committed())
+        if not missing:
+            return parts
+        sent = dataclasses.replace(job, data=source.data if isinstance(source, IndexedSource) else job.data)
+        where = str(folder.files.local.absolute()) if folder.files.local is not None else folder.files.url
+        items = ray.data.from_items([{"part": part} for part in missing], override_num_blocks=len(missing))
+        done = items.map_batches(
+            RayWorker, batch_size=1, compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(missing))),
+            fn_constructor_args=(sent, plan, where), num_cpus=self.num_cpus, num_gpus=self.num_gpus or None,
+        )  # fmt: skip
+        try:
+            for entry in done.iter_rows():
+                progress.advance(int(entry["samples"]), int(entry["rows"]), int(entry["bytes"]))
+        except Exception as error:
+            raise _ours(error) from error
+        return parts
+
+
+class RayWorker:
+    """An actor that does parts."""
+
+    def __init__(self, job: Job, plan: HarvestPlan, where: str) -> None:
+        folder = HarvestFolder(where)
+        self._forward = job.forward(job.made())
+        self._worker = PartWorker(folder, plan, job.source(), self._forward.__enter__(), lambda *counts: None)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
+        """Do one part and return what it has."""
+        entry = self._worker.do(int(batch["part"][0]))
+        if entry is None:
+            raise HarvestError(f"part {batch['part'][0]} has no data on this worker: all must see the same data")
+        size = sum(shard["bytes"] for shard in entry["shards"])
+        return {"part": [entry["part"]], "samples": [entry["samples"]], "rows": [entry["rows"]], "bytes": [size]}
+
+
+def start_ray() -> Any:
+    """Return Ray, started on this machine where no cluster is in use."""
+    with needs("tt.Ray(…)", "tensortap[harvest]"):
+        import ray
+        import ray.data
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    if not sys.stderr.isatty():
+        ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
+
+
+def counted(source: Source) -> Source:
+    """Return a source whose number of batches is known; one that does not say is read once to count them."""
+    if source.batches is None:
+        for _ in source.read(0, sys.maxsize):
+            pass
+    return source
+
+
+def _ours(error: BaseException) -> BaseException:
+    """Return the error of ours that Ray wrapped, or what Ray said."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, TensortapError):
+            return HarvestError(str(cause))
+        cause = cause.__cause__ or getattr(cause, "cause", None)
+    return HarvestError(f"Ray gave up: {str(error).splitlines()[-1] if str(error) else type(error).__name__}")

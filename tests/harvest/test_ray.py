@@ -1,0 +1,68 @@
+"""Harvesting on Ray: the same bytes as here, with a worker killed on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from harvest.subjects import contents
+from torch import nn
+
+import tensortap as tt
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own: sockets, forks, and what it will change
+]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """One real Ray on this machine, for all tests of this file."""
+    import ray
+
+    tests = str(Path(__file__).resolve().parent.parent)
+    variables = {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+             runtime_env={"env_vars": variables})  # fmt: skip
+    yield ray
+    ray.shutdown()
+
+
+class Once(nn.Module):
+    """Kills its worker the first time that it is given a certain sample; raises on another."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__()
+        self.mark = mark
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if (x == 13).any() and not os.path.exists(self.mark):  # noqa: PTH110
+            Path(self.mark).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (x == 5).any():
+            raise ValueError("five")
+        return x * 2
+
+
+def test_ray_gives_the_same_bytes(ray: Any, tmp_path: Path) -> None:
+    """A killed worker's part is done again, a bad sample is set aside, and the shards are those of one process."""
+    rows = [{"x": np.array([i], np.float32)} for i in range(24)]
+    options: dict[str, Any] = {"batch_size": 2, "shard_size": 100, "spread": 1, "progress": False}
+    model = Once(str(tmp_path / "mark"))
+    data = ray.data.from_items([{"x": [float(i)]} for i in range(24)])
+    acts = tt.harvest(model, data, ":output", to=tmp_path / "ray", engine=tt.Ray(workers=2), dtype="f32", **options)
+    assert (tmp_path / "mark").exists()
+    assert [each["sample"] for each in acts.set_aside] == [5]
+    tt.harvest(model, rows, ":output", to=tmp_path / "local", dtype="f32", **options)
+    assert contents(tmp_path / "ray" / "data") == contents(tmp_path / "local" / "data")
+    shuffled = [row["sample"] for row in acts.to_ray(shuffle=True, seed=1).take_all()]
+    assert sorted(shuffled) == [i for i in range(24) if i != 5]
+    assert shuffled != sorted(shuffled)
