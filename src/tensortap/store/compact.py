@@ -8,6 +8,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
 from tensortap.errors import RunError
 from tensortap.store import names as layout
 from tensortap.store import segments as seal
@@ -99,13 +101,13 @@ def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
         lock.close()
 
 
-def _readable(files: Files, catalog: Catalog, segments: Mapping[str, Outline]) -> dict[str, Outline]:
-    """Return the segments of which every row can be read; the others stay as they are, and are counted."""
+def _readable(files: Files, catalog: Catalog, segments: Mapping[str, Outline], schema: Any) -> dict[str, Any]:
+    """Return the rows of the segments that can be read to their end; the others stay as they are, and are counted."""
     found = {}
-    for name, outline in segments.items():
+    for name in segments:
         try:
             seal.check_segment(files, name)
-            found[name] = outline
+            found[name] = dataset(files, [name], schema).to_table(columns=_columns(schema))
         except FileNotFoundError:
             raise
         except seal.UNREADABLE as error:
@@ -113,17 +115,21 @@ def _readable(files: Files, catalog: Catalog, segments: Mapping[str, Outline]) -
     return found
 
 
+def _columns(schema: Any) -> list[str]:
+    return [name for name in schema.names if name != "rank"]  # the folder's name tells it
+
+
 def _fold_records(
     files: Files, catalog: Catalog, found: RankFiles, progress: Callable[[int], None], done: int
 ) -> int:  # fmt: skip
-    schema = PLAIN_RECORDS.remove(PLAIN_RECORDS.get_field_index("rank"))
     rows = sum(outline.rows for outline in found.segments.values())
     ready = done
     for candidates in _groups(found.segments):
-        group = _readable(files, catalog, candidates)
-        if len(group) < 2:
+        tables = _readable(files, catalog, candidates, PLAIN_RECORDS)
+        if len(tables) < 2:
             continue
-        table = dataset(files, list(group), PLAIN_RECORDS).to_table(columns=schema.names).sort_by(_ORDER)
+        table = pa.concat_tables(tables.values()).sort_by(_ORDER)
+        group = {name: candidates[name] for name in tables}
         _replace(files, layout.rank_folder(found.rank), group, table, _summed(group.values()))
         ready += table.num_rows
         progress(ready)
@@ -170,13 +176,11 @@ def _fold_metrics(files: Files, catalog: Catalog, rank: int) -> None:
     _fold(files, catalog, catalog.events(rank), layout.events_folder(rank), PLAIN_EVENTS)
 
 
-def _fold(files: Files, catalog: Catalog, found: RankFiles, folder: str, plain: Any) -> None:
-    segments = found.segments
-    segments = _readable(files, catalog, segments) if len(segments) > 1 else {}
-    if len(segments) > 1:
-        schema = plain.remove(plain.get_field_index("rank"))
-        table = dataset(files, list(segments), plain).to_table(columns=schema.names).sort_by("step")
-        _replace(files, folder, segments, table, {})
+def _fold(files: Files, catalog: Catalog, found: RankFiles, folder: str, schema: Any) -> None:
+    tables = _readable(files, catalog, found.segments, schema) if len(found.segments) > 1 else {}
+    if len(tables) > 1:
+        group = {name: found.segments[name] for name in tables}
+        _replace(files, folder, group, pa.concat_tables(tables.values()).sort_by("step"), {})
 
 
 def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: Any, said: dict[bytes, bytes]) -> None:

@@ -82,6 +82,8 @@ def check_segment(files: Files, name: str) -> int:
         for batch in file.iter_batches():
             batch.validate(full=True)
             rows += len(batch)
+        if rows != file.metadata.num_rows:
+            raise ValueError(f"it says that it has {file.metadata.num_rows} rows, and {rows} can be read")
     return rows
 
 
