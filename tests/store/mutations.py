@@ -10,6 +10,7 @@ none of them.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -31,22 +32,26 @@ import tensortap as tt
 from tensortap.errors import TensortapError
 from tensortap.record.recorder import Recorder
 from tensortap.reduce.buffers import buffer_of
+from tensortap.store import names as layout
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.types import Place
 
 SECONDS = 30
+random_id = layout.new_id
 Verdict = str
 
 
 def record(path: Path, names: tuple[str, ...] = ("a", "b.c", "naïve"), launches: int = 3, steps: int = 6) -> Path:
     """Record a run in several launches of which the last is killed, with all of its checksums; where it lies."""
     start = 0
+    numbered = itertools.count(1)
+    layout.new_id = lambda: f"{next(numbered):032x}"  # the same names every time, so that a seed means the same
     for launch in range(launches):
         keep = [tt.stats(), tt.histogram(), tt.full()]
         folder = RunFolder(path, resume=True)
-        recorder = Recorder([tt.probe("**", keep=keep)], start=start)
+        recorder = Recorder([tt.probe("**", keep=keep)], start=start, clock=lambda: 1e9)
         for number in range(start, start + steps):
             for name in names:
                 x = np.arange(4.0) + number + len(name)
@@ -58,6 +63,7 @@ def record(path: Path, names: tuple[str, ...] = ("a", "b.c", "naïve"), launches
             shutil.copytree(path, path.with_name("killed"))
         folder.close()
         start += steps
+    layout.new_id = random_id
     return path.with_name("killed")
 
 

@@ -2,39 +2,51 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tensortap.select.ports import MODULE_PORTS, PORT_INFO
+from tensortap.types import Place
 
 if TYPE_CHECKING:
     from tensortap.diagnose.history import SiteHistory
 
+Key = tuple[object, ...]
 _TELLING: Final = ("numel", "zeros", "min", "max", "mean", "std", "l1", "l2")
 
 
-def without_duplicates(sites: Sequence[SiteHistory]) -> list[SiteHistory]:
+def without_duplicates(sites: Sequence[SiteHistory], keys: dict[Place, Key]) -> list[SiteHistory]:
     """Return the sites in their order, each tensor once: under the first place it was seen at.
 
     Two tensors are taken for one when all their statistics agree at every step. Constant tensors agree by chance, so
-    of those only a container's are left out when something inside it shows the same.
+    of those only a container's are left out when something inside it shows the same. `keys` remembers what was
+    computed of a site for the next time.
     """
-    kept: dict[tuple[object, ...], list[SiteHistory]] = {}
+    kept: dict[Key, list[SiteHistory]] = {}
     out = []
     for site in sites:
-        same = kept.setdefault(_key(site), [])
+        if site.place not in keys:
+            keys[site.place] = _key(site)
+        same = kept.setdefault(keys[site.place], [])
         if not any(_telling(site) or _inside(other.module, site.module) for other in same):
             out.append(site)
             same.append(site)
     return out
 
 
-def _key(site: SiteHistory) -> tuple[object, ...]:
+def _key(site: SiteHistory) -> Key:
     port = site.place.port
     side = PORT_INFO[port].when if port in MODULE_PORTS else str(site.place)  # parameters are themselves
-    return side, site.steps.tobytes(), *(site[name].tobytes() for name in _TELLING)
+    return side, len(site.steps), _digest(site.steps), *(_digest(site[name]) for name in _TELLING)
+
+
+def _digest(values: npt.NDArray[Any]) -> bytes:
+    """Return a few bytes that tell arrays apart; the arrays themselves would hold a long run in memory once more."""
+    return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).digest()
 
 
 def _telling(site: SiteHistory) -> bool:

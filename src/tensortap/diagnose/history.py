@@ -13,12 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.diagnose.duplicates import without_duplicates
+from tensortap.diagnose.duplicates import Key, without_duplicates
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.statistics import NUMBERS
 from tensortap.select.ports import module_of
 from tensortap.store import facts, queries
+from tensortap.store.blocks import RowBlock, array_of, blocks
+from tensortap.store.columns import SingleRows
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
@@ -28,6 +30,7 @@ from tensortap.types import Place
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 _KEYS: Final = ("step", "rank", "site", "port", "slot", "op", "call", "recomputed")
+_ROWS_AT_ONCE: Final = 200_000
 LAST: Final = 10  # histograms and units are looked at over so many of a site's last steps
 
 
@@ -132,8 +135,9 @@ class RunHistory:
         self.run = run
         self.reference = reference
         self.snapshot = run.snapshots.take() if snapshot is None else snapshot
-        self._only = only
+        self.only = only
         self._sites: dict[str, list[SiteHistory]] = {}
+        self._keys: dict[Place, Key] = {}
         self._histograms: dict[tuple[str, int], dict[Place, SiteHistogram]] = {}
 
     @cached_property
@@ -166,18 +170,19 @@ class RunHistory:
         return {name: _mean_by_step(steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
 
     def table(
-        self, ports: str | None = None, steps: list[int] | None = None, columns: Sequence[str] | None = None
-    ) -> Any:
-        """Return records of one phase as a `pyarrow.Table`, as `run.table` does."""
-        chosen = self._only if steps is None else steps
-        return queries.table(self.snapshot, ports=ports, steps=chosen, columns=columns, phase=self.phase)
+        self, ports: str | None = None, steps: list[int] | None = None, columns: Sequence[str] | None = None,
+        where: Any = None,
+    ) -> Any:  # fmt: skip
+        """Return records of one phase as a `pyarrow.Table`, as `run.table` does; `where` is a further filter."""
+        chosen = self.only if steps is None else steps
+        return queries.table(self.snapshot, ports=ports, steps=chosen, columns=columns, phase=self.phase, where=where)
 
     def sites(self, *ports: str, duplicates: bool = False) -> list[SiteHistory]:
         """Return the sites at these ports in order of execution, without those that show another's tensor again."""
         found = [site for port in ports for site in self._of_port(port)]
         order = {place: i for i, place in enumerate(self.places)}
         found.sort(key=lambda site: order.get(site.place, len(order)))
-        return found if duplicates else without_duplicates(found)
+        return found if duplicates else without_duplicates(found, self._keys)
 
     def leaves(self, *ports: str) -> list[SiteHistory]:
         """Return the sites of modules that have no modules inside, as far as is known."""
@@ -207,40 +212,35 @@ class RunHistory:
 
     def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
         """Return a named number of each site at a port over steps; of several in a step, the largest."""
-        table = self.table(ports=port, columns=["step", "site", "port", "slot", "op", "numbers"])
-        found: dict[Place, dict[int, float]] = {}
-        for row in table.to_pylist():
-            value = dict(row["numbers"] or ()).get(name)
-            if value is not None:
-                steps = found.setdefault(Place(row["site"], row["port"], row["slot"], row["op"]), {})
-                steps[row["step"]] = max(value, steps.get(row["step"], value))
-        return {
-            place: (np.fromiter(steps, np.int64), np.fromiter(steps.values(), np.float64))
-            for place, steps in found.items()
-        }
+        found: dict[Place, list[tuple[npt.NDArray[np.int64], Floats]]] = {}
+        for block in self.blocks(port, ["numbers"]):
+            values = array_of(pc.map_lookup(block.columns["numbers"], pa.scalar(name), "first"))
+            steps, known = block.number("step"), ~np.isnan(values)
+            for i, place in enumerate(block.places):
+                mine = known & (block.place == i)
+                if mine.any():
+                    found.setdefault(place, []).append((steps[mine], values[mine]))
+        return {place: _largest_by_step(parts) for place, parts in found.items()}
+
+    def blocks(self, port: str, columns: Sequence[str], recomputed: bool = True) -> Iterator[RowBlock]:
+        """Yield the records at a port, file by file."""
+        return blocks(
+            self.snapshot, columns, chosen=lambda place: place.port == port, steps=self.only, phase=self.phase,
+            recomputed=recomputed,
+        )  # fmt: skip
 
     def _of_port(self, port: str) -> list[SiteHistory]:
         if port not in self._sites:
-            table = self.table(ports=port, columns=[*_KEYS, "dtype", "shape", *NUMBERS])
-            self._sites[port] = list(self._split(self._folded(table, ("ranks", "calls"))))
+            self._sites[port] = _SitesAtPort(self, port).read()
         return self._sites[port]
 
-    def _folded(self, table: Any, over: Iterable[Any]) -> Any:
+    def folded(self, table: Any, over: Iterable[Any]) -> Any:
+        """Return rows merged over ranks, calls or steps."""
         table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
         return fold(table, list(over), queries.replicas(self.snapshot))
 
-    def _split(self, rows: Any) -> Iterator[SiteHistory]:
-        columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in NUMBERS}
-        steps = rows["step"].to_numpy()
-        for place, index in _by_place(rows):
-            index = index[np.argsort(steps[index], kind="stable")]
-            end = int(index[-1])
-            yield SiteHistory(
-                place, self._type(place), rows["dtype"][end].as_py(), tuple(rows["shape"][end].as_py() or ()),
-                steps[index], {name: column[index] for name, column in columns.items()},
-            )  # fmt: skip
-
-    def _type(self, place: Place) -> str:
+    def type_of(self, place: Place) -> str:
+        """Return the class of a place's module, or its operation."""
         if place.op:
             return place.op
         return self.modules.get(module_of(place.site, place.port), "")
@@ -249,13 +249,108 @@ class RunHistory:
         ends = [site.steps[-last:] for site in self._of_port(port)]
         wanted = np.unique(np.concatenate(ends)).tolist() if ends else []
         table = self.table(ports=port, steps=wanted, columns=[*_KEYS, *NUMBERS, "hist_offset", "hist_counts"])
-        rows = self._folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
+        rows = self.folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
         for place, index in _by_place(rows):
             row = rows.slice(int(index[0]), 1).to_pylist()[0]
             if row["min"] is not None and row["hist_counts"] is not None:
                 steps = Steps(row["first_step"], row["last_step"], min(row["records"], len(wanted)))
                 counts = np.array(row["hist_counts"], np.int64)
                 yield place, SiteHistogram(row["hist_offset"], counts, row["zeros"], row["min"], row["max"], steps)
+
+
+class _SitesAtPort:
+    """Reads the histories of the sites at one port."""
+
+    def __init__(self, history: RunHistory, port: str) -> None:
+        self._history = history
+        self._port = port
+
+    def read(self) -> list[SiteHistory]:
+        """Return them in the order in which they are found."""
+        rows = self._single_rows()
+        return list(self._merged_sites() if rows is None else self._plain_sites(rows))
+
+    def _single_rows(self) -> SingleRows | None:
+        """Return the rows at a port, where no site has two of them at a step; None where they have to be merged."""
+        if len(self._history.snapshot.ranks) > 1:
+            return None
+        rows = SingleRows(self._history.snapshot, self._history.snapshot.steps)
+        for block in self._history.blocks(self._port, (), recomputed=False):
+            rows.add(block)
+        return rows if rows.arrange() else None
+
+    def _plain_sites(self, rows: SingleRows) -> Iterator[SiteHistory]:
+        """Yield the histories of sites, of which a column is read when it is first asked for."""
+        ends = sorted({int(rows.steps[part][-1]) for part in rows.parts.values()})
+        table = self._history.table(
+            ports=self._port, steps=ends, columns=["step", *Place._fields, "recomputed", "dtype", "shape"]
+        )
+        table = table.filter(pc.invert(table["recomputed"]))
+        last = {(Place(*(row[name] for name in Place._fields)), row["step"]): row for row in table.to_pylist()}
+        for place, part in rows.parts.items():
+            steps = rows.steps[part]
+            row = last.get((place, int(steps[-1])), {"dtype": "", "shape": ()})
+            yield SiteHistory(
+                place,
+                self._history.type_of(place),
+                row["dtype"],
+                tuple(row["shape"] or ()),
+                steps,
+                SiteColumns(rows, part),
+            )
+
+    def _merged_sites(self) -> Iterator[SiteHistory]:
+        """Yield the histories of sites whose calls or ranks are merged, some steps at a time."""
+        steps = self._history.snapshot.steps.tolist() if self._history.only is None else self._history.only
+        per_step = max(1, self._history.snapshot.record_count // max(len(self._history.snapshot.steps), 1))
+        at_once = max(1, _ROWS_AT_ONCE // per_step)
+        parts = []
+        for start in range(0, len(steps), at_once):
+            chosen = steps[start : start + at_once]
+            table = self._history.table(ports=self._port, steps=chosen, columns=[*_KEYS, "dtype", "shape", *NUMBERS])
+            parts.append(self._history.folded(table, ("ranks", "calls")))
+        if parts:
+            yield from self._split(pa.concat_tables(parts))
+
+    def _split(self, rows: Any) -> Iterator[SiteHistory]:
+        columns = {name: np.asarray(rows[name].to_numpy(zero_copy_only=False), np.float64) for name in NUMBERS}
+        steps = rows["step"].to_numpy()
+        for place, index in _by_place(rows):
+            index = index[np.argsort(steps[index], kind="stable")]
+            end = int(index[-1])
+            yield SiteHistory(
+                place, self._history.type_of(place), rows["dtype"][end].as_py(),
+                tuple(rows["shape"][end].as_py() or ()), steps[index],
+                {name: column[index] for name, column in columns.items()},
+            )  # fmt: skip
+
+
+class SiteColumns(Mapping[str, Floats]):
+    """The columns of one site: its part of columns that hold every site."""
+
+    def __init__(self, rows: SingleRows, part: slice) -> None:
+        self._rows = rows
+        self._part = part
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in NUMBERS:
+            raise KeyError(name)
+        return self._rows.column(name)[self._part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NUMBERS)
+
+    def __len__(self) -> int:
+        return len(NUMBERS)
+
+
+def _largest_by_step(
+    parts: Sequence[tuple[npt.NDArray[np.int64], Floats]],
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    steps, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.argsort(steps, kind="stable")
+    unique, starts = np.unique(steps[order], return_index=True)
+    return unique, np.maximum.reduceat(values[order], starts)
 
 
 def _read(items: Iterable[TensorEntry]) -> Iterator[tuple[int, npt.NDArray[Any]]]:

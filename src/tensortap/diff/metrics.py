@@ -118,7 +118,7 @@ def _differences(a: Summary, b: Summary) -> Iterator[tuple[str, float, float]]:
 
 def rms_of(summary: Summary) -> float:
     """Return the root mean square of the finite elements."""
-    return float(summary.l2 / math.sqrt(summary.finite)) if summary.finite else 0.0
+    return float(summary.l2 / math.sqrt(summary.finite)) if summary.finite > 0 else 0.0  # a damaged file may say less
 
 
 class Distance(NamedTuple):

@@ -18,6 +18,7 @@ from tensortap.store.catalog import (
     PLAIN_EVENTS,
     PLAIN_METRICS,
     PLAIN_RECORDS,
+    Outline,
     RankFiles,
     dataset,
     derive_missing,
@@ -31,6 +32,7 @@ from tensortap.store.filters import (
     equal,
     places_matching,
     step_filter,
+    step_test,
 )
 from tensortap.store.series import Series, columns_for, series_of
 from tensortap.store.snapshot import Snapshot
@@ -43,15 +45,36 @@ _OF_SUMMARY: Final = ("dtype", *NUMBERS)
 
 def table(
     snapshot: Snapshot, sites: SiteSelection = None, ports: str | Sequence[str] | None = None,
-    steps: StepSelection = None, columns: Sequence[str] | None = None, phase: str | None = None,
+    steps: StepSelection = None, columns: Sequence[str] | None = None, phase: str | None = None, where: Any = None,
 ) -> Any:  # fmt: skip
-    """Return the records as a `pyarrow.Table`, by step, rank and order of execution."""
+    """Return the records as a `pyarrow.Table`, by step, rank and order of execution.
+
+    `where` is a further filter, a `pyarrow.compute.Expression`.
+    """
     wanted = list(columns) if columns is not None else PLAIN_RECORDS.names
     if unknown := [name for name in wanted if name not in PLAIN_RECORDS.names]:
         raise RunError(f"no column {unknown[0]!r}.{suggest(unknown[0], PLAIN_RECORDS.names)}")
-    rows = _read(snapshot, snapshot.records, PLAIN_RECORDS, wanted, _filter(snapshot, sites, ports, steps, phase))
+    chosen = all_of([_filter(snapshot, sites, ports, steps, phase), where])
+    rows = _read(snapshot, with_steps(snapshot, steps), PLAIN_RECORDS, wanted, chosen)
     order = [("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")]
     return rows.sort_by(order).select(wanted)
+
+
+def with_steps(snapshot: Snapshot, steps: StepSelection) -> list[RankFiles]:
+    """Return the files of records without the segments that have none of the steps: they are not even opened."""
+    if steps is None:
+        return snapshot.records
+    test = step_test(steps)
+    wanted = np.array([step for step in snapshot.steps.tolist() if test(step)], np.int64)
+
+    def has(outline: Outline) -> bool:
+        ranges = np.array(outline.steps or [(0, -1, 1)], np.int64)
+        return bool((np.searchsorted(wanted, ranges[:, 0]) < np.searchsorted(wanted, ranges[:, 1], "right")).any())
+
+    return [
+        files._replace(segments={name: outline for name, outline in files.segments.items() if has(outline)})
+        for files in snapshot.records
+    ]
 
 
 def records_in(rows: Any) -> Iterator[Record]:

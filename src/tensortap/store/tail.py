@@ -180,7 +180,7 @@ def checks_path(path: Path) -> Path:
 def remove_tail(path: Path) -> None:
     """Delete a tail whose rows another file holds, and its checksums."""
     path.unlink(missing_ok=True)
-    checks_path(path).unlink(missing_ok=True)
+    _remove_checks(checks_path(path))
 
 
 def keep_aside(path: Path) -> None:
@@ -200,7 +200,12 @@ def remove_orphaned_checks(folder: Path) -> None:
         if _aside(tail).exists():
             checks.replace(_aside(checks))
         elif not tail.exists():
-            checks.unlink(missing_ok=True)
+            _remove_checks(checks)
+
+
+def _remove_checks(path: Path) -> None:
+    if not path.is_dir() or path.is_symlink():  # somebody may have put a folder there: that is not ours
+        path.unlink(missing_ok=True)
 
 
 def _aside(path: Path) -> Path:

@@ -21,6 +21,7 @@ from tensortap.types import Place
 Array = npt.NDArray[Any]
 _BY_NAME = {dtype.name: dtype for dtype in NUMPY_DTYPES}
 _KEY_TYPES = (int, int, str, str, str, int, str, bool, int, str)
+_INDEX_CRC = "tensortap_crc32"
 _UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
 
 
@@ -107,7 +108,8 @@ def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
             "dtype": array.dtype.name, "shape": list(array.shape), "crc32": zlib.crc32(raw),
         }  # fmt: skip
         content[name] = np.frombuffer(raw, np.uint8) if array.dtype.name in _UNSUPPORTED else array
-    save_file(content, path, metadata={"tensortap": json.dumps(index)})
+    said = json.dumps(index)
+    save_file(content, path, metadata={"tensortap": said, _INDEX_CRC: str(zlib.crc32(said.encode()))})
 
 
 def array_of_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Array:
@@ -135,7 +137,13 @@ class TensorReader:
             raise ValueError(f"its header says it is {length} bytes long, of a file of {size}")
         header = load_json(file.read(length))
         self._data = 8 + length
-        index = load_json(header.pop("__metadata__", {}).get("tensortap", "{}"))
+        metadata = header.pop("__metadata__", {})
+        said = metadata.get("tensortap", "{}")
+        if metadata.get(_INDEX_CRC, crc := str(zlib.crc32(said.encode()))) != crc:
+            raise ValueError("the checksum of its index does not hold")
+        index = load_json(said)
+        if index.keys() != header.keys():
+            raise ValueError("its index and its header name other tensors")
         self.entries = {name: (header[name], index[name]) for name in index}
         if any(self._data + entry["data_offsets"][1] > size for entry, _ in self.entries.values()):
             raise ValueError("it is shorter than its header says")

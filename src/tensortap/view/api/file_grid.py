@@ -7,7 +7,6 @@ segment, which is sorted by place, the footer tells which rows are whose.
 from __future__ import annotations
 
 import functools
-import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import NONFINITE, STATISTICS
+from tensortap.store.blocks import array_of, places_in, zero_columns
 from tensortap.store.catalog import Outline, expanded
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple
@@ -26,7 +26,6 @@ from tensortap.view.api.grid import Grid, Ints, scattered
 from tensortap.view.api.stats import Stat
 
 _WORDS: Final = ("site", "port", "slot")
-_TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
 
 
 class ColumnPlaces:
@@ -83,7 +82,7 @@ def segment_grid(
         return None
     mixed = phase if len(outline.phases) > 1 else ""
     with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS), page_checksum_verification=True) as file:
-        zero = _zero_columns(file.metadata, (*NONFINITE, "recomputed"))
+        zero = zero_columns(file.metadata, (*NONFINITE, "recomputed"))
         wanted = ["step", *stat.columns, *NONFINITE, "recomputed", *(["numbers"] if stat.number else [])]
         ordered = _ordered(outline)
         wanted += [] if ordered else _WORDS
@@ -108,18 +107,6 @@ def _source(files: Files, name: str) -> Any:
 
 def _any_port(outline: Outline, stat: Stat) -> bool:
     return bool(outline.rows) and (not stat.ports or any(place[1] in stat.ports for place in outline.places))
-
-
-def _zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
-    """Return the columns that are zero, or false, in every row, as far as the footer tells."""
-    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
-
-
-def _is_zero(column: Any) -> bool:
-    said = column.statistics
-    return bool(said is not None and said.has_min_max and not said.min and not said.max)
 
 
 def _ordered(outline: Outline) -> tuple[ColumnPlaces, Ints] | None:
@@ -153,38 +140,14 @@ def _sorted_places(same: ByIdentity) -> tuple[ColumnPlaces, Ints]:
 
 def _places(table: Any) -> tuple[ColumnPlaces, Ints]:
     """Return the places of rows, from their words."""
-    words, code = [], np.zeros(len(table), np.int64)
-    for name in _WORDS:
-        column = _encoded(table[name])
-        words.append(tuple(column.dictionary.to_pylist()) or ("",))
-        code = code * len(words[-1]) + array_of(column.indices)
-    present, place = _numbered(code, math.prod(map(len, words)))
-    return _named(tuple(words), present.tobytes()), place
+    places, place = places_in(table, _WORDS)
+    return _columns_of(places), place
 
 
 @functools.lru_cache(maxsize=64)
-def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> ColumnPlaces:
-    """Return the places of numbered combinations of words: the same object for files that hold the same places."""
-    numbers = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
-    names = [[known[i] for i in at.tolist()] for known, at in zip(words, numbers, strict=True)]
-    return ColumnPlaces([(site, port, slot) for site, port, slot in zip(*names, strict=True)])
-
-
-def _encoded(column: Any) -> Any:
-    """Return a column as one dictionary array."""
-    column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
-    column = column.unify_dictionaries().combine_chunks()
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-
-
-def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
-    """Return the codes in use, and for each row which of them it has."""
-    if size > _TABLED:
-        return np.unique(code, return_inverse=True)
-    present = np.flatnonzero(np.bincount(code, minlength=1)) if len(code) else np.zeros(0, np.int64)
-    table = np.zeros(size, np.int64)
-    table[present] = np.arange(len(present))
-    return present, table[code]
+def _columns_of(places: tuple[tuple[str, ...], ...]) -> ColumnPlaces:
+    """Return the places of a grid: the same object for files that hold the same places."""
+    return ColumnPlaces([(site, port, slot) for site, port, slot in places])
 
 
 def _grid(rows: FileRows, steps: Ints, stat: Stat) -> FileGrid | None:
@@ -224,29 +187,3 @@ def _numbers(rows: FileRows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
         return {}
     found = pc.map_lookup(rows.columns["numbers"], pa.scalar(stat.number), "first")
     return {stat.number: array_of(found)}
-
-
-def array_of(column: Any) -> npt.NDArray[Any]:
-    """Return the values; NaN for a null among floats.
-
-    >>> array_of(pa.chunked_array([[1.5, None], [2.0]])), array_of(pa.array([True, False]))
-    (array([1.5, nan, 2. ]), array([ True, False]))
-    """
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = [_part(chunk) for chunk in chunks if len(chunk)]
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, _dtype(column.type))
-
-
-def _part(chunk: Any) -> npt.NDArray[Any]:
-    if pa.types.is_boolean(chunk.type):
-        bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], np.uint8), bitorder="little")
-        return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
-    if chunk.null_count:
-        chunk = pc.fill_null(chunk, float("nan"))
-    return np.frombuffer(chunk.buffers()[1], _dtype(chunk.type))[chunk.offset : chunk.offset + len(chunk)]
-
-
-def _dtype(kind: Any) -> Any:
-    return np.dtype(bool if pa.types.is_boolean(kind) else str(kind).replace("double", "float64"))

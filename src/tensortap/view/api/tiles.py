@@ -7,9 +7,8 @@ hundred bins are kept, so that a long run is read once and a zoom puts together 
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -17,11 +16,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from tensortap.store.blocks import ahead, array_of
 from tensortap.store.catalog import Outline
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import StepBins
 from tensortap.view.api.cache import SizedCache
-from tensortap.view.api.file_grid import FileGrid, array_of, segment_grid, tail_grid
+from tensortap.view.api.file_grid import FileGrid, segment_grid, tail_grid
 from tensortap.view.api.grid import Canvas, Grid, Ints
 from tensortap.view.api.stats import Stat
 
@@ -30,7 +30,6 @@ _TILE_CELLS: Final = 1 << 20
 _TILE_BINS: Final = (16, 256)
 THREADS: Final = max(2, min(4, os.cpu_count() or 2))
 T = TypeVar("T")
-S = TypeVar("S")
 
 
 class GridSource(NamedTuple):
@@ -107,7 +106,7 @@ class TiledGrids:
     def _from_files(self, canvas: Canvas, snapshot: Snapshot, stat: Stat, bins: StepBins) -> None:
         low, high = bins.steps(len(snapshot.steps))
         found = _overlapping(_sources(snapshot), snapshot.steps[low], snapshot.steps[high - 1])
-        for grid in ahead(self._pool, lambda source: self._file_grid(snapshot, source, stat), found):
+        for grid in ahead(self._pool, lambda source: self._file_grid(snapshot, source, stat), found, 2 * THREADS):
             if grid is not None:
                 _place(canvas, grid, snapshot, bins)
 
@@ -162,14 +161,3 @@ def _tile_bins(rows: int) -> int:
     """Return how many bins a tile has: fewer when there are very many places, so that a tile stays of a size."""
     least, most = _TILE_BINS
     return max(least, min(most, 1 << (_TILE_CELLS // max(rows, 1)).bit_length() >> 1))
-
-
-def ahead(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], most: int = 2 * THREADS) -> Iterator[T]:
-    """Yield the results in order, a few being made while one is used: never more than that are in memory."""
-    waiting: deque[Future[T]] = deque()
-    for item in items:
-        waiting.append(pool.submit(work, item))
-        if len(waiting) >= most:
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()

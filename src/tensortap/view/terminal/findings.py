@@ -109,4 +109,4 @@ def _option(name: str) -> str:
 
 
 def _records(run: Run) -> int:
-    return int(run.table(columns=["step"]).num_rows)
+    return run.snapshots.read(lambda snapshot: snapshot.record_count)

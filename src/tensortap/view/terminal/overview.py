@@ -13,13 +13,16 @@ from tensortap.record.step import Record
 from tensortap.reduce.statistics import NONFINITE
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.plain import plain, row
-from tensortap.store import facts
+from tensortap.store import facts, queries
+from tensortap.store.blocks import RowBlock, blocks, step_array
+from tensortap.store.filters import places_matching
 from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot
+from tensortap.types import Place
 
 TREND: Final = 16  # points in a line over steps
 TREND_OF: Final = {"absmax": ("min", "max"), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
 RECENT_STEPS: Final = 256  # what can be read again every second, however long the run is
-_LIGHT: Final = ("step", "site", "port", "slot", "seq", *NONFINITE)
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -102,27 +105,30 @@ def overview(
     run: Run, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std", phase: str | None = None
 ) -> Overview | None:
     """Read one row for each site that matches; None when there are no records."""
-    stats = TREND_OF.get(trend_of, (trend_of,))
-    table = run.table(sites=sites, steps=steps, columns=list(dict.fromkeys((*_LIGHT, *stats))), phase=phase)
-    if not table.num_rows:
+    return run.snapshots.read(lambda snapshot: _overview(run, snapshot, sites, steps, trend_of, phase))
+
+
+def _overview(
+    run: Run, snapshot: Snapshot, sites: list[str] | None, steps: Any, trend_of: str, phase: str | None
+) -> Overview | None:
+    scan = _scan(snapshot, sites, steps, trend_of, phase)
+    if not scan.records:
         return None
-    columns = {name: _numbers(table, name) for name in table.column_names if name not in ("site", "port", "slot")}
-    group, names = _groups(table)
-    bad = _nonfinite(columns) > 0
-    firsts, counts = _first_events(columns, group, bad, names)
-    trends = _trends(columns["step"], group, len(names), _stat(columns, trend_of), bad)
-    last = _last_records(run, sites, columns["step"], group, names, phase)
+    names, order = scan.names_in_order()
+    firsts, counts = scan.first_events(names)
+    trends = scan.trends()
+    last = _last_records(snapshot, sites, dict(zip(names, scan.last_steps().tolist(), strict=True)), phase)
     rows = [
-        SiteRow(name, *last[name], firsts.get(name), counts[i], trends[i])
-        for i, name in enumerate(names)
-        if name in last
+        SiteRow(names[i], *last[names[i]], firsts.get(names[i]), counts[i], trends[i])
+        for i in order
+        if names[i] in last
     ]
     return Overview(
         run=run,
         rows=rows,
-        records=table.num_rows,
-        steps=np.unique(columns["step"]).tolist(),
-        bad_records=int(bad.sum()),
+        records=scan.records,
+        steps=scan.steps[scan.seen].tolist(),
+        bad_records=sum(len(place) for place, _, _ in scan.bad),
         first_bad=min(firsts.values(), default=None),
         trend_of=trend_of,
         phase=phase,
@@ -148,45 +154,113 @@ def earlier_steps_note(run: Run, view: Overview) -> str:
     return f"the last {len(view.steps)} steps; {earlier} earlier ones are not in this view" if earlier > 0 else ""
 
 
-def _numbers(table: Any, name: str) -> npt.NDArray[Any]:
-    return np.asarray(table[name].to_numpy())
+def _scan(snapshot: Snapshot, sites: list[str] | None, steps: Any, trend_of: str, phase: str | None) -> SiteScan:
+    """Read what the rows of the overview are made of, file by file."""
+    known = None if sites is None else {place[:3] for place in places_matching(sites, snapshot.places)}
+    chosen = (lambda place: True) if known is None else (lambda place: place[:3] in known)
+    columns = [*NONFINITE, *TREND_OF.get(trend_of, (trend_of,))]
+    everything = step_array(snapshot, steps)
+    scan = SiteScan(snapshot.steps if everything is None else everything)
+    if sites is not None or phase is not None:  # they may have been recorded at some steps alone
+        for block in blocks(snapshot, (), chosen=chosen, steps=steps, phase=phase):
+            scan.see(block)
+        scan = SiteScan(scan.steps[scan.seen])
+    for block in blocks(snapshot, columns, chosen=chosen, steps=steps, phase=phase):
+        scan.add(block, trend_of)
+    return scan
 
 
-def _groups(table: Any) -> tuple[Ints, list[str]]:
-    """Return a number for each row's site, and the sites' names in order of execution."""
-    encoded = [_dictionary(table[name]) for name in ("site", "port", "slot")]
-    codes = np.zeros(table.num_rows, np.int64)
-    for numbers, values in encoded:
-        codes = codes * max(len(values), 1) + numbers
-    _, first, group = np.unique(codes, return_index=True, return_inverse=True)
-    seq = _numbers(table, "seq")
-    order = np.lexsort((first, seq[first]))
-    place = np.empty_like(order)
-    place[order] = np.arange(len(order))
-    sites, ports, slots = ([values[numbers[i]] for i in first[order]] for numbers, values in encoded)
-    return place[group], [f"{s}:{p}{t}" for s, p, t in zip(sites, ports, slots, strict=True)]
+class SiteScan:
+    """What is known of each site after some blocks of rows. `steps` are those that rows may be of."""
+
+    def __init__(self, steps: Ints) -> None:
+        self.steps = steps
+        self.seen = np.zeros(len(steps), bool)
+        self.records = 0
+        self.bad: list[tuple[Ints, Ints, Ints]] = []  # site, number of the step, position in the step
+        self._sites: dict[tuple[str, str, str], int] = {}
+        self._first: dict[int, Ints] = {}  # by rank, of each site: number of its first step, then its position there
+        self._last = np.zeros(0, np.int64)
+        self._sums = np.zeros(0)
+        self._counts = np.zeros(0, np.int64)
+        self._spoilt = np.zeros(0, bool)
+
+    def see(self, block: RowBlock) -> Ints:
+        """Note which steps there are; return the number of each row's step."""
+        at: Ints = np.searchsorted(self.steps, block.number("step"))
+        self.seen[at] = True
+        return at
+
+    def add(self, block: RowBlock, trend_of: str) -> None:
+        """Take the rows of a block into account."""
+        at, place, seq = self.see(block), self._numbered(block), block.number("seq").astype(np.int64)
+        self.records += len(block)
+        first = self._first.setdefault(block.source.rank, np.zeros(0, np.int64))
+        self._first[block.source.rank] = first = _grown(first, len(self._sites), np.iinfo(np.int64).max)
+        np.minimum.at(first, place, at << 32 | seq)
+        np.maximum.at(self._last, place, at)
+        columns = {name: block.number(name) for name in (*NONFINITE, *TREND_OF.get(trend_of, (trend_of,)))}
+        bad = _nonfinite(columns) > 0
+        if bad.any():
+            self.bad.append((place[bad], at[bad], seq[bad]))
+        self._add_trend(place, at, _stat(columns, trend_of), bad)
+
+    def _numbered(self, block: RowBlock) -> Ints:
+        numbers = [self._sites.setdefault(place[:3], len(self._sites)) for place in block.places]
+        count = len(self._sites)
+        self._last = _grown(self._last, count, -1)
+        self._sums, self._counts = _grown(self._sums, count * TREND, 0), _grown(self._counts, count * TREND, 0)
+        self._spoilt = _grown(self._spoilt, count * TREND, False)
+        return np.array(numbers, np.int64)[block.place]
+
+    def _add_trend(self, place: Ints, at: Ints, values: Floats, bad: npt.NDArray[np.bool_]) -> None:
+        stretch = at * TREND // len(self.steps) if len(self.steps) > TREND else at
+        bin_of, known = place * TREND + stretch, ~np.isnan(values)
+        if not known.all():
+            bin_of_known, values = bin_of[known], values[known]
+        else:
+            bin_of_known = bin_of
+        self._counts += np.bincount(bin_of_known, minlength=len(self._counts))
+        self._sums += np.bincount(bin_of_known, values, minlength=len(self._sums))
+        self._spoilt[bin_of[bad]] = True
+
+    def names_in_order(self) -> tuple[list[str], list[int]]:
+        """Return the sites' names, and their order of execution: by position in the first step, on the first rank."""
+        names = [str(Place(*site)) for site in self._sites]
+        best = np.full(len(names), np.iinfo(np.int64).max)
+        for rank in sorted(self._first):
+            first = _grown(self._first[rank], len(names), np.iinfo(np.int64).max)
+            best = np.where(first >> 32 < best >> 32, first, best)
+        return names, np.lexsort((best >> 32, best & 0xFFFFFFFF)).tolist()
+
+    def last_steps(self) -> Ints:
+        """Return each site's last step."""
+        return self.steps[self._last]
+
+    def first_events(self, names: list[str]) -> tuple[dict[str, NonFiniteEvent], list[int]]:
+        """Return for each site when it first was not finite, and in how many steps."""
+        if not self.bad:
+            return {}, [0] * len(names)
+        place, at, seq = (np.concatenate(part) for part in zip(*self.bad, strict=True))
+        order = np.lexsort((seq, at))
+        which, first = np.unique(place[order], return_index=True)
+        firsts = {
+            names[site]: NonFiniteEvent(int(self.steps[at[row]]), int(seq[row]), names[site])
+            for site, row in zip(which.tolist(), order[first].tolist(), strict=True)
+        }
+        pairs = np.unique(place * len(self.steps) + at)
+        return firsts, np.bincount(pairs // len(self.steps), minlength=len(names)).tolist()
+
+    def trends(self) -> list[list[float]]:
+        """Return means over at most TREND stretches of steps; NaN where anything was not finite."""
+        mean = self._sums / np.maximum(self._counts, 1)
+        mean[self._spoilt] = np.nan
+        seen = (self._counts > 0) | self._spoilt
+        return [mean[i : i + TREND][seen[i : i + TREND]].tolist() for i in range(0, len(mean), TREND)]
 
 
-def _dictionary(column: Any) -> tuple[Ints, list[str]]:
-    array = column.unify_dictionaries().combine_chunks()
-    if not hasattr(array, "indices"):
-        array = array.dictionary_encode()
-    return np.asarray(array.indices.to_numpy(zero_copy_only=False), np.int64), array.dictionary.to_pylist()
-
-
-def _first_events(
-    columns: Mapping[str, npt.NDArray[Any]], group: Ints, bad: npt.NDArray[np.bool_], names: list[str]
-) -> tuple[dict[str, NonFiniteEvent], list[int]]:
-    """Return for each site when it first was not finite, and in how many steps."""
-    rows = np.flatnonzero(bad)
-    rows = rows[np.lexsort((columns["seq"][rows], columns["step"][rows]))]
-    which, at = np.unique(group[rows], return_index=True)
-    firsts = {
-        names[g]: NonFiniteEvent(int(columns["step"][r]), int(columns["seq"][r]), names[g])
-        for g, r in zip(which.tolist(), rows[at].tolist(), strict=True)
-    }
-    pairs = np.unique(np.stack([group[rows], columns["step"][rows]]), axis=1)
-    return firsts, np.bincount(pairs[0], minlength=len(names)).tolist()
+def _grown(array: npt.NDArray[Any], size: int, value: Any) -> npt.NDArray[Any]:
+    return np.append(array, np.full(size - len(array), value, array.dtype)) if size > len(array) else array
 
 
 def _nonfinite(columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
@@ -203,29 +277,12 @@ def _stat(columns: Mapping[str, npt.NDArray[Any]], name: str) -> Floats:
     return np.asarray(columns[name], np.float64)
 
 
-def _trends(step: Ints, group: Ints, groups: int, values: Floats, bad: npt.NDArray[np.bool_]) -> list[list[float]]:
-    """Return means over at most TREND stretches of steps; NaN where anything was not finite."""
-    steps, index = np.unique(step, return_inverse=True)
-    stretch = index * TREND // len(steps) if len(steps) > TREND else index
-    bin_of, bins = group * TREND + stretch, groups * TREND
-    known = ~np.isnan(values)
-    count = np.bincount(bin_of[known], minlength=bins)
-    mean = np.bincount(bin_of[known], values[known], minlength=bins) / np.maximum(count, 1)
-    spoilt = np.bincount(bin_of[bad], minlength=bins) > 0
-    mean[spoilt] = np.nan
-    seen = (count > 0) | spoilt
-    return [mean[i : i + TREND][seen[i : i + TREND]].tolist() for i in range(0, bins, TREND)]
-
-
 def _last_records(
-    run: Run, sites: list[str] | None, step: Ints, group: Ints, names: list[str], phase: str | None
+    snapshot: Snapshot, sites: list[str] | None, at: Mapping[str, int], phase: str | None
 ) -> dict[str, tuple[Record, int]]:
     """Return each site's worst record at its last step, and how many it has there."""
-    last = np.full(len(names), np.iinfo(np.int64).min)
-    np.maximum.at(last, group, step)
-    at = dict(zip(names, last.tolist(), strict=True))
     found: dict[str, list[Record]] = {}
-    for record in run.records(sites=sites, steps=sorted(set(at.values())), phase=phase):
+    for record in queries.records_in(queries.table(snapshot, sites, steps=sorted(set(at.values())), phase=phase)):
         name = str(record.place)
         if at.get(name) == record.step:
             found.setdefault(name, []).append(record)

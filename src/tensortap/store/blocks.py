@@ -1,0 +1,292 @@
+"""Read records file by file, as arrays: a run of any length passes through memory in blocks.
+
+Words (site, port, …) stay dictionary codes, and a count of which the footer says "all zero" is known without reading.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tensortap.reduce.statistics import BY_NAME, COUNTS, STATISTICS, with_sources
+from tensortap.store.catalog import PLAIN_RECORDS, Outline
+from tensortap.store.filters import StepSelection, step_test
+from tensortap.store.schema import WORDS
+from tensortap.store.snapshot import Snapshot
+from tensortap.store.tail_reader import possible_rows
+from tensortap.types import Place
+
+Ints = npt.NDArray[np.int64]
+S = TypeVar("S")
+T = TypeVar("T")
+_MAY_BE_ZERO: Final = frozenset((*COUNTS, "recomputed"))
+_KEYS: Final = ("step", "seq", "site", "port", "slot", "op")
+_DAMAGE: Final = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
+_TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
+_READERS: Final = 2
+
+
+class BlockSource(NamedTuple):
+    """A file of records: its rank, its first and last step, and how to read columns of it."""
+
+    name: str | Path
+    rank: int
+    first: int
+    last: int
+    read: Callable[[Sequence[str]], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """Rows of one file. `rows` are their numbers in the file, None for all; `place` are numbers into `places`."""
+
+    source: BlockSource
+    columns: Any
+    places: tuple[Place, ...]
+    place: Ints
+    rows: Ints | None
+
+    def number(self, name: str) -> npt.NDArray[Any]:
+        """Return a column of numbers, NaN where it has none."""
+        return numbers(self.columns, name)
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+
+def sources(snapshot: Snapshot) -> list[BlockSource]:
+    """Return the files of records, the earliest steps first."""
+    found = [
+        BlockSource(name, files.rank, *_span(outline), functools.partial(_read_segment, snapshot, name))
+        for files in snapshot.records
+        for name, outline in files.segments.items()
+        if outline.steps
+    ]
+    for files in snapshot.records:
+        for path in files.tails:
+            if path in snapshot.tails and len(table := snapshot.tails[path]):
+                steps = pc.min_max(table["step"]).as_py()
+                read = functools.partial(_read_table, table)
+                found.append(BlockSource(path, files.rank, steps["min"], steps["max"], read))
+    return sorted(found, key=lambda source: (source.first, source.rank, str(source.name)))
+
+
+def _span(outline: Outline) -> tuple[int, int]:
+    return min(first for first, _, _ in outline.steps), max(last for _, last, _ in outline.steps)
+
+
+def blocks(
+    snapshot: Snapshot, columns: Sequence[str], *, chosen: Callable[[Place], bool] = lambda place: True,
+    steps: StepSelection = None, phase: str | None = None, recomputed: bool = True,
+) -> Iterator[RowBlock]:  # fmt: skip
+    """Yield the records of the places that are `chosen`, file by file; files without any of the steps are not opened.
+
+    A file that cannot be read is left out and counted.
+    """
+    wanted = step_array(snapshot, steps)
+    names = [*_KEYS, *columns, *(["phase"] if phase else ()), *(() if recomputed else ["recomputed"])]
+
+    def read(source: BlockSource) -> RowBlock | None:
+        try:
+            block = _block(source, source.read(list(dict.fromkeys(names))))
+        except FileNotFoundError:
+            raise
+        except _DAMAGE as error:
+            snapshot.catalog.mark_damaged(source.name, error)
+            return None
+        return _chosen_rows(block, chosen, wanted, phase, recomputed)
+
+    with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
+        for block in ahead(pool, read, _overlapping(sources(snapshot), wanted), _READERS + 1):
+            if block is not None and len(block):
+                yield block
+
+
+def step_array(snapshot: Snapshot, steps: StepSelection) -> Ints | None:
+    """Return the recorded steps that are meant, in order; None for all of them."""
+    if steps is None:
+        return None
+    test = step_test(steps)
+    return np.array([step for step in snapshot.steps.tolist() if test(step)], np.int64)
+
+
+def _overlapping(found: Iterable[BlockSource], wanted: Ints | None) -> list[BlockSource]:
+    if wanted is None:
+        return list(found)
+    return [s for s in found if np.searchsorted(wanted, s.first) < np.searchsorted(wanted, s.last, "right")]
+
+
+def ahead(pool: ThreadPoolExecutor, work: Callable[[S], T], items: Iterable[S], most: int) -> Iterator[T]:
+    """Yield the results in order, a few being made while one is used: never more than that are in memory."""
+    waiting: deque[Future[T]] = deque()
+    for item in items:
+        waiting.append(pool.submit(work, item))
+        if len(waiting) >= most:
+            yield waiting.popleft().result()
+    while waiting:
+        yield waiting.popleft().result()
+
+
+def _block(source: BlockSource, table: Any) -> RowBlock:
+    rows = None
+    possible = possible_rows(table, _KEYS)
+    if len(possible) < len(table):
+        numbered = table.append_column("row", pa.array(np.arange(len(table))))
+        possible = possible_rows(numbered, _KEYS)
+        rows = array_of(possible["row"])
+    places, place = places_in(possible)
+    return RowBlock(source, possible, _as_places(places), place, rows)
+
+
+@functools.lru_cache(maxsize=64)
+def _as_places(places: tuple[tuple[str, ...], ...]) -> tuple[Place, ...]:
+    return tuple(Place(*place) for place in places)
+
+
+def _chosen_rows(
+    block: RowBlock, chosen: Callable[[Place], bool], steps: Ints | None, phase: str | None, recomputed: bool
+) -> RowBlock:
+    keep = np.array([chosen(place) for place in block.places], bool)[block.place]
+    if steps is not None:
+        keep &= np.isin(block.number("step"), steps)
+    if phase is not None:
+        keep &= _equal(block.columns["phase"], phase)
+    if not recomputed and "recomputed" in block.columns.column_names:
+        keep &= ~block.number("recomputed").astype(bool)
+    if keep.all():
+        return block
+    rows = np.flatnonzero(keep)
+    present, place = _numbered(block.place[rows], len(block.places))
+    return replace(
+        block, columns=block.columns.take(pa.array(rows)), place=place,
+        places=tuple(block.places[i] for i in present.tolist()),
+        rows=rows if block.rows is None else block.rows[rows],
+    )  # fmt: skip
+
+
+def _equal(column: Any, word: str) -> npt.NDArray[np.bool_]:
+    known = encoded(column)
+    is_word = np.array([name == word for name in known.dictionary.to_pylist()] or [False], bool)
+    return np.asarray(is_word[array_of(known.indices)])
+
+
+def _read_segment(snapshot: Snapshot, name: str, columns: Sequence[str]) -> Any:
+    files = snapshot.files
+    files.check(name)
+    source = files.path(name) if files.local is not None else files.open(name)
+    with pq.ParquetFile(source, read_dictionary=list(WORDS), page_checksum_verification=True) as file:
+        zero = zero_columns(file.metadata, [n for n in columns if n in _MAY_BE_ZERO])
+        known = set(file.schema_arrow.names)
+        wanted = [n for n in with_sources(columns) if n in known and n not in zero]
+        return _cast(file.read(wanted, use_threads=False))
+
+
+def _read_table(table: Any, columns: Sequence[str]) -> Any:
+    return _cast(table.select([name for name in with_sources(columns) if name in table.column_names]))
+
+
+def _cast(table: Any) -> Any:
+    """Return the columns in the types that readers expect; a damaged file may have others."""
+    for i, field in enumerate(table.schema):
+        plain = PLAIN_RECORDS.field(field.name).type
+        if field.name not in WORDS and field.type != plain:
+            table = table.set_column(i, field.name, table[field.name].cast(plain))
+    return table
+
+
+def zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
+    """Return the columns that are zero, or false, in every row, as far as the footer tells."""
+    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
+
+
+def _is_zero(column: Any) -> bool:
+    said = column.statistics
+    return bool(said is not None and said.has_min_max and not said.min and not said.max)
+
+
+def numbers(table: Any, name: str) -> npt.NDArray[Any]:
+    """Return a column of a table, derived from others where an older version wrote none; zero where none is left."""
+    present = name in table.column_names
+    known = BY_NAME.get(name)
+    if known is not None and known.derive is not None and (not present or table[name].null_count):
+        derived = known.derive({source: array_of(table[source]) for source in known.sources})
+        return np.where(np.isnan(own := array_of(table[name])), derived, own) if present else np.asarray(derived)
+    if present:
+        return array_of(table[name])
+    return np.full(len(table), np.nan) if name in STATISTICS else np.zeros(len(table), np.int64)
+
+
+def places_in(table: Any, names: Sequence[str] = Place._fields) -> tuple[tuple[tuple[str, ...], ...], Ints]:
+    """Return the places of rows as combinations of words, and for each row which of them it is."""
+    words, code = [], np.zeros(len(table), np.int64)
+    for name in names:
+        column = encoded(table[name])
+        words.append(tuple(column.dictionary.to_pylist()) or ("",))
+        code = code * len(words[-1]) + array_of(column.indices)
+    present, place = _numbered(code, math.prod(map(len, words)))
+    return _named(tuple(words), present.tobytes()), place
+
+
+@functools.lru_cache(maxsize=64)
+def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> tuple[tuple[str, ...], ...]:
+    """Return numbered combinations of words: the same object for files that hold the same places."""
+    at = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
+    names = [[known[i] for i in column.tolist()] for known, column in zip(words, at, strict=True)]
+    return tuple(zip(*names, strict=True))
+
+
+def encoded(column: Any) -> Any:
+    """Return a column as one dictionary array."""
+    column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
+    column = column.unify_dictionaries().combine_chunks()
+    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
+
+
+def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
+    """Return the codes in use, and for each row which of them it has."""
+    if size > _TABLED:
+        return np.unique(code, return_inverse=True)
+    present = np.flatnonzero(np.bincount(code, minlength=1)) if len(code) else np.zeros(0, np.int64)
+    table = np.zeros(size, np.int64)
+    table[present] = np.arange(len(present))
+    return present, table[code]
+
+
+def array_of(column: Any) -> npt.NDArray[Any]:
+    """Return the values; NaN for a null among floats.
+
+    >>> array_of(pa.chunked_array([[1.5, None], [2.0]])), array_of(pa.array([True, False]))
+    (array([1.5, nan, 2. ]), array([ True, False]))
+    """
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    parts = [_part(chunk) for chunk in chunks if len(chunk)]
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate(parts) if parts else np.zeros(0, _dtype(column.type))
+
+
+def _part(chunk: Any) -> npt.NDArray[Any]:
+    if pa.types.is_boolean(chunk.type):
+        bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], np.uint8), bitorder="little")
+        return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
+    if chunk.null_count:
+        chunk = pc.fill_null(chunk, float("nan") if pa.types.is_floating(chunk.type) else 0)
+    return np.frombuffer(chunk.buffers()[1], _dtype(chunk.type))[chunk.offset : chunk.offset + len(chunk)]
+
+
+def _dtype(kind: Any) -> Any:
+    return np.dtype(bool if pa.types.is_boolean(kind) else str(kind).replace("double", "float64"))
