@@ -110,7 +110,7 @@ class Snapshot:
     @cached_property
     def rank_states(self) -> list[dict[str, Any]]:
         """What each rank's `_rank.json` says; empty where it cannot be read."""
-        return [self._rank_state(rank) for rank in self.ranks]
+        return [_rank_state(self, rank) for rank in self.ranks]
 
     @cached_property
     def state(self) -> State:
@@ -191,20 +191,6 @@ class Snapshot:
             self.catalog.mark_damaged(path, "it cannot be read to its end")
         return content.table
 
-    def _rank_state(self, rank: int) -> dict[str, Any]:
-        name = f"{layout.rank_folder(rank)}/{layout.RANK_JSON}"
-        try:
-            said = load_json(self.files.read(name))
-            state = valid_state(said)
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError) as error:
-            self.catalog.mark_damaged(name, error)
-            return {}
-        if state != said:
-            self.catalog.mark_damaged(name, "some of it has another form than was written")
-        return state
-
 
 def _steps_of_phase(snapshot: Snapshot) -> npt.NDArray[np.int64]:
     found = [
@@ -222,6 +208,21 @@ def _lengths(found: Iterable[RankFiles]) -> dict[Path, int]:
 
 def _kind_of(schema: Any) -> RowKind:
     return METRIC_ROWS if "value" in schema.names else EVENT_ROWS if "kind" in schema.names else RECORD_ROWS
+
+
+def _rank_state(snapshot: Snapshot, rank: int) -> dict[str, Any]:
+    name = f"{layout.rank_folder(rank)}/{layout.RANK_JSON}"
+    try:
+        said = load_json(snapshot.files.read(name))
+        state = valid_state(said)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        snapshot.catalog.mark_damaged(name, error)
+        return {}
+    if state != said:
+        snapshot.catalog.mark_damaged(name, "some of it has another form than was written")
+    return state
 
 
 class TailCache:
