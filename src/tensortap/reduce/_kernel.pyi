@@ -1,6 +1,7 @@
 """Types of the C extension; what it computes is described in csrc/kernel.c."""
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 LEVELS: Final[tuple[str, ...]]
 STATISTICS: Final[tuple[str, ...]]
@@ -38,6 +39,25 @@ def record_tensor(
     layout_address: int, key: int, probes: int, want: int, recomputed: bool | int, tensor: object, /
 ) -> int: ...
 def record_many(layout_address: int, entries_address: int, tensors: tuple[object, ...], first: int, /) -> int: ...
+def show_call(kind: type[NativeHook], function: Callable[..., Any], /) -> bool: ...
+
+class Reader:
+    def __init__(
+        self,
+        compiler: dict[str, Any],
+        tracing: Callable[[], object],
+        backward_task: Callable[[], int],
+        tensor: type,
+        parameter: type,
+        steps: object,
+        recorder: object,
+    ) -> None: ...
+    def disable(self) -> None: ...
+
+class NativeHook:
+    def connect(self, reader: Reader | None, python: Callable[..., Any], position: int, /) -> None: ...
+    def use_point(self, key: int, probes: int, keeping: int, /) -> None: ...
+
 def commit(
     layout_address: int,
     key: int,

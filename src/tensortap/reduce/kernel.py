@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -107,6 +107,21 @@ record_many = None if ACTIVE == "numpy" else _kernel.record_many
 Each of the entries is four int64: key (negative: leave it to the caller), probes, whether a histogram is wanted, and
 the row, which is written. It stops at the first tensor that it cannot read or has no room for.
 """
+
+if TYPE_CHECKING:
+    NativeHook = _kernel.NativeHook
+    Reader = _kernel.Reader
+else:
+    NativeHook, Reader = (numpy_kernel.NativeHook, None) if ACTIVE == "numpy" else (_kernel.NativeHook, _kernel.Reader)
+"""The base class of hooks that C answers as far as it can. See csrc/hook.h.
+
+`connect(reader, python, position)` says what to ask, what to call where C gives up, and where among a call's arguments
+the tensor is; `use_point(key, probes, keeping)` says how it is recorded.
+`Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder)` is what they ask; without C None.
+"""
+
+show_call = None if ACTIVE == "numpy" else _kernel.show_call
+"""`show_call(type, function) -> bool`: show a function as `__call__` of a subclass of NativeHook, called by C alone."""
 
 borrow = numpy_kernel.borrow if ACTIVE == "numpy" else _kernel.borrow
 """`borrow(address, threads)`: let a framework's threads help with large tensors.

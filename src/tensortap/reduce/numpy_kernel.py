@@ -221,6 +221,18 @@ def use_exchange(capsule: object) -> bool:
     return False
 
 
+class NativeHook:
+    """Stands for the C extension's class of hooks: the subclass's own `__call__` does everything."""
+
+    __slots__ = ()
+
+    def connect(self, reader: object, python: object, position: int) -> None:
+        """Do nothing."""
+
+    def use_point(self, key: int, probes: int, keeping: int) -> None:
+        """Do nothing."""
+
+
 def level() -> str:
     """The only level there is here."""
     return LEVELS[0]

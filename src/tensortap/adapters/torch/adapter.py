@@ -163,4 +163,4 @@ class TorchAdapter(Adapter):
         if shards is not None:
             shards.root_called()
         elif root is not None and (here := world()) is not None and here.size > 1:
-            self._observer.shards = ShardRegistry(self._recorder.names, root)
+            self._observer.use_shards(ShardRegistry(self._recorder.names, root))

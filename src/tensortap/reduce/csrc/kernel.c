@@ -9,7 +9,7 @@
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
- * dlpack.h reads the tensors of frameworks; xla.h and onnx.h let XLA and ONNX Runtime call it inside their graphs.
+ * dlpack.h reads the tensors of frameworks, hook.h is what PyTorch calls; xla.h and onnx.h let XLA and ONNX Runtime call it inside their graphs.
  */
 
 #define _GNU_SOURCE
@@ -788,12 +788,13 @@ static int reduce_plan(Plan *p, Result *result)
     } else {
         if (p->numel >= RELEASE_GIL)
             released = PyEval_SaveThread();
-        const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
+        const int paced = may_help(p->numel); /* of small tensors not even the clock is read */
+        const int64_t begin = paced ? nanoseconds(CLOCK_MONOTONIC) : 0;
         reduce_prepared(p, reduce_chunk, ws, workspaces, result);
-        const int64_t end = nanoseconds(CLOCK_MONOTONIC);
+        const int64_t end = paced ? nanoseconds(CLOCK_MONOTONIC) : 0;
         if (released)
             PyEval_RestoreThread(released);
-        if (may_help(p->numel))
+        if (paced)
             note_pace(wanted > 1 ? TOGETHER : ALONE, end - begin, p->numel);
     }
     if (wanted > 1 && !team)
@@ -1115,21 +1116,30 @@ static int read_target(PyObject *const *args, Target *t)
     return t->recomputed < 0 ? -1 : 0;
 }
 
-static PyObject *record_plan(const Target *t, Plan *p, const int64_t *dims, int ndim)
+#define NO_MEMORY (-3)
+
+/* The row; -1 when there is no room, NO_MEMORY with an error set. */
+static int64_t record_row(const Target *t, Plan *p, const int64_t *dims, int ndim)
 {
     int64_t *header = t->header;
     Result result;
     if (!has_room(header, t->key, ndim, 0))
-        return PyLong_FromLong(-1);
+        return -1;
     if (reduce_plan(p, &result))
-        return NULL;
+        return NO_MEMORY;
     int64_t row = -1; /* while the GIL was released another thread may have filled the table */
     if (has_room(header, t->key, ndim, result.length > 0 ? result.length : 0))
         row = append(header, t->key, t->probes, t->recomputed, p->dtype, dims, ndim, &result);
     give_workspace(result.w);
     if (row >= 0)
         COLUMN(int64_t, COST)[row] = nanoseconds(CLOCK_MONOTONIC) - t->begin;
-    return PyLong_FromLongLong(row);
+    return row;
+}
+
+static PyObject *record_plan(const Target *t, Plan *p, const int64_t *dims, int ndim)
+{
+    const int64_t row = record_row(t, p, dims, ndim);
+    return row == NO_MEMORY ? NULL : PyLong_FromLongLong(row);
 }
 
 static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -1149,6 +1159,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
 
 #include "dlpack.h"
 #include "many.h"
+#include "hook.h"
 
 static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -1273,6 +1284,8 @@ static PyMethodDef functions[] = {
      "record_tensor(layout_address, key, probes, want, recomputed, tensor) -> row, -1 when full, -2 when not plain"},
     {"record_many", (PyCFunction)(void (*)(void))py_record_many, METH_FASTCALL,
      "record_many(layout_address, entries_address, tensors, first) -> the first tensor that has no row"},
+    {"show_call", py_show_call, METH_VARARGS,
+     "show_call(type, function) -> bool: show a function as __call__ of a subclass of NativeHook, called by C alone"},
     {"commit", (PyCFunction)(void (*)(void))py_commit, METH_FASTCALL,
      "commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, length)"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},
@@ -1352,25 +1365,35 @@ static PyObject *statistic_names(void)
     return names;
 }
 
-static struct PyModuleDef definition = {
-    PyModuleDef_HEAD_INIT, "_kernel", "Statistics and float-bit histograms of buffers, in C.", -1, functions, NULL, NULL,
-    NULL, NULL,
-};
+static const char NOT_HERE[] =
+    "tensortap does not run in subinterpreters: its kernel has one state for the whole process; import it in the main "
+    "interpreter, or use processes";
 
-PyMODINIT_FUNC PyInit__kernel(void)
+/* Run once in each interpreter that imports the module. Not an ImportError: that would mean that NumPy can take over. */
+static int start(PyObject *module)
 {
+    if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0) {
+        PyErr_SetString(PyExc_RuntimeError, NOT_HERE);
+        return -1;
+    }
     if (level_count == 0) {
         find_levels();
         fill_fp8();
         thread_count = default_threads();
         pthread_atfork(hold_workspaces, let_workspaces, forget_pool);
     }
-    PyObject *module = PyModule_Create(&definition), *names = module ? level_names() : NULL;
-    PyObject *rows = names ? statistic_names() : NULL;
-    if (!rows || PyModule_AddObjectRef(module, "LEVELS", names) < 0 ||
-        PyModule_AddObjectRef(module, "STATISTICS", rows) < 0)
-        Py_CLEAR(module);
+    PyObject *names = level_names(), *rows = names ? statistic_names() : NULL;
+    const int failed = !rows || PyModule_AddObjectRef(module, "LEVELS", names) < 0 ||
+                       PyModule_AddObjectRef(module, "STATISTICS", rows) < 0 || add_hooks(module) < 0;
     Py_XDECREF(names);
     Py_XDECREF(rows);
-    return module;
+    return failed ? -1 : 0;
 }
+
+static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, start}, {0, NULL}};
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, "_kernel", "Statistics and float-bit histograms of buffers, in C.", 0, functions, module_slots,
+    NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&definition); }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +28,17 @@ from tensortap.adapters.torch.modules.hidden import HiddenEntry
 from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in, tensors_in_containers
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.record.recorder import OpenStep, Point
+from tensortap.reduce import kernel as kernels
 
 tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what a hook asks of a tensor
 _NOTHING: Final[Mapping[str, Any]] = {}
+_ARGUMENTS: Final = 1  # where among its arguments a hook finds what it records
+_OUTPUT: Final = 2
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
+
+
+H = TypeVar("H", bound=kernels.NativeHook)
 
 
 class Hook(HiddenEntry):
@@ -54,7 +60,20 @@ class Hook(HiddenEntry):
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-class OutputHook(Hook):
+def answered_in_c(cls: type[H]) -> type[H]:
+    """Have C answer the calls of a subclass of NativeHook, and call the class's own `__call__` where it gives up.
+
+    The class goes on showing its `__call__`: the compiler traces what it finds there, and cannot follow C.
+    """
+    shown = vars(cls)["__call__"]
+    if kernels.show_call is not None:
+        del cls.__call__
+        kernels.show_call(cls, shown)
+    return cls
+
+
+@answered_in_c
+class OutputHook(Hook, kernels.NativeHook):
     """Record what a module returns. Most modules carry only this hook, so it does as little as possible."""
 
     __slots__ = ("bits", "handle", "observer", "plain", "port", "receiver", "steps")
@@ -67,9 +86,10 @@ class OutputHook(Hook):
         self.plain: Point | None = None
         self.receiver = PortReceiver(observer, steps, [port], compile_status)
         self.handle = self.receiver.handle
+        self.connect(observer.reader(steps), OutputHook.__call__, _OUTPUT)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Record the output."""
+        """Record the output, where C has not."""
         if is_compiling():
             _observe_compiled(self.handle, list(tensors_in_containers(output)), NO_TENSOR_OUT)
             return
@@ -88,14 +108,17 @@ class OutputHook(Hook):
             _failed(observer, f"looking into a {type(output).__name__}", error)
 
     def _plain(self) -> Point:
-        self.plain = self.port.point("")
-        return self.plain
+        self.plain = point = self.port.point("")
+        self.use_point(point.key, point.probes, point.keeping)
+        return point
 
 
-class ForwardPreHook(Hook):
+@answered_in_c
+class ForwardPreHook(Hook, kernels.NativeHook):
     """Record what a module is given, before an in-place forward can change it."""
 
     __slots__ = (
+        "alone",
         "bits",
         "calls",
         "grad_inputs",
@@ -128,6 +151,8 @@ class ForwardPreHook(Hook):
             GradientReceiver(observer, steps, self.grad_inputs, compile_status),
         )
         self.handle, self.gradient_handle = (receiver.handle if receiver.ports else None for receiver in self.receivers)
+        self.alone = len(self.inputs) == 1 and not self.grad_inputs
+        self.connect(observer.reader(steps) if self.alone else None, ForwardPreHook.__call__, _ARGUMENTS)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """Record the inputs. A hook removed while the call begins is called once more, without kwargs."""
@@ -146,7 +171,9 @@ class ForwardPreHook(Hook):
                 if not given:
                     port.note = NO_TENSOR_IN
                 for slot, tensor in given:
-                    self.observer.take(port.point(slot), tensor, step, recomputed)
+                    self.observer.take(point := port.point(slot), tensor, step, recomputed)
+                    if self.alone and not slot:
+                        self.use_point(point.key, point.probes, point.keeping)
             if self.grad_inputs:
                 with without_torch_function():
                     self.calls.push(self, given)

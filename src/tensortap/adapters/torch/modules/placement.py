@@ -76,16 +76,21 @@ class HookPlacement:
                 yield module, registers, bits, paths
 
     def _registers(self, ports: dict[str, list[Port]]) -> list[Register]:
-        if list(ports) == ["output"] and len(ports["output"]) == 1:
-            hook = OutputHook(self._observer, self._detector, ports["output"][0], self._compile_status)
-            return [partial(_register_after, hook=hook, key=self._keys[1])]
+        outputs = ports.get("output", [])
+        plain = len(outputs) == 1 and not ports.keys() & {"grad_output", "grad_input"}
+        registers: list[Register] = []
+        if plain:
+            output_hook = OutputHook(self._observer, self._detector, outputs[0], self._compile_status)
+            registers = [partial(_register_after, hook=output_hook, key=self._keys[1])]
+            if len(ports) == 1:
+                return registers
         before = ForwardPreHook(self._observer, self._detector, ports, self._calls, self._compile_status)
-        after = ForwardHook(self._observer, self._detector, ports, before)
-        registers: list[Register] = [partial(_register_before, hook=before, key=self._keys[0])] if before.bits else []
-        return [
-            *registers,
-            partial(_register_after, hook=after, key=self._keys[1], always_call=bool(before.grad_inputs)),
-        ]
+        if before.bits:
+            registers.insert(0, partial(_register_before, hook=before, key=self._keys[0]))
+        if not plain:
+            after, always = ForwardHook(self._observer, self._detector, ports, before), bool(before.grad_inputs)
+            registers.append(partial(_register_after, hook=after, key=self._keys[1], always_call=always))
+        return registers
 
 
 def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:

@@ -23,6 +23,7 @@ _CAPTURED: Final = (
     "values (counted as tensors_in_cuda_graphs)"
 )
 HOOK_VARIABLE: Final = "TENSORTAP_HOOK"
+_FLAG: Final = "_is_compiling_flag"  # what torch.compiler.is_compiling() tells, where C can read it
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = (
     torch._C._is_torch_function_mode_enabled
@@ -38,7 +39,7 @@ _NOT_ENTERED: Final = (
 class TensorObserver:
     """Record tensors. Every hook ends in `take`."""
 
-    __slots__ = ("devices", "leaves", "reads_in_c", "recorder", "shards")
+    __slots__ = ("_reader", "devices", "leaves", "reads_in_c", "recorder", "shards")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -46,6 +47,29 @@ class TensorObserver:
         self.reads_in_c = _reads_in_c()
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
         self.shards: ShardRegistry | None = None  # where there are several ranks
+        self._reader: kernels.Reader | None = None
+
+    def reader(self, steps: object) -> kernels.Reader | None:
+        """Return what hooks in C ask before they read a tensor; None where every tensor goes through `take`."""
+        if type(self) is not TensorObserver or not self.reads_in_c or self.shards is not None:
+            return None
+        if self._reader is None and _FLAG in vars(torch.compiler):
+            self._reader = kernels.Reader(
+                compiler=vars(torch.compiler),
+                tracing=torch._C._get_tracing_state,
+                backward_task=torch._C._current_graph_task_id,
+                tensor=Tensor,
+                parameter=torch.nn.Parameter,
+                steps=steps,
+                recorder=self.recorder,
+            )
+        return self._reader
+
+    def use_shards(self, shards: ShardRegistry) -> None:
+        """Note from now on which shard each tensor is, which C cannot tell."""
+        self.shards = shards
+        if self._reader is not None:
+            self._reader.disable()
 
     def take(self, point: Point, tensor: Tensor, step: OpenStep, recomputed: bool = False) -> int:
         """Reduce a tensor into the step's table. Return the row, or −1; errors are counted and not raised."""

@@ -1,0 +1,387 @@
+/* Hooks that PyTorch calls and that need no Python where nothing unusual holds: one plain tensor in a step that wants it.
+ *
+ * Reader: what all hooks of a tap share, and ask before they read: which step is open, and whether a compiler or a tracer
+ *     is at work. It is made anew for each tap and has no state but the address of the step it saw last.
+ * NativeHook: the base class of the hooks in adapters/torch. Called, it records one tensor and returns None. Whatever it
+ *     cannot decide (subclasses, other devices, kept elements, a full table, tracing, compiling) goes to the Python method
+ *     that the class shows as its `__call__`, which does all of it again: nothing is half done by then.
+ *
+ * Errors of the short way are dropped for the same reason: the long way meets them again and counts them. */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *compiler, *tracing, *backward_task, *tensor, *parameter, *steps, *recorder;
+    PyObject *step; /* the step seen last, and its table's header */
+    int64_t *header;
+    int enabled;
+} Reader;
+
+typedef struct {
+    PyObject_HEAD
+    Reader *reader;
+    PyObject *python;
+    int position; /* of what it records among what it is called with: 1 is the module's arguments, 2 its output */
+    int64_t key; /* -1 until the first tensor has made the point */
+    uint64_t probes, keeping;
+} NativeHook;
+
+enum { LEAVE = -1, NOTHING, RECORD }; /* leave it to Python, nothing to do, record it */
+
+static struct {
+    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *bound, *closed;
+} names;
+static PyTypeObject *reader_type, *hook_type;
+
+/* ---- the reader ---- */
+
+static int unsigned_attribute(PyObject *object, PyObject *name, uint64_t *value)
+{
+    PyObject *number = PyObject_GetAttr(object, name);
+    if (!number)
+        return -1;
+    *value = PyLong_AsUnsignedLongLongMask(number);
+    Py_DECREF(number);
+    return *value == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
+}
+
+/* 1 or 0; -1 with an error set. */
+static int returns_none(PyObject *function)
+{
+    PyObject *result = PyObject_CallNoArgs(function);
+    Py_XDECREF(result);
+    return result ? result == Py_None : -1;
+}
+
+static PyObject *open_step(const Reader *r)
+{
+    PyObject *spread = PyObject_GetAttr(r->steps, names.spread);
+    if (!spread)
+        return NULL;
+    Py_DECREF(spread); /* True and False stay */
+    if (spread == Py_False)
+        return PyObject_GetAttr(r->recorder, names.current);
+    return PyObject_CallMethodObjArgs(r->steps, names.current, NULL);
+}
+
+/* The header of a step's table, which stays where it is as long as the step lives. */
+static int64_t *header_of(Reader *r, PyObject *step)
+{
+    if (r->step == step)
+        return r->header;
+    PyObject *table = PyObject_GetAttr(step, names.table), *bound = table ? PyObject_GetAttr(table, names.bound) : NULL;
+    int64_t *header = bound ? PyLong_AsVoidPtr(bound) : NULL;
+    Py_XDECREF(bound);
+    Py_XDECREF(table);
+    if (header) {
+        PyObject *before = r->step;
+        r->step = Py_NewRef(step);
+        r->header = header;
+        Py_XDECREF(before);
+    }
+    return header;
+}
+
+/* Whether a hook may read tensors now, as far as that does not depend on the step. */
+static int may_read(const Reader *r)
+{
+    if (!r || !r->enabled || !tensor_from_object)
+        return 0;
+    return PyDict_GetItemWithError(r->compiler, names.is_compiling) == Py_False && returns_none(r->tracing) == 1;
+}
+
+/* Whether a step wants a point, and what the row is to be. */
+static int aim(Reader *r, const NativeHook *hook, PyObject *step, Target *t)
+{
+    uint64_t armed, hist;
+    if (unsigned_attribute(step, names.armed, &armed) || unsigned_attribute(step, names.hist, &hist))
+        return LEAVE;
+    t->probes = armed & hook->probes;
+    if (!t->probes)
+        return NOTHING;
+    if (t->probes & hook->keeping)
+        return LEAVE;
+    t->header = header_of(r, step);
+    t->key = hook->key;
+    t->want = (t->probes & hist) != 0;
+    t->recomputed = 0;
+    return t->header ? RECORD : LEAVE;
+}
+
+static int is_plain_type(const Reader *r, PyObject *tensor)
+{
+    const PyObject *type = (PyObject *)Py_TYPE(tensor);
+    return type == r->tensor || type == r->parameter;
+}
+
+/* The row of a tensor; negative where Python has to record it. */
+static int64_t record_plain(const Target *t, PyObject *tensor)
+{
+    Plan p;
+    DLTensor view;
+    int64_t dims[MAX_DIMS];
+    if (tensor_from_object(tensor, &view) || dl_plan(&view, &p, dims))
+        return NOT_PLAIN;
+    p.histogram = t->want ? TRACKED : NONE;
+    return record_row(t, &p, dims, view.ndim);
+}
+
+static int is_recomputation(const Reader *r)
+{
+    PyObject *task = PyObject_CallNoArgs(r->backward_task);
+    const long number = task ? PyLong_AsLong(task) : -1;
+    Py_XDECREF(task);
+    return number != -1 ? 1 : PyErr_Occurred() ? -1 : 0;
+}
+
+/* Record what a module took or gave. */
+static int record_in_open_step(Reader *r, const NativeHook *hook, PyObject *tensor)
+{
+    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
+    if (hook->key < 0 || !may_read(r) || !is_plain_type(r, tensor))
+        return LEAVE;
+    PyObject *step = open_step(r);
+    int done = step ? aim(r, hook, step, &t) : LEAVE;
+    if (done == RECORD) {
+        t.recomputed = is_recomputation(r);
+        done = t.recomputed >= 0 && record_plain(&t, tensor) >= 0 ? RECORD : LEAVE;
+    }
+    Py_XDECREF(step); /* it kept the table alive */
+    return done;
+}
+
+static int reader_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Reader *r = (Reader *)self;
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(r->compiler);
+    Py_VISIT(r->tracing);
+    Py_VISIT(r->backward_task);
+    Py_VISIT(r->tensor);
+    Py_VISIT(r->parameter);
+    Py_VISIT(r->steps);
+    Py_VISIT(r->recorder);
+    Py_VISIT(r->step);
+    return 0;
+}
+
+static int reader_clear(PyObject *self)
+{
+    Reader *r = (Reader *)self;
+    r->enabled = 0; /* a hook that outlives the collection leaves everything to Python */
+    r->header = NULL;
+    Py_CLEAR(r->compiler);
+    Py_CLEAR(r->tracing);
+    Py_CLEAR(r->backward_task);
+    Py_CLEAR(r->tensor);
+    Py_CLEAR(r->parameter);
+    Py_CLEAR(r->steps);
+    Py_CLEAR(r->recorder);
+    Py_CLEAR(r->step);
+    return 0;
+}
+
+static void release_object(PyObject *self, inquiry clear)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static void reader_dealloc(PyObject *self) { release_object(self, reader_clear); }
+
+static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *keywords[] = {"compiler", "tracing", "backward_task", "tensor", "parameter", "steps", "recorder", NULL};
+    PyObject *given[7];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
+                                     &given[3], &given[4], &given[5], &given[6]))
+        return -1;
+    reader_clear(self);
+    Reader *r = (Reader *)self;
+    r->compiler = Py_NewRef(given[0]);
+    r->tracing = Py_NewRef(given[1]);
+    r->backward_task = Py_NewRef(given[2]);
+    r->tensor = Py_NewRef(given[3]);
+    r->parameter = Py_NewRef(given[4]);
+    r->steps = Py_NewRef(given[5]);
+    r->recorder = Py_NewRef(given[6]);
+    r->enabled = 1;
+    return 0;
+}
+
+static PyObject *reader_disable(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    ((Reader *)self)->enabled = 0;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef reader_methods[] = {
+    {"disable", reader_disable, METH_NOARGS, "Leave every tensor to Python from now on."},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot reader_slots[] = {
+    {Py_tp_doc, "Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder): what hooks ask"},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, reader_init}, {Py_tp_dealloc, reader_dealloc},
+    {Py_tp_traverse, reader_traverse}, {Py_tp_clear, reader_clear}, {Py_tp_methods, reader_methods}, {0, NULL},
+};
+static PyType_Spec reader_spec = {
+    "tensortap.reduce._kernel.Reader", sizeof(Reader), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, reader_slots,
+};
+
+/* ---- the hooks ---- */
+
+static int hook_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((NativeHook *)self)->reader);
+    Py_VISIT(((NativeHook *)self)->python);
+    return 0;
+}
+
+static int hook_clear(PyObject *self)
+{
+    Py_CLEAR(((NativeHook *)self)->reader);
+    Py_CLEAR(((NativeHook *)self)->python);
+    return 0;
+}
+
+static void hook_dealloc(PyObject *self) { release_object(self, hook_clear); }
+
+/* The tensor to record: the output of (module, args, output), or the only argument of (module, args[, kwargs]). */
+static PyObject *tensor_among(PyObject *given, int position)
+{
+    const Py_ssize_t count = PyTuple_Size(given);
+    PyObject *at = position < count ? PyTuple_GetItem(given, position) : NULL;
+    if (!at || position == 2)
+        return count == 3 ? at : NULL;
+    PyObject *kwargs = count == 3 ? PyTuple_GetItem(given, 2) : NULL;
+    if (kwargs && !(PyDict_CheckExact(kwargs) && PyDict_Size(kwargs) == 0))
+        return NULL;
+    return PyTuple_CheckExact(at) && PyTuple_Size(at) == 1 ? PyTuple_GetItem(at, 0) : NULL;
+}
+
+static PyObject *call_python(NativeHook *hook, PyObject *given, PyObject *kwargs)
+{
+    if (!hook->python) {
+        PyErr_SetString(PyExc_RuntimeError, "a hook of tensortap was called before connect()");
+        return NULL;
+    }
+    PyObject *python = Py_NewRef(hook->python), *result = NULL;
+    const Py_ssize_t count = PyTuple_Size(given);
+    PyObject *args = PyTuple_New(count + 1);
+    for (Py_ssize_t i = 0; args && i <= count; i++)
+        PyTuple_SetItem(args, i, Py_NewRef(i ? PyTuple_GetItem(given, i - 1) : (PyObject *)hook));
+    if (args)
+        result = PyObject_Call(python, args, kwargs);
+    Py_XDECREF(args);
+    Py_DECREF(python);
+    return result;
+}
+
+static PyObject *hook_call(PyObject *self, PyObject *given, PyObject *kwargs)
+{
+    NativeHook *hook = (NativeHook *)self;
+    PyObject *tensor = hook->key >= 0 && !kwargs ? tensor_among(given, hook->position) : NULL;
+    if (tensor) {
+        Reader *reader = (Reader *)Py_XNewRef((PyObject *)hook->reader);
+        const int done = record_in_open_step(reader, hook, tensor);
+        Py_XDECREF((PyObject *)reader);
+        if (done != LEAVE)
+            Py_RETURN_NONE;
+        PyErr_Clear();
+    }
+    return call_python(hook, given, kwargs);
+}
+
+static PyObject *hook_connect(PyObject *self, PyObject *args)
+{
+    NativeHook *hook = (NativeHook *)self;
+    PyObject *reader, *python;
+    int position;
+    if (!PyArg_ParseTuple(args, "OOi", &reader, &python, &position))
+        return NULL;
+    if ((reader != Py_None && Py_TYPE(reader) != reader_type) || position < 1 || position > 2) {
+        PyErr_SetString(PyExc_TypeError, "connect(reader, python, position) takes a Reader or None, and 1 or 2");
+        return NULL;
+    }
+    hook_clear(self);
+    hook->key = -1;
+    hook->position = position;
+    hook->reader = reader == Py_None ? NULL : (Reader *)Py_NewRef(reader);
+    hook->python = Py_NewRef(python);
+    Py_RETURN_NONE;
+}
+
+static PyObject *hook_use_point(PyObject *self, PyObject *args)
+{
+    NativeHook *hook = (NativeHook *)self;
+    PyObject *probes, *keeping;
+    long long key;
+    if (!PyArg_ParseTuple(args, "LO!O!", &key, &PyLong_Type, &probes, &PyLong_Type, &keeping))
+        return NULL;
+    hook->probes = PyLong_AsUnsignedLongLongMask(probes);
+    hook->keeping = PyLong_AsUnsignedLongLongMask(keeping);
+    hook->key = hook->reader ? key : -1;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef hook_methods[] = {
+    {"connect", hook_connect, METH_VARARGS, 
+     "connect(reader, python, position): what to ask, what to call where C gives up, and which argument is recorded"},
+    {"use_point", hook_use_point, METH_VARARGS, "use_point(key, probes, keeping): record single tensors in C, as this point"},
+    {NULL, NULL, 0, NULL},
+};
+static PyType_Slot hook_slots[] = {
+    {Py_tp_doc, "The base class of hooks whose calls are answered in C as far as possible."},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_dealloc, hook_dealloc}, {Py_tp_traverse, hook_traverse},
+    {Py_tp_clear, hook_clear}, {Py_tp_call, hook_call}, {Py_tp_methods, hook_methods}, {0, NULL},
+};
+static PyType_Spec hook_spec = {
+    "tensortap.reduce._kernel.NativeHook", sizeof(NativeHook), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, hook_slots,
+};
+
+/* Show a function as a class's `__call__` and go on answering calls in C. torch.compile follows what a class shows; an
+ * ordinary assignment would have the interpreter call the function too. */
+static PyObject *py_show_call(PyObject *module, PyObject *args)
+{
+    PyObject *type, *function;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &function))
+        return NULL;
+    if (!PyType_IsSubtype((PyTypeObject *)type, hook_type)) {
+        PyErr_SetString(PyExc_TypeError, "show_call(type, function) takes a subclass of NativeHook");
+        return NULL;
+    }
+    PyObject *namespace = PyObject_GenericGetDict(type, NULL);
+    const int failed = !namespace || PyDict_SetItemString(namespace, "__call__", function);
+    Py_XDECREF(namespace);
+    PyType_Modified((PyTypeObject *)type);
+    if (failed)
+        return NULL;
+    return PyBool_FromLong(PyType_GetSlot((PyTypeObject *)type, Py_tp_call) == (void *)hook_call);
+}
+
+static int add_hooks(PyObject *module)
+{
+    static const struct {
+        PyObject **name;
+        const char *text;
+    } interned[] = {
+        {&names.is_compiling, "_is_compiling_flag"}, {&names.spread, "spread"}, {&names.current, "current"},
+        {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.bound, "bound"},
+        {&names.closed, "closed"},
+    };
+    for (size_t i = 0; i < sizeof interned / sizeof *interned; i++)
+        if (!*interned[i].name && !(*interned[i].name = PyUnicode_InternFromString(interned[i].text)))
+            return -1;
+    if (!reader_type && !(reader_type = (PyTypeObject *)PyType_FromSpec(&reader_spec)))
+        return -1;
+    if (!hook_type && !(hook_type = (PyTypeObject *)PyType_FromSpec(&hook_spec)))
+        return -1;
+    return PyModule_AddObjectRef(module, "Reader", (PyObject *)reader_type) ||
+           PyModule_AddObjectRef(module, "NativeHook", (PyObject *)hook_type);
+}
