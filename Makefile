@@ -62,7 +62,8 @@ $(VENV)/outside/.ready: $(VENV)/.ready
 	@touch $@
 
 outside: $(VENV)/outside/.ready  ## hold models and training loops of others to the promises; writes docs/outside.md
-	PYTHONPATH=tests:$(VENV)/outside OMP_NUM_THREADS=1 $(BIN)/python -m outside --table docs/outside.md
+	PYTHONPATH=tests:$(VENV)/outside OMP_NUM_THREADS=1 $(BIN)/python -m outside --table docs/outside.md \
+	  --results $(VENV)/outside/results.jsonl; status=$$?; rm -f $(VENV)/outside/results.jsonl; exit $$status
 
 fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
 	$(BIN)/python tests/store/mutations.py 10000

@@ -5,37 +5,34 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 import time
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from outside.table import summary, table
+from outside.warm import TIMED_OUT, WarmPython
+
 GROUPS = {"zoo": "zoo", "loop": "loops", "torchvision": "vision", "timm": "vision", "transformers": "language"}
 PATIENCE = 240  # seconds for one subject
-AT_ONCE = 2
+WARM = ("torch", "torch._dynamo", "transformers", "tensortap.cli.app", "outside.checks", "outside.language",
+        "outside.vision")  # fmt: skip
 
 
 def main() -> int:
     """Run what was asked for; the exit code says whether 99 % held every promise."""
-    parser = argparse.ArgumentParser(prog="outside", description=__doc__)
-    parser.add_argument("names", nargs="*", help="subjects, or the beginnings of their names")
-    parser.add_argument("--table", type=Path, help="write the results as Markdown")
-    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--list", action="store_true", help="print the names of the subjects")
-    asked = parser.parse_args()
+    asked = _parser().parse_args()
     if asked.one:
-        return _one(asked.names[0])
-    names = [name for name in _names() if not asked.names or name.startswith(tuple(asked.names))]
-    if asked.list:
-        print("\n".join(names))
+        warnings.simplefilter("ignore")
+        print(json.dumps(_verdict(asked.names[0])))
         return 0
-    results = list(_all(names))
+    if asked.list:
+        print("\n".join(s.name for s in subjects() if not asked.names or s.name.startswith(tuple(asked.names))))
+        return 0
+    results = _results(asked.names, asked.results, asked.again)
     if asked.table is not None:
         asked.table.write_text(table(results), encoding="utf-8")
     print(summary(results))
@@ -43,12 +40,43 @@ def main() -> int:
     return 0 if ran and sum(not r["failed"] for r in ran) >= 0.99 * len(ran) else 1
 
 
-def _names() -> list[str]:
-    done = subprocess.run(
-        [sys.executable, "-c", "from outside.__main__ import subjects; print('\\n'.join(s.name for s in subjects()))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return [line for line in done.stdout.split("\n") if "/" in line]
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="outside", description=__doc__)
+    parser.add_argument("names", nargs="*", help="subjects, or the beginnings of their names")
+    parser.add_argument("--table", type=Path, help="write the results as Markdown")
+    parser.add_argument("--results", type=Path, help="append every result to this file, and go on where it ends")
+    parser.add_argument("--again", choices=("excluded", "failed"), help="with --results: run also what was so before")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--list", action="store_true", help="print the names of the subjects")
+    return parser
+
+
+def _results(beginnings: Sequence[str], path: Path | None, again: str | None) -> list[dict[str, Any]]:
+    """Run the subjects that have no result in the file yet, and return the results of all that were asked for."""
+    found = {} if path is None or not path.exists() else _read(path)
+    known = {name: result for name, result in found.items() if not (again and result.get(again))}
+    with WarmPython(*WARM) as python:
+        names = python.run(["-m", "outside", "--list", *beginnings], patience=PATIENCE).output.split("\n")
+        names = [name for name in names if "/" in name]
+        for name in names:
+            if name not in known:
+                known[name] = _run(python, name)
+                _tell(known[name])
+                if path is not None:
+                    with path.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(known[name]) + "\n")
+    return [known[name] for name in names]
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {result["name"]: result for result in results}
+
+
+def _tell(result: dict[str, Any]) -> None:
+    state = "excluded" if "excluded" in result else "FAILED" if result["failed"] else "ok"
+    reason = result.get("excluded") or "; ".join(f"{k}: {v}" for k, v in result["failed"].items())
+    print(f"{state:8} {result['name']} {reason[:160]}", flush=True)
 
 
 def subjects() -> Iterator[Any]:
@@ -57,99 +85,35 @@ def subjects() -> Iterator[Any]:
         yield from importlib.import_module(f"outside.{module}").subjects()
 
 
-def _all(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for result in pool.map(_in_a_process, names):
-            state = "excluded" if "excluded" in result else "FAILED" if result["failed"] else "ok"
-            reason = result.get("excluded") or "; ".join(f"{k}: {v}" for k, v in result["failed"].items())
-            print(f"{state:8} {result['name']} {reason[:160]}", flush=True)
-            yield result
-
-
-def _in_a_process(name: str) -> dict[str, Any]:
+def _run(python: WarmPython, name: str) -> dict[str, Any]:
     begin = time.perf_counter()
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "outside", "--one", name], capture_output=True, text=True, timeout=PATIENCE
-        )
-    except subprocess.TimeoutExpired:
+    if name.startswith("loop/"):  # starts processes itself
+        return {**_verdict(name), "seconds": round(time.perf_counter() - begin, 1)}
+    done = python.run(["-m", "outside", "--one", name], patience=PATIENCE)
+    if done.code == TIMED_OUT:
         return {"name": name, "excluded": f"takes more than {PATIENCE} s here"}
-    last = done.stdout.strip().split("\n")[-1]
     try:
-        found: dict[str, Any] = json.loads(last)
+        found: dict[str, Any] = json.loads(done.output.strip().split("\n")[-1])
     except ValueError:
-        tail = done.stderr.strip().split("\n")[-1][:200]
-        found = {"name": name, "failed": {"crash": f"exit code {done.returncode}: {tail}"}}
+        tail = done.errors.strip().split("\n")[-1][:200]
+        found = {"name": name, "failed": {"crash": f"exit code {done.code}: {tail}"}}
     return {**found, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def _one(name: str) -> int:
+def _verdict(name: str) -> dict[str, Any]:
     from outside.checks import check
     from outside.packages import NotBuildableError
 
-    warnings.simplefilter("ignore")
     group = importlib.import_module(f"outside.{GROUPS[name.partition('/')[0]]}")
     subject = next(s for s in group.subjects() if s.name == name)
     try:
         verdict = subject.check() if hasattr(subject, "check") else check(subject)
-        print(json.dumps({"name": name, "failed": dict(verdict.failed), "notes": dict(verdict.notes)}))
     except NotBuildableError as error:
-        print(json.dumps({"name": name, "excluded": str(error)[:200]}))
+        return {"name": name, "excluded": str(error)[:200]}
     except Exception as error:
-        trace = traceback.format_exc().strip().split("\n")
-        print(
-            json.dumps(
-                {"name": name, "failed": {"error": f"{type(error).__name__}: {error} ({trace[-3].strip()})"[:400]}}
-            )
-        )
-    return 0
-
-
-def summary(results: Sequence[dict[str, Any]]) -> str:
-    """One line for each group, and one for all."""
-    lines = []
-    groups = sorted({r["name"].split("/")[0] for r in results})
-    for group in [*groups, ""]:
-        some = [r for r in results if r["name"].startswith(group)]
-        ran = [r for r in some if "excluded" not in r]
-        passed = sum(not r["failed"] for r in ran)
-        lines.append(f"{group or 'all'}: {passed} of {len(ran)} hold every promise, {len(some) - len(ran)} excluded")
-    return "\n".join(lines)
-
-
-def table(results: Sequence[dict[str, Any]]) -> str:
-    """The page that docs/outside.md shows."""
-    rows = ["| group | subjects | hold every promise | excluded |", "|---|---|---|---|"]
-    for line in summary(results).split("\n"):
-        group, _, rest = line.partition(": ")
-        passed, _, ran, *_ = rest.split(" ")
-        rows.append(f"| {group} | {ran} | {passed} | {rest.split(', ')[1].split(' ')[0]} |")
-    failed = [r for r in results if r.get("failed")]
-    excluded = Counter(_short(r["excluded"]) for r in results if "excluded" in r)
-    why = [f"| `{r['name']}` | {p} | {_cell(t)} |" for r in failed for p, t in r["failed"].items()]
-    without = [f"| {_cell(reason)} | {count} |" for reason, count in excluded.most_common()]
-    return "\n".join([
-        "# Outside", "",
-        "Models and training loops that this project did not design, held to its promises. Run it yourself:", "",
-        "```console", "make outside", "```", "",
-        "For each subject: the same bits with and without taps (outputs, gradients, weights after steps,",
-        "random state), every tensor that ran recorded or counted, values right against float64, nothing",
-        "left behind, a pickle unchanged, `tt.verify` true and not empty.", "",
-        *rows, "", "## What does not hold", "",
-        *(["| subject | promise | what was found |", "|---|---|---|", *why] if why else ["Nothing."]), "",
-        "## Excluded", "", "What cannot be built or called here without taps either.", "",
-        *(["| reason | subjects |", "|---|---|", *without] if without else ["Nothing."]), "",
-    ])  # fmt: skip
-
-
-def _short(reason: str) -> str:
-    return (
-        reason.split("\n", maxsplit=1)[0].split(": ", maxsplit=1)[0] if not reason.startswith("more than") else reason
-    )
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")[:160]
+        where = traceback.format_exc().strip().split("\n")[-3].strip()
+        return {"name": name, "failed": {"error": f"{type(error).__name__}: {error} ({where})"[:400]}}
+    return {"name": name, "failed": dict(verdict.failed), "notes": dict(verdict.notes)}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import subprocess
 import sys
@@ -9,11 +11,11 @@ import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outside.checks import Verdict
+from outside.warm import PATIENCE, Done, WarmPython
 
-PATIENCE = 120
 BEGIN = """
 import copy, io, sys, torch
 from torch import nn
@@ -32,15 +34,17 @@ class Loop(NamedTuple):
     script: str
     least: int = 1
     code: int = 0
+    first: str = ""  # what it does before torch is imported, in an interpreter of its own
 
     def check(self) -> Verdict:
         """Run it both ways and compare."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "train.py")
-            path.write_text(BEGIN + textwrap.dedent(self.script), encoding="utf-8")
-            bare = _run([sys.executable, str(path)], folder)
+            path.write_text(self.first + BEGIN + textwrap.dedent(self.script), encoding="utf-8")
+            bare = _warm().run([str(path)], folder)
             run = str(Path(folder, "run"))
-            watched = _run([sys.executable, "-m", "tensortap", "run", "--to", run, str(path)], folder)
+            command = ["-m", "tensortap", "run", "--to", run, str(path)]
+            watched = _cold(command, folder) if self.first else _warm().run(command, folder)
             return Verdict(self.name, dict(self._problems(bare, watched, run)))
 
     def _problems(self, bare: Done, watched: Done, run: str) -> Iterator[tuple[str, str]]:
@@ -55,22 +59,28 @@ class Loop(NamedTuple):
             yield "recorded", f"{records} records, at least {self.least} expected"
 
 
-class Done(NamedTuple):
-    """How a process ended."""
-
-    code: int
-    output: str
-    errors: str
-
-
 def subjects() -> list[Loop]:
     """Every loop of this file."""
     return [Loop(f"loop/{name}", *((rest,) if isinstance(rest, str) else rest)) for name, rest in _SCRIPTS.items()]
 
 
-def _run(command: list[str], folder: str) -> Done:
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
+@functools.cache
+def _warm() -> WarmPython:
+    python = WarmPython("torch", "torch._dynamo", "tensortap.cli.app", "tensortap.adapters.torch.script.watcher",
+                        path=_path())  # fmt: skip
+    atexit.register(python.__exit__)
+    return python
+
+
+def _path() -> list[str]:
+    return [folder for folder in sys.path if not Path(folder, "torchvision").exists()]  # its operators are missing
+
+
+def _cold(command: list[str], folder: str) -> Done:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": os.pathsep.join(_path())}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE
+    )
     return Done(done.returncode, done.stdout, done.stderr)
 
 
@@ -83,7 +93,7 @@ def _records(path: str) -> int:
         return 0
 
 
-_SCRIPTS: dict[str, str | tuple[str, int] | tuple[str, int, int]] = {
+_SCRIPTS: dict[str, Any] = {
     "plain": """
         m = mlp(); o = torch.optim.Adam(m.parameters())
         for _ in range(5):
@@ -266,14 +276,32 @@ _SCRIPTS: dict[str, str | tuple[str, int] | tuple[str, int, int]] = {
         1,
         3,
     ),
-    "imports transformers first": """
-        import importlib.util; print(importlib.util.find_spec("torch") is not None)
-        from transformers import GPT2Config, GPT2LMHeadModel
+    "asks transformers before torch": (
+        """
+        m = mlp(GPT2Config(n_embd=8).n_embd)
+        for _ in range(2):
+            m.zero_grad(); F.mse_loss(m(x), y).backward()
+            with torch.no_grad():
+                for p in m.parameters(): p -= 0.1 * p.grad
+        digest(m)
+    """,
+        1,
+        0,
+        "import importlib.util; print(importlib.util.find_spec('torch') is not None)\n"
+        "from transformers import GPT2Config",
+    ),
+    "imports transformers first": (
+        """
         m = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=50, n_positions=16))
         o = torch.optim.AdamW(m.parameters()); ids = torch.randint(0, 50, (2, 8))
         for _ in range(2): o.zero_grad(); m(ids, labels=ids).loss.backward(); o.step()
         digest(m)
     """,
+        1,
+        0,
+        "import importlib.util; print(importlib.util.find_spec('torch') is not None)\n"
+        "from transformers import GPT2Config, GPT2LMHeadModel",
+    ),
     "gradient clipping and a schedule": """
         m = mlp(); o = torch.optim.SGD(m.parameters(), 0.5); s = torch.optim.lr_scheduler.StepLR(o, 2, 0.5)
         for _ in range(5):

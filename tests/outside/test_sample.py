@@ -8,7 +8,7 @@ from outside import language, loops, zoo
 from outside.checks import check
 
 ARCHITECTURES = ("gpt2", "t5", "vit", "mamba", "whisper")
-LOOPS = ("GAN", "LBFGS", "saves the whole model", "imports transformers first")
+LOOPS = ("GAN", "LBFGS", "saves the whole model", "asks transformers before torch")
 
 
 @pytest.mark.parametrize("subject", zoo.subjects(), ids=lambda subject: subject.name)
