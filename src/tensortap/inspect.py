@@ -47,11 +47,14 @@ def sites(model: Any, batch: Any = None) -> Sites:
     0       ReLU        output, input, grad_output, grad_input
 
     Operations are known only while the model runs. Given a batch (one value, a tuple or a dict), it is called once
-    and left as it was, and its operations are listed too, where its framework shows single operations.
+    and left as it was, and its operations are listed too, where its framework shows single operations. Each site's
+    `default` says whether `watch(model)` observes it; for a module that calls others, a batch is needed to know.
     """
     adapter = adapter_for(model)
-    operations = [] if batch is None else framework_for(model).operations(model, batch)
-    return Sites((*adapter.candidates(), *operations), adapter.untappable())
+    found = adapter.candidates()
+    if batch is not None:
+        found = framework_for(model).sites_of_call(model, batch, found)
+    return Sites(tuple(found), adapter.untappable())
 
 
 def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candidate], bool]) -> Captured:

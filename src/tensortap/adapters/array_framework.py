@@ -77,17 +77,17 @@ class ArrayFramework(Framework):
         found.output = self._call_with_taps(model, inputs, ArrayCatcher(recorder, found))
         return found
 
-    def operations(self, model: Any, inputs: Any) -> list[Candidate]:
-        """Call the model once and return its single operations, where they are seen in a call."""
+    def sites_of_call(self, model: Any, inputs: Any, sites: Sequence[Candidate]) -> list[Candidate]:
+        """Call the model once and add its single operations, where they are seen in a call."""
         adapter = self._adapter(model)
         try:
             adapter.refuse(Pattern.parse(_ALL_OPERATIONS))
         except UnsupportedError:
-            return []
+            return list(sites)
         lister = _Lister(Recorder(as_probes([_ALL_OPERATIONS])))
         with self.preserved(model):
             self._call_with_taps(model, copied(inputs, _copy_array), lister)
-        return [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items()]
+        return [*sites, *(Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items())]
 
     def locate_nonfinite(self, model: Any, batch: Any) -> Origin | None:
         """Run one step and return the first layer that made something not finite."""

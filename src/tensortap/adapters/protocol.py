@@ -185,9 +185,12 @@ class Framework:
         """Return the names that a model's call takes; None where any may be given."""
         return None
 
-    def operations(self, model: Any, inputs: Any) -> list[Candidate]:
-        """Call the model once, leave it as it was, and return the single operations it did; none where not seen."""
-        return []
+    def sites_of_call(self, model: Any, inputs: Any, sites: Sequence[Candidate]) -> list[Candidate]:
+        """Call the model once, leave it as it was, and return its sites, with what only a call tells of them.
+
+        Single operations are added where the framework shows them.
+        """
+        return list(sites)
 
     def verification(self, model: Any, batch: Any) -> AbstractContextManager[VerificationSubject]:
         """Return the subject of a verification; when the block ends the model is as it was."""

@@ -140,13 +140,23 @@ class caught:
     def __enter__(self) -> dict[tuple[str, int], Tensor]:
         self.calls: dict[tuple[str, int], Tensor] = {}
         self.counts: dict[str, int] = defaultdict(int)
-        named = self.model.named_modules(remove_duplicate=False)
-        chosen = [(n, m) for n, m in named if not n or not list(m.children()) or any(True for _ in m.parameters(False))]
-        self.handles = [m.register_forward_hook(lambda m, a, out, n=n: self.note(n, out)) for n, m in chosen]
+        self.passed: list[Tensor] = []  # kept, so that no memory is used twice
+        self.own: dict[str, bool] = {}  # whether a module computes, as its first call tells
+        named = list(self.model.named_modules(remove_duplicate=False))
+        self.own |= {n: True for n, m in named if not n or not list(m.children()) or list(m.parameters(False))}
+        self.handles = [m.register_forward_hook(lambda m, a, out, n=n: self.note(n, out)) for n, m in named]
+        self.handles += [m.register_forward_pre_hook(self.given, with_kwargs=True) for _, m in named]
         return self.calls
 
+    def given(self, module: nn.Module, *inputs: Any) -> None:
+        self.passed += [tensor for _, tensor in slots(inputs)]
+
     def note(self, name: str, output: Any) -> None:
-        for slot, tensor in slots(output):
+        tensors = [tensor for _, tensor in slots(output)]
+        others = {tensor.untyped_storage().data_ptr() for tensor in self.passed}
+        own = self.own.setdefault(name, any(t.untyped_storage().data_ptr() not in others for t in tensors))
+        self.passed += tensors
+        for slot, tensor in slots(output) if own else ():
             place = f"{name}:output{slot}"
             self.calls[place, self.counts[place]] = tensor.clone()
             self.counts[place] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -16,6 +17,7 @@ from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules import unseen
 from tensortap.adapters.torch.modules.hidden import HIDING
 from tensortap.adapters.torch.modules.hookset import FusedLayerHooks, HookSet, UnfusedLayerHooks
+from tensortap.adapters.torch.modules.own_outputs import OwnOutputs
 from tensortap.adapters.torch.modules.placement import HookPlacement, enclosing, register_on_root, tappable
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
 from tensortap.adapters.torch.modules.tensors import TensorObserver
@@ -41,12 +43,14 @@ class ModelHooks:
         self._handles: list[RemovableHandle] = []
         self._plain = HookSet()
         self._sets: list[HookSet] = []
+        self._own_outputs = OwnOutputs([])
+        self._deciding: list[HookSet] = []
         self._untappable: dict[str, str] = {}
 
     def register(self, root: nn.Module, called: nn.Module, begin_step: Callable[[], None]) -> None:
         """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
         HIDING.begin()
-        receiver = RootReceiver(self._steps, begin_step, called, self.compile_status)
+        receiver = RootReceiver(self._steps, partial(self._root_called, begin_step), called, self.compile_status)
         self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
         fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
         for module, registers, bits, paths in self.placement.hooks_of(root):
@@ -56,6 +60,9 @@ class ModelHooks:
             else:
                 (inside or self._plain).add(module, registers, bits, paths)
         self._sets = [self._plain, *fused.values()]
+        self._own_outputs = OwnOutputs(
+            self.placement.undecided(root, lambda paths: enclosing(paths, fused) or self._plain)
+        )
         self._place_operations(root, fused)
         self._untappable = self._wanted_of_scripted(root)
 
@@ -85,11 +92,11 @@ class ModelHooks:
         HIDING.end()
         for handle in self._handles:
             handle.remove()
-        for hooks in self._sets:
+        for hooks in (*self._sets, *self._deciding):
             hooks.remove()
         if self.operations is not None:
             self.operations.close()
-        self._handles, self._sets = [], []
+        self._handles, self._sets, self._deciding = [], [], []
         if self.compile_status.compiled:
             self._reset_compiled()
         self.compile_status.release()
@@ -123,7 +130,34 @@ class ModelHooks:
         return found
 
     def _adjust(self, armed: int) -> None:
-        for hooks in self._sets:
+        for hooks in (*self._sets, *self._deciding):
+            hooks.adjust(armed)
+
+    def _root_called(self, begin_step: Callable[[], None]) -> None:
+        """Begin a step; until it is known which modules compute, keep the hooks on them that tell.
+
+        Not once anything is compiled: a graph would have to be compiled again without them.
+        """
+        begin_step()
+        root, own = self._root(), self._own_outputs
+        if own.undecided and root is not None:
+            own.settle()
+            if own.changed or self.compile_status.compiled:
+                self._place_deciding(root)
+
+    def _place_deciding(self, root: nn.Module) -> None:
+        for hooks in self._deciding:
+            hooks.remove()
+        if self.compile_status.compiled:
+            self._own_outputs.undecided = []
+        plain, named = HookSet(), {paths[0]: module for module, paths in tappable(root).items()}
+        fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
+        for path, registers in self._own_outputs.hooks():
+            if path in named:
+                (enclosing([path], fused) or plain).add(named[path], registers, self._own_outputs.bits, [path])
+        self._deciding = [plain, *fused.values()]
+        armed = -1 if self._steps.spread else self._observer.recorder.current.armed
+        for hooks in self._deciding:
             hooks.adjust(armed)
 
     def _reset_compiled(self) -> None:

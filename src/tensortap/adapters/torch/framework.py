@@ -12,7 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from tensortap.adapters.nested import call_with
-from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions, Doubles, ForwardPass, Framework
+from tensortap.adapters.protocol import (
+    DEFAULT_OPTIONS,
+    AdapterOptions,
+    Doubles,
+    ForwardPass,
+    Framework,
+    watched_by_default,
+)
 from tensortap.adapters.results import Captured, Origin
 from tensortap.adapters.torch import metrics
 from tensortap.adapters.torch.adapter import TorchAdapter, adapt
@@ -74,12 +81,14 @@ class TorchFramework(Framework):
         named = frozenset(p.name for p in found if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
         return named or None
 
-    def operations(self, model: nn.Module, inputs: Any) -> list[Candidate]:
-        """Call the model once and return the operations it did, in order; the model is left as it was."""
-        lister = Lister(Recorder(as_probes(["op:*"])))
+    def sites_of_call(self, model: nn.Module, inputs: Any, sites: Sequence[Candidate]) -> list[Candidate]:
+        """Call the model once: add the operations it did, in order, and learn which modules compute themselves."""
+        lister = Lister(Recorder(as_probes(["op:*", watched_by_default])))
         with preserved(model):
             _call_with_taps(model, copied_batch(inputs), lister)
-        return [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items()]
+        outputs = {site for site, op in lister.places.items() if not op}
+        known = [site._replace(default=True) if site.path in outputs else site for site in sites]
+        return known + [Candidate(site, (op,), OP_PORTS) for site, op in lister.places.items() if op]
 
     @contextmanager
     def verification(self, model: nn.Module, batch: Any) -> Iterator[VerificationSubject]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import tensortap as tt
@@ -91,3 +92,142 @@ def test_fused_layers_stay_fused(watch):
     seen.tap.step()
     assert seen.places == [":output"]
     assert "ran fused" in seen.unseen()["0.layers.0.self_attn:output"]
+
+
+class Residual(nn.Module):
+    """Adds what it was given to what the modules in it computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+class ChangesInPlace(nn.Module):
+    """Returns the very tensor that the module in it returned, with other values."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return torch.relu_(self.fc(x))
+
+
+class Reshapes(nn.Module):
+    """Returns a view of what the module in it returned, and its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.fc(x).view(-1).view(x.shape), x
+
+
+class Skips(nn.Module):
+    """Calls the module in it and returns its input; in every second call something of its own."""
+
+    def __init__(self, begin):
+        super().__init__()
+        self.fc, self.calls = nn.Linear(3, 3), begin
+
+    def forward(self, x):
+        self.fc(x)
+        self.calls += 1
+        return x * 2 if self.calls % 2 else x
+
+
+@pytest.mark.parametrize(
+    ("module", "computes"),
+    [(Residual(), True), (ChangesInPlace(), True), (Reshapes(), False), (Skips(0), True), (Skips(1), False)],
+)
+def test_a_module_that_computes_beyond_what_it_calls_is_watched(watch, module, computes):
+    """The first call tells whether an output is none of what went in or what inner modules returned."""
+    model = Around(module)
+    seen = watch(model)
+    for _ in range(2):
+        model(torch.randn(2, 3))
+        seen.tap.step()
+    assert [seen.places.count(place) for place in ("0:output", "0.body:output")] == [2 if computes else 0, 0]
+    assert seen.unseen() == {}
+
+
+def test_values_of_what_was_decided_by_a_call(watch, same):
+    """The call that decides is recorded itself."""
+    model, x = Around(Residual()), torch.randn(2, 3)
+    with torch.no_grad():
+        assert same(seen_by_default(watch, model, x).one("0:output"), model(x))
+
+
+def test_a_module_that_runs_first_in_a_later_step_is_decided_then(watch):
+    """What has not run stays open, and costs nothing until it runs."""
+
+    class Late(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.later = Residual(), Residual()
+
+        def forward(self, x, both):
+            x = self.first(x)
+            return self.later(x) if both else x
+
+    model = Late()
+    seen = watch(model)
+    for both in (False, False, True, True):
+        model(torch.randn(2, 3), both)
+        seen.tap.step()
+    assert [seen.places.count(f"{name}:output") for name in ("first", "later")] == [4, 2]
+
+
+def test_deciding_leaves_no_hook_where_nothing_is_recorded(watch):
+    """After the first step modules that only call others carry no hook of ours."""
+    model = Around(nn.Sequential(nn.Sequential(nn.Linear(3, 3)), Residual()))
+    seen = watch(model)
+    for _ in range(2):
+        model(torch.randn(2, 3))
+        seen.tap.step()
+    model(torch.randn(2, 3))
+    assert [n for n, m in model.named_modules() if m._forward_hooks] == ["", "0.0.0", "0.1", "0.1.body.0", "0.1.body.1"]
+    assert [n for n, m in model.named_modules() if m._forward_pre_hooks] == [""]
+
+
+def test_memory_is_not_kept_to_decide(watch):
+    """Notes of what modules returned do not keep it alive."""
+    freed = []
+
+    class Frees(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 3)
+
+        def forward(self, x):
+            storage = StorageWeakRef(self.fc(x).untyped_storage())
+            freed.append(storage.expired())
+            return x + 1
+
+    with torch.no_grad():
+        seen_by_default(watch, Around(Frees()), torch.randn(2, 3))
+    assert freed == [True]
+
+
+def test_sites_of_a_call_say_what_is_watched_by_default():
+    """Given a batch, `default` is known of modules that call others too."""
+    model = Around(nn.Sequential(Residual(), Reshapes()))
+    assert {s.path for s in tt.sites(model) if s.default} == {"", "0.0.body.0", "0.0.body.1", "0.1.fc"}
+    known = {s.path for s in tt.sites(model, torch.randn(2, 3)) if s.default}
+    assert known == {"", "0.0", "0.0.body.0", "0.0.body.1", "0.1.fc"}
+
+
+def test_presets_of_scripts_decide_too(watch):
+    """A preset that also asks for gradients of every module sees own outputs once."""
+    from tensortap.script.options import PRESETS
+
+    model = Around(Residual())
+    seen = watch(model, *PRESETS["gradients"])
+    for _ in range(2):
+        model(torch.randn(2, 3)).sum().backward()
+        seen.tap.step()
+    assert seen.places.count("0:output") == 2 and seen.places.count("0:grad_output") == 2

@@ -45,6 +45,16 @@ def rekey(key: int, handle: RemovableHandle, first: bool = False) -> RemovableHa
     return hide_flags(handle)
 
 
+def register_before(module: nn.Module, hook: Any, key: int) -> RemovableHandle:
+    """Register a hook that is told a module's inputs."""
+    return rekey(key, module.register_forward_pre_hook(hook, with_kwargs=True))
+
+
+def register_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
+    """Register a hook that is told a module's output."""
+    return rekey(key, module.register_forward_hook(hook, always_call=always_call))
+
+
 class HookSet:
     """Hooks and the modules they belong to. It keeps no module alive.
 
@@ -63,6 +73,8 @@ class HookSet:
     def add(self, module: nn.Module, registers: list[Register], bits: int, paths: list[str]) -> None:
         """Add a module with the functions that each register one hook on it."""
         self._hooks += [(weakref.ref(module), register) for register in registers]
+        if self._handles:
+            self._handles += [register(module) for register in registers]
         self.bits |= bits
         self.paths.update(paths)
 

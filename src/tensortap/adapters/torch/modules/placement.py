@@ -18,7 +18,15 @@ from tensortap.adapters.torch.compile.operators import CompileStatus
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hidden import hide_flags
 from tensortap.adapters.torch.modules.hooks import ForwardHook, ForwardPreHook, OutputHook
-from tensortap.adapters.torch.modules.hookset import Register, new_hook_key, rekey
+from tensortap.adapters.torch.modules.hookset import (
+    HookSet,
+    Register,
+    new_hook_key,
+    register_after,
+    register_before,
+    rekey,
+)
+from tensortap.adapters.torch.modules.own_outputs import UndecidedModule
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.nonfinite.finder import OriginFinder, OriginHook
@@ -46,11 +54,7 @@ class HookPlacement:
         self._compile_status = compile_status
         self.origins = OriginFinder(observer, detector) if origins else None
         self._calls = CallStack()
-        self._keys = (
-            new_hook_key(),
-            new_hook_key(),
-            new_hook_key(),
-        )  # of forward pre-hooks, forward hooks and origin hooks
+        self._keys = tuple(new_hook_key() for _ in range(4))  # forward pre-hooks, forward hooks, origins, own outputs
 
     def port(self, path: str, kind: str) -> Port | None:
         """Return the port of a path if any probe wants it, and keep it in `ports`."""
@@ -75,22 +79,51 @@ class HookPlacement:
             if registers:
                 yield module, registers, bits, paths
 
+    def undecided(self, root: nn.Module, hooks_for: Callable[[list[str]], HookSet]) -> list[UndecidedModule]:
+        """Return the modules that are watched by default if they turn out to compute beyond what they call."""
+        defaults, names = modules.DefaultModules(), tappable(root)
+        found = []
+        for module, paths in names.items():
+            if defaults.is_undecided(paths[0], module) and (ports := self._default_ports(module, paths)):
+                inside = [names[inner][0] for inner in module.modules() if inner is not module and inner in names]
+                watch = partial(self._watch_output, ports, paths, hooks_for(paths))
+                found.append(UndecidedModule(paths[0], inside, bits_of(ports), watch))
+        return found
+
+    def _default_ports(self, module: nn.Module, paths: list[str]) -> list[Port]:
+        """Return the ports of an output that probes would want if it were watched by default, and do not want yet."""
+        if any((path, "output") in self._plan.ports for path in paths):
+            return []
+        recorder = self._observer.recorder
+        sites = [modules.candidate(path, module)._replace(default=True) for path in paths]
+        ports = [self._plan.port_for_named_value(recorder, site, "output") for site in sites]
+        return [port for port in ports if port is not None]
+
+    def _watch_output(
+        self, ports: list[Port], paths: list[str], hooks: HookSet, module: nn.Module, args: Any, output: Any
+    ) -> None:
+        """Record an output, and from now on that of every call."""
+        self.ports += ports
+        _, after = self._hooks({"output": ports})
+        hooks.add(module, [partial(register_after, hook=after, key=self._keys[3])], bits_of(ports), paths)
+        after(module, args, output)
+
     def _registers(self, ports: dict[str, list[Port]]) -> list[Register]:
+        before, after = self._hooks(ports)
+        calls_always = before is not None and bool(before.grad_inputs)
+        register = partial(register_after, hook=after, key=self._keys[1], always_call=calls_always)
+        if before is None or not before.bits:
+            return [register]
+        return [partial(_register_inputs, hook=before, key=self._keys[0]), register]
+
+    def _hooks(self, ports: dict[str, list[Port]]) -> tuple[ForwardPreHook | None, OutputHook | ForwardHook]:
         outputs = ports.get("output", [])
         plain = len(outputs) == 1 and not ports.keys() & {"grad_output", "grad_input"}
-        registers: list[Register] = []
-        if plain:
-            output_hook = OutputHook(self._observer, self._detector, outputs[0], self._compile_status)
-            registers = [partial(_register_after, hook=output_hook, key=self._keys[1])]
-            if len(ports) == 1:
-                return registers
+        output_hook = OutputHook(self._observer, self._detector, outputs[0], self._compile_status) if plain else None
+        if output_hook is not None and len(ports) == 1:
+            return None, output_hook
         before = ForwardPreHook(self._observer, self._detector, ports, self._calls, self._compile_status)
-        if before.bits:
-            registers.insert(0, partial(_register_before, hook=before, key=self._keys[0]))
-        if not plain:
-            after, always = ForwardHook(self._observer, self._detector, ports, before), bool(before.grad_inputs)
-            registers.append(partial(_register_after, hook=after, key=self._keys[1], always_call=always))
-        return registers
+        return before, output_hook or ForwardHook(self._observer, self._detector, ports, before)
 
 
 def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:
@@ -112,13 +145,9 @@ def enclosing(paths: Iterable[str], layers: Mapping[str, T]) -> T | None:
     return None
 
 
-def _register_before(module: nn.Module, hook: ForwardPreHook, key: int) -> RemovableHandle:
+def _register_inputs(module: nn.Module, hook: ForwardPreHook, key: int) -> RemovableHandle:
     hook.names = names_of(module.forward)
-    return rekey(key, module.register_forward_pre_hook(hook, with_kwargs=True))
-
-
-def _register_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
-    return rekey(key, module.register_forward_hook(hook, always_call=always_call))
+    return register_before(module, hook, key)
 
 
 def _register_origin(module: nn.Module, hook: OriginHook, key: int) -> RemovableHandle:

@@ -72,7 +72,8 @@ class DefaultModules:
 
     These are the root, modules without a tappable module in them, and those with parameters of their own, which compute
     beyond what they call (nn.MultiheadAttention). A parametrization computes a weight and is not part of a module in
-    this sense: a parametrized Linear is watched, and so is the parametrization's innermost module.
+    this sense: a parametrized Linear is watched, and so is the parametrization's innermost module. Of all others only a
+    call tells whether they compute (`modules/own_outputs.py`).
     """
 
     def __init__(self) -> None:
@@ -84,6 +85,10 @@ class DefaultModules:
             return True
         own = any(parameter is not None for parameter in module._parameters.values())
         return own and PARAMETRIZATIONS not in path.split(".")
+
+    def is_undecided(self, path: str, module: nn.Module) -> bool:
+        """Return whether only a call can tell that a tappable module is watched by default."""
+        return not self.include(path, module) and PARAMETRIZATIONS not in path.split(".")
 
     def _calls_others(self, module: nn.Module) -> bool:
         """Return whether there is a tappable module in a module, at any depth, parametrizations aside."""
