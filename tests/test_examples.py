@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -45,18 +46,17 @@ def test_the_same_with_and_without(example):
     assert seen == alone != ""
 
 
-def test_what_is_found(example, request):
+def test_what_is_found(example):
     """Every step of training, testing and serving is there, complete."""
     name, _, _, run = example
-    if name == "serve.py":
-        request.applymarker(pytest.mark.xfail(strict=False, reason="under load two of 480 rows are sometimes missing"))
-    steps = {(record.phase, record.step) for record in run.records()}  # each phase has its own numbers
+    rows = Counter((record.phase, record.step) for record in run.records())  # each phase has its own numbers
+    steps = set(rows)
     phases = [phase for phase, _ in steps]
     sites = {"digits_cnn.py": 14, "small_gpt.py": 19, "serve.py": 8}[name]
     expected = {"digits_cnn.py": (24, 3), "small_gpt.py": (4, 6), "serve.py": (0, 60)}[name]
     assert (phases.count("train"), phases.count("eval")) == expected
     assert len(run.sites) == sites
-    assert run.table().num_rows == sites * len(steps)
+    assert set(rows.values()) == {sites}
     assert len(run.metrics()) == expected[0] or name == "digits_cnn.py"
     assert run.counts == {}
 

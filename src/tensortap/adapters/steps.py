@@ -34,6 +34,7 @@ class ThreadState:
         self.thread = threading.current_thread()
         self.step: OpenStep | None = None
         self.depth = 0
+        self.phase = ""  # of what is called now, where that is known before the step opens
         self.used = False  # the open step has seen a call of the root
 
     def follow(self, other: Any) -> None:
@@ -157,7 +158,7 @@ class StepDetector(Generic[S]):
         self._others_begin(state)
         self._next(state)
         if state.step is None:
-            state.step = self.recorder.open()
+            state.step = self.recorder.open(state.phase)
 
     def _begin_home(self, state: S) -> None:
         if not self.explicit:

@@ -85,9 +85,9 @@ class Recorder:
                 self._points[place, probes] = known
             return known
 
-    def open(self) -> OpenStep:
+    def open(self, phase: str = "") -> OpenStep:
         """Begin a step: ask every trigger before any data is touched. While muted, no probe wants it."""
-        step = self._open()
+        step = self._open(phase)
         if self.muted:
             step.armed = 0
         return step
@@ -144,6 +144,10 @@ class Recorder:
         if self._armed_before_mute is not None:
             self.current.armed, self._armed_before_mute = 0 if self.paused else self._armed_before_mute, None
 
+    def number_by_phase(self) -> None:
+        """Number the steps of each phase apart, from the first one on."""
+        self._numbers.by_phase = True
+
     def enter_phase(self, phase: str) -> bool:
         """Number the open step in a phase of its own, and ask the triggers again; False when it is there already.
 
@@ -187,11 +191,11 @@ class Recorder:
         if step.table is not NO_ROWS:
             self._spare.append(step.table)
 
-    def _open(self) -> OpenStep:
+    def _open(self, phase: str = "") -> OpenStep:
         with self._lock:
             table = self._spare.pop() if self._spare else StepTable()
             table.reset(self._start_time())
-            return OpenStep(table, self._triggers.arm(self._numbers.take(), paused=self.paused))
+            return OpenStep(table, self._triggers.arm(self._numbers.take(phase), paused=self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
         # It stays armed: a tensor that comes now, from another thread or a signal handler, is refused and counted.
@@ -216,7 +220,7 @@ class Recorder:
             table,
             self.names,
             labels=closing.labels,
-            numbered_by_phase=bool(self._numbers.phase),
+            numbered_by_phase=self._numbers.by_phase,
         )
         return self._decision.decide(step, closing.maybe, reasons)
 

@@ -89,6 +89,18 @@ def test_threads_without_spans_do_not_mix(tmp_path: Path) -> None:
     assert sorted(found.values()) == sorted(expected(model, x) for x in given.values())
 
 
+def test_what_the_root_returns_is_in_its_step(tmp_path: Path) -> None:
+    """Each thread's step holds the output of the whole model, not only those of its layers."""
+    model = Twice().eval()
+    with tt.watch(model, ":output", "fc:output", to=tmp_path / "run"):
+        serve(model, lambda _: nullcontext())
+    rows = tt.open(tmp_path / "run").table(columns=["step", "site"]).to_pylist()
+    by_step: dict[int, list[str]] = {}
+    for row in rows:
+        by_step.setdefault(row["step"], []).append(row["site"])
+    assert [sorted(sites) for sites in by_step.values()] == [["", "fc", "fc"]] * (THREADS * ROUNDS)
+
+
 def test_a_span_that_fails_is_closed(tmp_path: Path) -> None:
     """A request that ends with an error keeps what was seen of it, and the thread's next one is its own."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2)).eval()

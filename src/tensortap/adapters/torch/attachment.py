@@ -18,7 +18,13 @@ from tensortap.adapters.torch.modules import unseen
 from tensortap.adapters.torch.modules.hidden import HIDING
 from tensortap.adapters.torch.modules.hookset import FusedLayerHooks, HookSet, UnfusedLayerHooks
 from tensortap.adapters.torch.modules.own_outputs import OwnOutputs
-from tensortap.adapters.torch.modules.placement import HookPlacement, enclosing, register_on_root, tappable
+from tensortap.adapters.torch.modules.placement import (
+    HookPlacement,
+    enclosing,
+    register_after_root,
+    register_before_root,
+    tappable,
+)
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.ops.hooks import place_hooks
@@ -51,7 +57,7 @@ class ModelHooks:
         """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
         HIDING.begin()
         receiver = RootReceiver(self._steps, partial(self._root_called, begin_step), called, self.compile_status)
-        self._handles = register_on_root(called, RootForwardPreHook(receiver), RootForwardHook(receiver))
+        self._handles = [register_before_root(called, RootForwardPreHook(receiver))]
         fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
         for module, registers, bits, paths in self.placement.hooks_of(root):
             inside = enclosing(paths, fused)
@@ -65,6 +71,7 @@ class ModelHooks:
         )
         self._place_operations(root, fused)
         self._untappable = self._wanted_of_scripted(root)
+        self._handles.append(register_after_root(called, RootForwardHook(receiver)))
 
     def begin(self, armed: int) -> None:
         """Begin with the hooks of the armed probes; all others too until the first call, which may be compiled."""

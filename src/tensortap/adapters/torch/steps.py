@@ -32,6 +32,7 @@ class TorchThreadState(steps.ThreadState):
         self.stepped = False
         self.micro = 0
         self.rehearsed = False  # what the open step has seen so far was made up by a pipeline
+        self.begun_early = False  # the call that is beginning has been told already
         self.optimizers: set[int] = set()  # those that have stepped in the open step
 
     def follow(self, other: TorchThreadState) -> None:
@@ -66,11 +67,15 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     def root_called(self, root: nn.Module) -> None:
         """Begin a step before the root's forward. Calls within a call, and recomputation, belong to the open step."""
         state = self._state()
+        if state.begun_early:
+            state.begun_early = False
+            return
         state.depth += 1
         if (state.depth > 1 and running_twice(root)) or backward_task() != -1:
             return
         state.depth = 1
         self.called = True
+        state.phase = "train" if root.training else "eval"
         if self.span() is None:
             self._begin(state)
         step = self.current()
@@ -79,9 +84,15 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         elif not step.phase:
             step.phase = "eval"
 
+    def root_called_early(self, root: nn.Module) -> None:
+        """Begin a step where the root's own hook may have come too late for this call; if it has not, it is ignored."""
+        self.root_called(root)
+        self._state().begun_early = True
+
     def root_returned(self, output: Any, awaits: bool | None = None) -> None:
         """End the root's call, also a failed one. In a compiled graph, `awaits` says whether backward may come."""
         state = self._state()
+        state.begun_early = False
         state.depth = max(0, state.depth - 1)
         if state.depth or self.span() is not None:
             return

@@ -154,19 +154,23 @@ def _register_origin(module: nn.Module, hook: OriginHook, key: int) -> Removable
     return rekey(key, module.register_forward_hook(hook, with_kwargs=True))
 
 
-def register_on_root(root: nn.Module, before: RootForwardPreHook, after: RootForwardHook) -> list[RemovableHandle]:
-    """Register the two hooks that find steps."""
-    if any(path == "" for path, _ in modules.encoder_layers(root)):
-        # Any hook on the layer itself would disable its fused path: use global hooks, and pick out this module.
-        only = weakref.ref(root)
-        return [
-            register_module_forward_pre_hook(partial(_only, only, before)),
-            register_module_forward_hook(partial(_only, only, after), always_call=True),
-        ]
-    return [
-        root.register_forward_pre_hook(before, prepend=True),
-        hide_flags(root.register_forward_hook(after, always_call=True)),
-    ]
+def register_before_root(root: nn.Module, hook: RootForwardPreHook) -> RemovableHandle:
+    """Register the hook that begins steps, before all other pre-hooks of the root."""
+    if _is_encoder_layer(root):
+        return register_module_forward_pre_hook(partial(_only, weakref.ref(root), hook))
+    return root.register_forward_pre_hook(hook, prepend=True)
+
+
+def register_after_root(root: nn.Module, hook: RootForwardHook) -> RemovableHandle:
+    """Register the hook that ends steps. Call it last: what the root returns belongs to the step that it ends."""
+    if _is_encoder_layer(root):
+        return register_module_forward_hook(partial(_only, weakref.ref(root), hook), always_call=True)
+    return hide_flags(root.register_forward_hook(hook, always_call=True))
+
+
+def _is_encoder_layer(root: nn.Module) -> bool:
+    """Return whether any hook on the root would disable its fused path: a global hook picks it out then."""
+    return any(path == "" for path, _ in modules.encoder_layers(root))
 
 
 def _only(root: weakref.ref[nn.Module], hook: Callable[..., None], module: nn.Module, *rest: Any) -> None:

@@ -48,11 +48,11 @@ class RootReceiver(GraphReceiver):
         """End the step: the root has returned these, where autograd runs while the graph runs."""
         self.end([tensor for _, tensor in found])
 
-    def begin(self, root: nn.Module, compiled: bool = False) -> None:
+    def begin(self, root: nn.Module, compiled: bool = False, early: bool = False) -> None:
         """Begin a step before the root's forward, which the compiler may be about to trace."""
         self.compile_status.due |= compiled
         try:
-            self.detector.root_called(root)
+            (self.detector.root_called_early if early else self.detector.root_called)(root)
             self.prepare()
         except NonFiniteError:  # the user asked for it
             raise

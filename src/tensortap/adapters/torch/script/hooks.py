@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.torch.modules.hidden import hide_flags
 from tensortap.adapters.torch.modules.hooks import Hook
+from tensortap.adapters.torch.modules.roots import RootForwardPreHook
 
 
 class GlobalPreHook:
@@ -26,12 +27,12 @@ class GlobalPreHook:
     def switch(self, on: bool) -> None:
         """Switch the hook on or off; nothing after `handle.remove()`."""
         hooks = self.handle.hooks_dict_ref()
-        if hooks is None or (self.handle.id in hooks) == on:
+        if hooks is None:
             return
         if on:
-            hooks[self.handle.id] = self._hook
+            hooks.setdefault(self.handle.id, self._hook)
         else:
-            del hooks[self.handle.id]
+            hooks.pop(self.handle.id, None)  # another thread may have been quicker
 
 
 class AfterCall(Hook):
@@ -59,6 +60,17 @@ def register_after(module: nn.Module, hook: AfterCall) -> RemovableHandle:
             hook(called, args, output)
 
     return register_module_forward_hook(only_this, always_call=True)
+
+
+def begin_early(module: nn.Module, keys: list[int]) -> None:
+    """Begin a call's step where another thread has put the hooks on while the call began.
+
+    PyTorch gathers the hooks of a call before it runs the first one, so nobody knows whether ours are among them.
+    """
+    for key in keys:
+        hook = module._forward_pre_hooks.get(key)
+        if isinstance(hook, RootForwardPreHook):
+            hook.receiver.begin(module, early=True)
 
 
 def run_pre_hook(module: nn.Module, key: int, args: Any) -> None:

@@ -146,6 +146,7 @@ class ScriptModels(Adapter):
     def attach(self, recorder: Recorder, plan: Plan) -> None:
         """Attach to the models that are there; later ones are attached when they join."""
         self._recorder = recorder
+        recorder.number_by_phase()
         self.steps = SharedStepDetector(recorder, self.members)
         for model in self.members:
             model.attach(recorder, self.patterns, self.steps.over)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from torch import nn
+
+_MOST_HELD: Final = 64  # of a list or dict: a script's optimizers are few
 
 
 def has_parameters(module: nn.Module) -> bool:
@@ -46,6 +49,16 @@ def name_of(module: nn.Module, frame: FrameType | None) -> str:
             if value is module:
                 return name
     return type(module).__name__
+
+
+def held_by_variables(frame: FrameType | None) -> set[int]:
+    """Return the ids of what variables and attributes hold, also inside lists, tuples and dicts."""
+    held: set[int] = set()
+    for scope in _scopes(frame):
+        for _, value in (*scope.items(), *_attributes(scope.get("self"))):
+            inside = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+            held.update((id(value), *map(id, itertools.islice(inside, _MOST_HELD))))
+    return held
 
 
 def _scopes(frame: FrameType | None) -> Iterator[Mapping[str, Any]]:

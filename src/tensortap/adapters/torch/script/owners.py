@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Sequence
 
 import torch
 
 from tensortap.adapters.torch.script.models import ScriptModel
+from tensortap.adapters.torch.script.naming import held_by_variables
 
 
 class LossOwners:
@@ -22,8 +24,7 @@ class LossOwners:
         """Note that an optimizer has stepped in the open step."""
         if id(optimizer) not in self._known:
             self._known.add(id(optimizer))
-            owners = {_owner(each, models) or str(id(each)) for each in _optimizers()}
-            self._several |= len(owners) > 1
+            self._several |= len({_owner(each, models) or str(id(each)) for each in _in_use(models)}) > 1
         if self._several:
             self._owner = _owner(optimizer, models) or type(optimizer).__name__
 
@@ -33,8 +34,14 @@ class LossOwners:
         return owner
 
 
-def _optimizers() -> list[torch.optim.Optimizer]:
-    return [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
+def _in_use(models: Sequence[ScriptModel]) -> list[torch.optim.Optimizer]:
+    """Return the optimizers of the models, and those of models that are still to come, if a variable holds them.
+
+    Others may be garbage that is not collected yet: when that happens must not decide about names.
+    """
+    known = [item for item in gc.get_objects() if issubclass(type(item), torch.optim.Optimizer)]
+    held = held_by_variables(sys._getframe())
+    return [each for each in known if id(each) in held or _owner(each, models)]
 
 
 def _owner(optimizer: torch.optim.Optimizer, models: Sequence[ScriptModel]) -> str:

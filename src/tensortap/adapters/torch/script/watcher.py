@@ -6,6 +6,7 @@ import functools
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -16,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from tensortap.adapters.torch.context.recorder import CONTEXT
-from tensortap.adapters.torch.script.hooks import AfterCall, GlobalPreHook, register_after, run_pre_hook
+from tensortap.adapters.torch.script.hooks import AfterCall, GlobalPreHook, begin_early, register_after, run_pre_hook
 from tensortap.adapters.torch.script.losses import Losses, LossModuleHook
 from tensortap.adapters.torch.script.models import ScriptModel, ScriptModels
 from tensortap.adapters.torch.script.modules import KnownModules, ModuleRole
@@ -138,6 +139,8 @@ class ScriptWatcher:
         """Return the keys of pre-hooks that the module got only now: PyTorch would run them from the next call on."""
         outside = self._local.depth == 0
         new_hooks = [] if self._known.role(module) is not None else self._meet(module, outside)
+        if outside and not new_hooks and module not in self._local.called:
+            begin_early(module, self._known.new_hooks(module))
         if not self._known.role(module):
             return new_hooks
         if outside and torch._C._current_graph_task_id() == -1:  # not a checkpoint that computes again
@@ -145,6 +148,7 @@ class ScriptWatcher:
             if self._at_home():
                 self._count(module)
         if self._known.role(module) == ModuleRole.MODEL:
+            self._local.called.add(module)
             self._local.depth += 1
             self._shared |= not self._at_home()
             # What a known model calls is known: let it run as if nobody watched. A new one is listened to once, unless
@@ -161,8 +165,8 @@ class ScriptWatcher:
 
     def _meet(self, module: nn.Module, outside: bool) -> list[int]:
         with self._lock:
-            if self._known.role(module) is not None:  # another thread was first, but this call began before it
-                return self._known.new_hooks(module)
+            if self._known.role(module) is not None:  # another thread was first
+                return []
             if not has_parameters(module):
                 if isinstance(module, _Loss) and outside:
                     self._handles.append(module.register_forward_hook(LossModuleHook(self._losses)))
@@ -240,3 +244,6 @@ class ScriptWatcher:
 
 class _CallDepth(threading.local):
     depth = 0  # how many models' calls the thread is in
+
+    def __init__(self) -> None:
+        self.called: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models that the thread has called
