@@ -2,10 +2,10 @@
 
 from tensortap.compare import compare
 from tensortap.diagnose import Rule, findings, rule
-from tensortap.diff import Diff, diff
+from tensortap.diff import Diff
 from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
-from tensortap.harvest import Harvest, Ray, harvest, open_harvest, pooled, samples, tokens, top_k
+from tensortap.harvest import Drift, Harvest, Ray, diff, harvest, open_harvest, pooled, samples, tokens, top_k
 from tensortap.inspect import capture, locate_nonfinite, sites, verify
 from tensortap.ops import ops
 from tensortap.options import Options
@@ -54,6 +54,7 @@ __all__ = [
     "Console",
     "Csv",
     "Diff",
+    "Drift",
     "Finding",
     "Findings",
     "Harvest",

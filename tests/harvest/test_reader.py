@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import tensortap as tt
 from tensortap.errors import HarvestError
-from tensortap.harvest.reader import ShardKey, windows
+from tensortap.harvest.window import ShardKey, windows
 
 DOCUMENT = 32  # tokens in each
 

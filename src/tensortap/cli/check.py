@@ -10,8 +10,10 @@ import click
 from tensortap.cli.errors import FAILED, UNDECIDED, explain
 from tensortap.cli.options import json_option, print_json, run_argument
 from tensortap.errors import TensortapError
+from tensortap.harvest.drift import drift
 from tensortap.store.run import open_run
 from tensortap.view.terminal.findings import draw_findings, findings_json, load_rules
+from tensortap.view.terminal.harvest import draw_drift
 from tensortap.view.terminal.progress import waiting
 
 LEVELS: Final = ("info", "warning", "error")
@@ -22,20 +24,23 @@ LEVELS: Final = ("info", "warning", "error")
 @click.option("--rule", "rules", multiple=True, metavar="NAME",
               help="Only this rule; a rule of yours is 'module:name'.")  # fmt: skip
 @click.option("--reference", metavar="RUN", help="A run to compare with: what has drifted?")
+@click.option("--against", metavar="HARVEST", help="Of a harvest: the baseline that it must not have drifted from.")
 @click.option("--fail-on", type=click.Choice(LEVELS), default="error", show_default=True,
               help="Exit with 1 when there is anything as bad.")  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Show every finding, and why rules had no data.")
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, fail_on: Any, every: bool,
-    as_json: bool,
+    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, against: str | None, fail_on: Any,
+    every: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Ask the rules what is wrong with a run, where, and what to do about it.
 
     Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when that cannot be
-    told.
+    told. With --against RUN is a harvest, and 1 says that it has drifted from its baseline.
     """
+    if against is not None:
+        ctx.exit(_check_drift(path, against, as_json))
     try:
         with waiting(f"checking {path}"):
             run = open_run(path)
@@ -50,3 +55,19 @@ def command(
         draw_findings(run, found, every)
     sys.stdout.flush()
     ctx.exit(FAILED if failed else 0)
+
+
+def _check_drift(path: str, baseline: str, as_json: bool) -> int:
+    """Compare a harvest with its baseline and return the exit code."""
+    try:
+        with waiting(f"checking {path}"):
+            found = drift(baseline, path)
+    except (TensortapError, OSError) as error:
+        explain(error)
+        return UNDECIDED
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        draw_drift(found)
+    sys.stdout.flush()
+    return 0 if found else FAILED

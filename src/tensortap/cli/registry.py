@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "run": "Run a PyTorch script as `python` would, and record the models in it.",
     "show": "Show a run: a line for every site, the worst first; or one site in detail.",
     "check": "Ask the rules what is wrong with a run, where, and what to do about it.",
+    "harvest": "Run a model over a data set and keep the activations of some sites, each row once.",
     "diff": "Compare run B with run A and report where they first diverge.",
     "view": "Open a run, or a folder of runs, in the browser; live while it trains.",
     "report": "Write a run as one HTML file that opens without a server or a network.",

@@ -7,8 +7,11 @@ import sys
 import click
 
 from tensortap.cli.options import limit_option, print_json, selection
+from tensortap.errors import needs
+from tensortap.harvest.folder import is_harvest
 from tensortap.store.run import open_run
 from tensortap.view.terminal.arguments import check_sites, resolve_steps
+from tensortap.view.terminal.harvest import Decode, harvest_json, show_harvest
 from tensortap.view.terminal.live import follow
 from tensortap.view.terminal.ordering import SORTS
 from tensortap.view.terminal.progress import waiting
@@ -24,16 +27,22 @@ from tensortap.view.terminal.tensor_files import holds_tensors, show_tensors
               help="Steps of training or of evaluation, where they are numbered apart.")  # fmt: skip
 @limit_option(40)
 @click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
+@click.option("--dimension", type=int, metavar="N", help="Of a harvest: the samples that activate a dimension most.")
+@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, for the text of those samples.")
 def command(
     path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, phase: str | None, limit: int, live: bool,
-    as_json: bool,
+    dimension: int | None, tokenizer: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show a run: a line for every site, the worst first; or one site in detail.
 
-    RUN may also be a file of tensors: .npy, .npz or .safetensors.
+    RUN may also be a file of tensors (.npy, .npz or .safetensors) or a harvest.
     """
     if holds_tensors(path):
         show_tensors(path, as_json)
+    elif is_harvest(path) and as_json:
+        print_json(harvest_json(path))
+    elif is_harvest(path):
+        show_harvest(path, sites, dimension, None if tokenizer is None else _decoder(tokenizer))
     elif live and not as_json and sys.stdout.isatty():
         run = open_run(path)
         follow(run, check_sites(run, sites) if run.steps else list(sites) or None, sort)
@@ -45,3 +54,10 @@ def command(
             print_json(view.as_json())
         else:
             draw(view)
+
+
+def _decoder(path: str) -> Decode:
+    with needs("--tokenizer", "tokenizers"):
+        from tokenizers import Tokenizer
+    decode: Decode = Tokenizer.from_file(path).decode
+    return decode

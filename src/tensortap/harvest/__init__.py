@@ -5,9 +5,10 @@ Follow one row: `plan` (what is kept, in which parts) â†’ `sources` (batches) â†
 `engines` says who does the parts. May import `adapters`, `store.files`, `reduce` and what lies below; never `watch`.
 """
 
+from tensortap.harvest.drift import Drift, diff
 from tensortap.harvest.keep import Keep, pooled, samples, tokens, top_k
 from tensortap.harvest.ray_engine import Ray
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.run import harvest
 
-__all__ = ["Harvest", "Keep", "Ray", "harvest", "open_harvest", "pooled", "samples", "tokens", "top_k"]
+__all__ = ["Drift", "Harvest", "Keep", "Ray", "diff", "harvest", "open_harvest", "pooled", "samples", "tokens", "top_k"]

@@ -17,7 +17,9 @@ from tensortap.harvest.worker import PartWorker
 class Engine(Protocol):
     """Runs the parts that are not committed yet."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called."""
 
     def run(
         self, job: Job, model: Any, source: Source, plan: HarvestPlan, folder: HarvestFolder, progress: HarvestProgress

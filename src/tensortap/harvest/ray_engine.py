@@ -7,12 +7,13 @@ import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from tensortap.errors import HarvestError, TensortapError, needs
+from tensortap.errors import HarvestError, TensortapError
 from tensortap.harvest.engines import number_of_parts
 from tensortap.harvest.folder import HarvestFolder
 from tensortap.harvest.job import Job
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.progress import HarvestProgress
+from tensortap.harvest.ray_start import start_ray
 from tensortap.harvest.sources import IndexedSource, Source
 from tensortap.harvest.worker import PartWorker
 
@@ -73,18 +74,6 @@ class RayWorker:
             raise HarvestError(f"part {batch['part'][0]} has no data on this worker: all must see the same data")
         size = sum(shard["bytes"] for shard in entry["shards"])
         return {"part": [entry["part"]], "samples": [entry["samples"]], "rows": [entry["rows"]], "bytes": [size]}
-
-
-def start_ray() -> Any:
-    """Return Ray, started on this machine where no cluster is in use."""
-    with needs("tt.Ray(…)", "tensortap[harvest]"):
-        import ray
-        import ray.data
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
-    if not sys.stderr.isatty():
-        ray.data.DataContext.get_current().enable_progress_bars = False
-    return ray
 
 
 def counted(source: Source) -> Source:

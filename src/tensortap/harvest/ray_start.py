@@ -1,0 +1,20 @@
+"""Start Ray, or use the cluster that is there."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from tensortap.errors import needs
+
+
+def start_ray() -> Any:
+    """Return Ray, started on this machine where no cluster is in use."""
+    with needs("tt.Ray(…)", "tensortap[harvest]"):
+        import ray
+        import ray.data
+    if not ray.is_initialized():
+        ray.init(include_dashboard=False, log_to_driver=False)
+    if not sys.stderr.isatty():
+        ray.data.DataContext.get_current().enable_progress_bars = False
+    return ray
