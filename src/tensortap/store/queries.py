@@ -177,17 +177,23 @@ def sql(snapshot: Snapshot, query: str) -> Any:
         raise MissingExtraError("run.sql() needs DuckDB: pip install 'tensortap[query]'") from None
     with duckdb.connect() as connection:
         try:
-            _register(connection, "records", snapshot, snapshot.records, PLAIN_RECORDS)
-            _register(connection, "metrics", snapshot, snapshot.metrics, PLAIN_METRICS)
-            _register(connection, "events", snapshot, snapshot.events, PLAIN_EVENTS)
+            register_tables(connection, snapshot)
             return connection.sql(query).to_arrow_table()
         except duckdb.IOException as error:
             raise FileNotFoundError(str(error)) from error  # a segment was compacted away: read again
         except duckdb.Error as error:
-            raise RunError(_sql_help(error)) from error
+            raise RunError(sql_help(error)) from error
 
 
-def _sql_help(error: Exception) -> str:
+def register_tables(connection: Any, snapshot: Snapshot) -> None:
+    """Make the views `records`, `metrics` and `events` of a run in a connection of DuckDB."""
+    _register(connection, "records", snapshot, snapshot.records, PLAIN_RECORDS)
+    _register(connection, "metrics", snapshot, snapshot.metrics, PLAIN_METRICS)
+    _register(connection, "events", snapshot, snapshot.events, PLAIN_EVENTS)
+
+
+def sql_help(error: Exception) -> str:
+    """Return an error of DuckDB with the tables and columns there are."""
     tables = {"records": PLAIN_RECORDS, "metrics": PLAIN_METRICS, "events": PLAIN_EVENTS}
     named = [f"{name} ({', '.join(schema.names)})" for name, schema in tables.items()]
     return f"{error}\nThe tables are {', '.join(named[:-1])} and {named[-1]}"

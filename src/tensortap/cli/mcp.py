@@ -1,0 +1,25 @@
+"""`tensortap mcp`: runs as tools for a language model."""
+
+from __future__ import annotations
+
+import click
+
+from tensortap.cli.errors import UNDECIDED, explain
+from tensortap.errors import TensortapError
+from tensortap.view.agent.server import server
+
+
+@click.command("mcp")
+@click.argument("path", metavar="[RUN | FOLDER]", default="runs")
+@click.pass_context
+def command(ctx: click.Context, path: str) -> None:
+    """Serve a run, or a folder of runs, to a language model (MCP). It only reads.
+
+    It speaks over standard input and output. A client starts it: {"command": "tensortap", "args": ["mcp", "runs"]}.
+    """
+    try:
+        made = server(path)
+    except (TensortapError, OSError) as error:
+        explain(error)
+        ctx.exit(UNDECIDED)
+    made.run("stdio")

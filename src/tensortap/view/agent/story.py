@@ -1,0 +1,107 @@
+"""Tell what happened in a run: what it is, how its metrics went, what is wrong, the earliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from tensortap.finding import Finding, Findings
+from tensortap.store.run import Run
+from tensortap.text import counted, number, printable
+from tensortap.view.terminal.overview import about
+
+_PLACES: Final = 4
+_METRICS: Final = 8
+_LATEST: Final = 1 << 62
+
+
+def story(run: Run, found: Findings | None = None) -> str:
+    """Return a run's story as text: a line about the run, its metrics, and each thing that is wrong with its places."""
+    found = run.findings() if found is None else found
+    return "\n".join([_title(run), *_metrics(run), *_counts(run), "", *_wrong(found)])
+
+
+def grouped(found: Sequence[Finding]) -> list[list[Finding]]:
+    """Return findings by severity and rule, errors first, and within a severity the earliest first."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.severity, finding.rule), []).append(finding)
+    worst = {severity: at for at, severity in enumerate(("error", "warning", "info"))}
+    return sorted(groups.values(), key=lambda group: (worst.get(group[0].severity, 1), min(map(_first, group))))
+
+
+def _first(finding: Finding) -> int:
+    return finding.steps.first if finding.steps else _LATEST
+
+
+def _title(run: Run) -> str:
+    said = about(run)
+    ended = f", ended by {said['ended_by']}" if said.get("ended_by") else ""
+    parts = [
+        str(said["model"]), f"{said['state']}{ended}", counted(len(run.steps), "step"), counted(len(run.sites), "site"),
+        counted(len(said["ranks"]), "rank") if len(said["ranks"]) > 1 else "",
+    ]  # fmt: skip
+    return printable(f"{said['path']}: " + ", ".join(part for part in parts if part))
+
+
+def _metrics(run: Run) -> Iterator[str]:
+    table = run.metrics()
+    series: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in zip(*(table[column].to_pylist() for column in ("name", "step", "value")), strict=True):
+        if value is not None:
+            series.setdefault(name, []).append((step, value))
+    for name, points in list(series.items())[:_METRICS]:
+        points.sort()
+        yield printable(f"{name}: {_course(points)}")
+    if len(series) > _METRICS:
+        yield f"and {len(series) - _METRICS} more metrics"
+
+
+def _course(points: list[tuple[int, float]]) -> str:
+    (first, begin), (last, end) = points[0], points[-1]
+    bad = next((step for step, value in points if value - value != 0), None)
+    lost = f"; not finite from step {bad}" if bad is not None else ""
+    if first == last:
+        return f"{number(begin)} at step {first}{lost}"
+    return f"{number(begin)} at step {first}, {number(end)} at step {last}{lost}"
+
+
+def _counts(run: Run) -> Iterator[str]:
+    if counts := about(run)["counts"]:
+        yield printable("not recorded or not readable: " + ", ".join(f"{name} {n}" for name, n in counts.items()))
+
+
+def _wrong(found: Findings) -> Iterator[str]:
+    if not len(found):
+        yield found.summary()
+    for place, group in enumerate(grouped(found), 1):
+        yield from _group(place, group)
+
+
+def _group(place: int, group: list[Finding]) -> Iterator[str]:
+    first = min(group, key=_first)
+    where = f" at {first.site}" if first.site else ""
+    when = f", {first.steps}" if first.steps else ""
+    yield printable(f"{place}. {first.severity}: {first.rule}{where}{when}")
+    yield printable(f"   {first.message}")
+    others = [finding.site for finding in group if finding is not first and finding.site]
+    if others:
+        more = f" and {len(others) - _PLACES} more" if len(others) > _PLACES else ""
+        yield printable(f"   The same at {', '.join(others[:_PLACES])}{more}.")
+    if first.advice:
+        yield printable(f"   Change: {first.advice}")
+
+
+def told(found: Findings) -> list[dict[str, Any]]:
+    """Return the same as plain values: one item for each severity and rule, with its places."""
+    return [
+        {
+            "severity": group[0].severity, "rule": group[0].rule, "places": [_place(finding) for finding in group],
+            "message": min(group, key=_first).message, "change": group[0].advice,
+        }
+        for group in grouped(found)
+    ]  # fmt: skip
+
+
+def _place(finding: Finding) -> str:
+    return f"{finding.site or 'the run'}{f' ({finding.steps})' if finding.steps else ''}"
