@@ -12,7 +12,7 @@ ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/adapters/torch/modul
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit browser format bench outside fuzz picture page dist clean
+.PHONY: help demo test lint types imports unit browser format bench outside fuzz kills picture page dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -67,6 +67,9 @@ outside: $(VENV)/outside/.ready  ## hold models and training loops of others to 
 
 fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
 	$(BIN)/python tests/store/mutations.py 10000
+
+kills: $(VENV)/.ready  ## 500 times SIGKILL while recording, sealing, resuming, compacting, with ranks, compiled
+	$(BIN)/python tests/store/kills.py 500
 
 # A copy of the package with the extension built for the sanitizers. Leaks are left out: Python itself is full of them.
 asan: $(VENV)/.ready  ## the tests of the C code under the address and undefined-behaviour sanitizers

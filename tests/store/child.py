@@ -1,13 +1,14 @@
 """A template process for tests that kill: it imports everything once, then forks a child for every order it reads.
 
 Every line of standard input is an order in JSON. The template answers `pid <n>`, the child writes the number of each
-step after it was handed over, and when the child has ended, however it did, the template writes `end`.
+step after it was handed over, and when the child has ended, however it did, the template writes `end <code>`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,7 +77,61 @@ def write(path: str, seed: int, start: int, stop: int, resume: bool, rank: int =
     os._exit(0)
 
 
-ORDERS: dict[str, Callable[..., None]] = {"write": write, "compact": lambda path: compact(path)}
+def train(path: str, start: int, stop: int, resume: bool) -> None:
+    """Train a compiled model under a tap, and say of each step that it has returned."""
+    import torch
+
+    import tensortap as tt
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    compiled = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with tt.watch(compiled, tt.probe("**", keep=[histogram(), sample(3)]), to=path, resume=resume) as tap:
+        for number in range(start, stop):
+            loss = compiled(torch.randn(4, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            tap.step(loss=float(loss.detach()))
+            os.write(1, b"%d\n" % number)
+    os._exit(0)
+
+
+ORDERS: dict[str, Callable[..., None]] = {"write": write, "compact": lambda path: compact(path), "train": train}
+VISIBLE = frozenset(("os.remove", "os.rename", "os.link"))
+CHANGES = VISIBLE | {"os.mkdir", "os.rmdir", "os.chmod"}
+
+
+def die_at(change: int, visible: bool) -> None:
+    """Kill this process before its `change`-th change to any file: a rename, a removal, a new file, a write.
+
+    Each write is two changes: before it, and after half of its bytes. With `visible` only renames and removals count:
+    between two of them readers see the same files.
+    """
+    count, write_all = 0, os.write
+
+    def reached() -> bool:
+        nonlocal count
+        count += 1
+        return count == change
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        opened = event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_CREAT
+        if (event in VISIBLE or (not visible and (event in CHANGES or opened))) and reached():
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def write_or_die(fd: int, data: Any) -> int:
+        if fd > 2 and reached():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fd > 2 and reached():
+            write_all(fd, memoryview(data)[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_all(fd, data)
+
+    if not visible:
+        os.write = write_or_die
+    sys.addaudithook(hook)
 
 
 def serve() -> None:
@@ -87,20 +142,23 @@ def serve() -> None:
         order = json.loads(line)
         pid = os.fork()
         if not pid:
+            if change := order.pop("die_at", 0):
+                die_at(change, order.pop("visible", False))
             ORDERS[order.pop("do")](**order)
             os._exit(0)
         os.write(1, b"pid %d\n" % pid)
-        os.waitpid(pid, 0)
-        os.write(1, b"end\n")
+        _, status = os.waitpid(pid, 0)
+        os.write(1, b"end %d\n" % os.waitstatus_to_exitcode(status))
 
 
 class Template:
     """The template process as a test sees it.
 
-    `run` gives an order; `until` sees each step's number, and the child is killed where it returns true.
+    `begin` gives an order, `lines` are what the child writes. An order with `die_at` ends before that change to a file.
     """
 
     def __init__(self, cwd: Path) -> None:
+        self.exit_code = 0
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
         self._process = subprocess.Popen(
             [sys.executable, __file__],
@@ -113,11 +171,12 @@ class Template:
         self._process.stdin.flush()
 
     def lines(self) -> Iterator[str]:
-        """`pid <n>`, then step numbers, until the child has ended."""
+        """`pid <n>`, then step numbers, until the child has ended; then `exit_code` tells how."""
         assert self._process.stdout is not None
-        while (line := self._process.stdout.readline().strip()) != "end":
+        while not (line := self._process.stdout.readline().strip()).startswith("end"):
             assert line, "the template process is gone"
             yield line
+        self.exit_code = int(line.split()[1])
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

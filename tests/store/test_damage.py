@@ -13,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
+from tensortap.cli.app import cli
 from tensortap.errors import RunError
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
@@ -269,3 +271,18 @@ def test_rows_without_a_place_are_left_out(run: Path) -> None:
     opened = open_run(run)
     assert opened.table().num_rows == 2 * ROWS - 1 and opened.counts["damaged_segments"] == 1
     assert list(opened.records())
+
+
+def test_doctor_reads_a_run_to_its_end(run: Path) -> None:
+    """`tensortap doctor RUN` names what is damaged, also what nobody has read yet, and counts it as `show` does."""
+    whole = CliRunner().invoke(cli, ["doctor", str(run)])
+    assert whole.exit_code == 0 and "every file can be read" in whole.output
+    segment, tensors = only(run, "rank=0/seg-*.parquet"), only(run, "rank=0/tensors/step-*.safetensors")
+    overwrite(segment, 100, b"\xff" * 8)
+    overwrite(tensors, tensors.stat().st_size - 4, b"\xff" * 4)
+    found = CliRunner().invoke(cli, ["doctor", str(run), "--json"])
+    said = json.loads(found.output)
+    assert found.exit_code == 1 and set(said["damage"]) == {str(p.relative_to(run)) for p in (segment, tensors)}
+    assert said["counts"]["damaged_segments"] == said["counts"]["damaged_tensors"] == 1
+    shown = CliRunner().invoke(cli, ["doctor", str(run)])
+    assert shown.exit_code == 1 and "damaged segments 1" in shown.output and segment.name in shown.output

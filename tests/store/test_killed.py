@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import os
 import random
 import shutil
@@ -26,8 +26,10 @@ from tensortap.store.compact import compact
 from tensortap.store.run import Run, open_run
 from tensortap.store.tensors import tensors_of
 
-KILLS = 200
+KILLS = 24  # at random; `make kills` has 500 of them
 KILLS_A_RUN = 4
+BATCHES = 2
+KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +104,10 @@ def assert_whole(run: Run, seed: int, steps: list[int]) -> None:
     assert {tensor for step in steps for tensor in expected(seed, step)[1]} <= set(tensors)
 
 
-@pytest.mark.parametrize("batch", range(10))
+@pytest.mark.parametrize("batch", range(BATCHES))
 def test_sigkill_loses_no_step_that_had_returned(batch: int, template: child.Template, tmp_path: Path) -> None:
     """Killed at random points and resumed, the run holds every step handed over, bit for bit and once."""
-    for number in range(KILLS // KILLS_A_RUN // 10):
+    for number in range(KILLS // KILLS_A_RUN // BATCHES):
         seed = batch * 100 + number
         rng = random.Random(seed)
         path, start, promised = tmp_path / f"run{number}", 0, set[int]()
@@ -134,35 +136,58 @@ def test_sigkill_loses_no_step_that_had_returned(batch: int, template: child.Tem
 def snapshot(run: Run) -> Any:
     table = run.table(columns=["step", "rank", "seq", "site", "mean", "hist_counts"])
     tensors = sorted((key.name(), array.tobytes()) for key, array in run.tensors())
-    return bits(list(table.to_pydict().values())), sorted(map(str, run.metrics().to_pylist())), tensors
+    return str(table.to_pydict()), sorted(map(str, run.metrics().to_pylist())), tensors
 
 
-def test_a_kill_during_compaction_loses_and_doubles_nothing(template: child.Template, tmp_path: Path) -> None:
-    """Compaction killed at random times, and then done again, leaves exactly the rows there were."""
-    origin = tmp_path / "origin"
-    for start in (0, 40):
-        order = {"do": "write", "path": str(origin), "seed": 5, "start": start, "stop": start + 40}
-        template.begin(**order, resume=start > 0, close=False)  # tails are left behind
+def leftovers(path: Path) -> list[str]:
+    return [p.name for p in path.rglob("*") if p.name.startswith(("_tail", "_compact", "."))]
+
+
+@pytest.fixture(scope="module")
+def origin(template: child.Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two launches that were not closed: segments and tails of all kinds."""
+    path = tmp_path_factory.mktemp("origin") / "run"
+    for start in (0, 12):
+        order = {"do": "write", "path": str(path), "seed": 5, "start": start, "stop": start + 12}
+        template.begin(**order, resume=start > 0, close=False)
         list(template.lines())
+    return path
+
+
+def test_a_kill_during_compaction_loses_and_doubles_nothing(
+    template: child.Template, origin: Path, tmp_path: Path
+) -> None:
+    """Killed before every rename and removal of a file, and done again, it leaves exactly what there was."""
     wanted = snapshot(open_run(origin))
-    rng, undisturbed = random.Random(1), 0.0
-    shutil.copytree(origin, tmp_path / "timed")
-    begin = time.perf_counter()
-    compact(tmp_path / "timed")
-    undisturbed = time.perf_counter() - begin
-    for attempt in range(12):
-        path = tmp_path / f"run{attempt}"
-        shutil.copytree(origin, path)
-        for _ in range(2):
-            template.begin(do="compact", path=str(path))
-            for line in template.lines():
-                spin(rng.random() * undisturbed * 1.5)
-                with contextlib.suppress(ProcessLookupError):  # it was quicker than the signal
-                    os.kill(int(line.split()[1]), signal.SIGKILL)
-            assert snapshot(open_run(path)) == wanted
+    for change in itertools.count(1):
+        path = Path(shutil.copytree(origin, tmp_path / f"run{change}"))
+        template.begin(do="compact", path=str(path), die_at=change, visible=True)
+        list(template.lines())
+        assert template.exit_code in (0, KILLED) and snapshot(open_run(path)) == wanted
         result = compact(path)
         assert result.rows == open_run(path).table(columns=["step"]).num_rows
         assert snapshot(open_run(path)) == wanted
-        assert len(list(path.glob("rank=0/seg-*.parquet"))) == 1
-        assert not [p for p in path.rglob("*") if p.name.startswith("_tail") or p.name == "_compact"]
+        assert len(list(path.glob("rank=0/seg-*.parquet"))) == 1 and leftovers(path) == []
         shutil.rmtree(path)
+        if template.exit_code == 0:
+            break
+    assert change > 15  # so many places there are to be killed at
+
+
+def test_a_kill_before_any_change_to_a_file_loses_no_step(template: child.Template, tmp_path: Path) -> None:
+    """Killed before changes that recording, sealing and resuming make to files, whatever was handed over is there."""
+    for change in range(1, 200, 13):
+        path = tmp_path / f"run{change}"
+        order = {"do": "write", "path": str(path), "seed": change, "die_at": change}
+        promised: list[int] = []
+        for start, resume in ((0, False), (10, True)):
+            template.begin(**order, start=start, stop=start + 10, resume=resume)
+            promised += [int(line) for line in template.lines() if not line.startswith("pid")]
+        if not (path / "run.json").exists():
+            assert not promised
+            continue
+        run = open_run(path)
+        assert set(promised) <= set(run.steps) and len(run.steps) - len(promised) <= 2
+        compact(path)
+        assert_whole(open_run(path), change, run.steps)
+        assert leftovers(path) in ([], [".overwriting"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import metadata
 from typing import IO, Any, Final, NamedTuple
@@ -18,12 +18,19 @@ from rich.text import Text
 
 from tensortap.adapters import registry
 from tensortap.adapters.capabilities import FEATURES, Capabilities
+from tensortap.cli.errors import FAILED
 from tensortap.cli.options import json_option, print_json
 from tensortap.reduce import kernel as kernels
+from tensortap.store import facts
+from tensortap.store.names import DAMAGED
+from tensortap.store.run import open_run
+from tensortap.text import printable
 from tensortap.version import __version__
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
-from tensortap.view.terminal.screen import Screen
+from tensortap.view.terminal.overview import about
+from tensortap.view.terminal.progress import waiting
+from tensortap.view.terminal.screen import Screen, counts_line
 
 BASE: Final = ("numpy", "pyarrow", "ml_dtypes", "safetensors", "fsspec", "rich", "click")
 FRAMEWORKS: Final = {
@@ -47,15 +54,52 @@ _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip instal
 
 
 @click.command("doctor")
+@click.argument("path", metavar="[RUN]", required=False)
 @json_option
-def command(as_json: bool) -> None:
-    """Print what is installed, what each framework supports, and what is missing."""
+def command(path: str | None, as_json: bool) -> None:
+    """Print what is installed, what each framework supports, and what is missing; or what is wrong with a run's files.
+
+    Of a run every file is read to its end and its checksums are verified. Exits with 1 when something is damaged.
+    """
+    if path is not None:
+        _examine(path, as_json)
+        return
     found = checks()
     if as_json:
         print_json(checks_json(found))
     else:
         draw_checks(found)
         draw_capabilities(registry.table())
+
+
+def _examine(path: str, as_json: bool) -> None:
+    """Read a run to its end, print what cannot be read and what was counted."""
+    with waiting(f"reading {path}"):
+        run = open_run(path)
+        run.snapshots.read(facts.read_to_the_end)
+        said = {**about(run), "damage": run.damage, "kept_aside": _kept_aside(run.damage)}
+    if as_json:
+        print_json(said)
+    else:
+        draw_damage(said)
+    if said["damage"] or any(name.startswith("missing_") for name in said["counts"]):
+        raise click.exceptions.Exit(FAILED)
+
+
+def _kept_aside(damage: dict[str, str]) -> list[str]:
+    return [name for name in damage if name.endswith(DAMAGED)]
+
+
+def draw_damage(said: Mapping[str, Any], stream: IO[str] | None = None) -> None:
+    """Draw the state of a run's files: a line for each that cannot be read, then what was counted."""
+    screen = Screen(stream)
+    screen.draw(Text(printable(f"{said['path']} · {said['state']}"), style="bold"))
+    for name, reason in said["damage"].items():
+        screen.draw(Text(printable(f"  {name}: {reason}"), style=formats.ALARM))
+    if said["counts"]:
+        screen.draw(counts_line(said["counts"]))
+    if not said["damage"]:
+        screen.draw(Text("  every file can be read to its end", style="green"))
 
 
 class Check(NamedTuple):

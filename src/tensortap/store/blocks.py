@@ -95,7 +95,7 @@ def blocks(
 
     A file that cannot be read is left out and counted.
     """
-    wanted = step_array(snapshot, steps)
+    wanted, phase = step_array(snapshot, steps), phase or snapshot.phase or None
     names = [*_KEYS, *columns, *(["phase"] if phase else ()), *(() if recomputed else ["recomputed"])]
 
     def read(source: BlockSource) -> RowBlock | None:

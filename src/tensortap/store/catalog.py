@@ -18,7 +18,7 @@ from tensortap.reduce.statistics import BY_NAME
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_regular, load_json
 from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
-from tensortap.store.segments import PLACE, PLACES, REPLACES, STEPS, outline
+from tensortap.store.segments import COLUMNS, PLACE, PLACES, REPLACES, STEPS, outline
 
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
@@ -203,6 +203,8 @@ def _ident(name: str) -> str | None:
 
 def _parse(file: Any) -> Outline:
     said, rows = file.metadata.metadata or {}, file.metadata.num_rows
+    if COLUMNS in said and load_json(said[COLUMNS]) != file.schema_arrow.names:
+        raise ValueError("its footer names other columns than were written")
     replaces = load_json(said.get(REPLACES, b"[]"))
     names = frozenset(replaces) if all(isinstance(name, str) for name in replaces) else frozenset[str]()
     try:

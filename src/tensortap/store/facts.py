@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from tensortap.store.catalog import PLAIN_METRICS
 from tensortap.store.queries import metrics
 from tensortap.store.rank_state import recorded
+from tensortap.store.segments import UNREADABLE, check_segment
 from tensortap.store.snapshot import Snapshot
-from tensortap.store.tensor_index import kept_tensors
+from tensortap.store.tensor_index import DamagedTensorError, kept_tensors
 
 _DAMAGED: Final = {".parquet": "damaged_segments", ".arrows": "damaged_tails", ".damaged": "damaged_tails",
                    ".safetensors": "damaged_tensors"}  # fmt: skip
@@ -78,6 +80,21 @@ def damage(snapshot: Snapshot) -> dict[str, str]:
     _ = (snapshot.outlines, snapshot.rank_states, [snapshot.tensor_rows(p) for f in snapshot.tensors for p in f.tails])
     _ = snapshot.tail_rows(snapshot.metrics, PLAIN_METRICS)
     return dict(sorted(snapshot.catalog.damage.items()))
+
+
+def read_to_the_end(snapshot: Snapshot) -> None:
+    """Read every file of a run and verify its checksums, so that `counts` and `damage` tell all there is to tell."""
+    for files in (*snapshot.records, *snapshot.metrics, *snapshot.events):
+        for name in files.segments:
+            try:
+                check_segment(snapshot.files, name)
+            except FileNotFoundError:
+                raise
+            except UNREADABLE as error:
+                snapshot.catalog.mark_damaged(name, error)
+    for kept in kept_tensors(snapshot):
+        with contextlib.suppress(DamagedTensorError):  # it is counted
+            kept.read()
 
 
 def missing_rows(snapshot: Snapshot) -> dict[str, int]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from tensortap.context.events import Event
+from tensortap.errors import RunError
 from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
@@ -121,6 +122,11 @@ class RunFolder:
         try:
             self._sealer.add_orphans(rank)
             self._save_state()
+        except (IsADirectoryError, NotADirectoryError) as error:
+            self._held.close()
+            raise RunError(
+                f"{self} cannot be written: {error}; remove what is in the way, or use another path"
+            ) from error
         except BaseException:
             self._held.close()
             raise

@@ -22,6 +22,7 @@ from tensortap.store.tensors import Stored, array_of_bytes, key_of, write_tensor
 
 REPLACES: Final = b"tensortap.replaces"
 PLACES: Final = b"tensortap.places"
+COLUMNS: Final = b"tensortap.columns"
 STEPS: Final = b"tensortap.steps"
 PLACE: Final = ("site", "port", "slot", "op")
 _ROW_GROUP: Final = 1 << 20
@@ -56,7 +57,7 @@ def segment_writer(path: Path, schema: Any) -> Any:
     names = _leaves(schema)
     split: dict[str, str] = {name: "BYTE_STREAM_SPLIT" for name in _SPLIT if name in names}
     delta = {name: "DELTA_BINARY_PACKED" for name in _DELTA if name in names}
-    return pq.ParquetWriter(
+    writer = pq.ParquetWriter(
         path,
         schema,
         compression="zstd",
@@ -68,6 +69,8 @@ def segment_writer(path: Path, schema: Any) -> Any:
         write_page_index=True,
         write_page_checksum=True,
     )
+    writer.add_key_value_metadata({COLUMNS: json.dumps(schema.names).encode()})  # checksums cover pages, not names
+    return writer
 
 
 UNREADABLE: Final = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 from rich.console import Console, RenderableType
@@ -89,10 +89,15 @@ def head(view: Overview) -> Iterator[Text]:
     if view.first_bad:
         yield Text(_alarm(view, view.first_bad), style=formats.ALARM)
     if counts := facts["counts"]:
-        said = ", ".join(f"{printable(name).replace('_', ' ')} {count}" for name, count in counts.items())
-        yield Text(f"not recorded or went wrong: {said}", style=formats.WARN)
+        yield counts_line(counts)
     if others := [phase for phase in view.run.phases if view.phase and phase != view.phase]:
         yield Text(f"steps of {others[0]} have their own numbers: --phase {others[0]}", style="dim")
+
+
+def counts_line(counts: Mapping[str, int]) -> Text:
+    """Return what was counted in one line."""
+    said = ", ".join(f"{printable(name).replace('_', ' ')} {count}" for name, count in counts.items())
+    return Text(f"not recorded or went wrong: {said}", style=formats.WARN)
 
 
 def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:
