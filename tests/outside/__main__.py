@@ -9,7 +9,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ def main() -> int:
     if asked.list:
         print("\n".join(s.name for s in subjects() if not asked.names or s.name.startswith(tuple(asked.names))))
         return 0
-    results = _results(asked.names, asked.results, asked.again)
+    results, missing = _results(asked)
     if asked.table is not None:
-        asked.table.write_text(table(results), encoding="utf-8")
+        asked.table.write_text(table(results, missing), encoding="utf-8")
     print(summary(results))
     ran = [r for r in results if "excluded" not in r]
     return 0 if ran and sum(not r["failed"] for r in ran) >= 0.99 * len(ran) else 1
@@ -46,26 +46,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", type=Path, help="write the results as Markdown")
     parser.add_argument("--results", type=Path, help="append every result to this file, and go on where it ends")
     parser.add_argument("--again", choices=("excluded", "failed"), help="with --results: run also what was so before")
+    parser.add_argument("--known", action="store_true", help="with --results: run nothing, and report what is there")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="print the names of the subjects")
     return parser
 
 
-def _results(beginnings: Sequence[str], path: Path | None, again: str | None) -> list[dict[str, Any]]:
-    """Run the subjects that have no result in the file yet, and return the results of all that were asked for."""
+def _results(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]]:
+    """Run the subjects that have no result in the file yet; return the results, and the names without one."""
+    path: Path | None = asked.results
     found = {} if path is None or not path.exists() else _read(path)
-    known = {name: result for name, result in found.items() if not (again and result.get(again))}
+    known = {name: result for name, result in found.items() if not (asked.again and result.get(asked.again))}
     with WarmPython(*WARM) as python:
-        names = python.run(["-m", "outside", "--list", *beginnings], patience=PATIENCE).output.split("\n")
+        names = python.run(["-m", "outside", "--list", *asked.names], patience=PATIENCE).output.split("\n")
         names = [name for name in names if "/" in name]
-        for name in names:
+        for name in () if asked.known else names:
             if name not in known:
                 known[name] = _run(python, name)
                 _tell(known[name])
                 if path is not None:
                     with path.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(known[name]) + "\n")
-    return [known[name] for name in names]
+    return [known[name] for name in names if name in known], [name for name in names if name not in known]
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

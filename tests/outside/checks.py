@@ -7,10 +7,12 @@ import dataclasses
 import io
 import math
 import pickle
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -65,6 +67,12 @@ def _note(failed: dict[str, str], promise: str, problem: str) -> None:
         failed[promise] = problem[:300]
 
 
+def _seed(number: int) -> None:
+    torch.manual_seed(number)
+    np.random.seed(number)  # what models draw from
+    random.seed(number)
+
+
 class _Outcome(NamedTuple):
     tensors: Tensors
     left: Mapping[str, Any]  # what the modules have afterwards
@@ -72,7 +80,7 @@ class _Outcome(NamedTuple):
 
 def _outcome(subject: Subject, *, watched: bool) -> _Outcome:
     """Outputs, gradients, weights, buffers and the RNG state after two training steps, or two calls."""
-    torch.manual_seed(0)
+    _seed(0)
     model, batch = subject.make()
     model.train(subject.train)
     tensors: Tensors = {}
@@ -92,7 +100,7 @@ def _steps(subject: Subject, model: nn.Module, batch: Any, into: Tensors, close:
     parameters = [p for p in model.parameters() if p.requires_grad] if subject.train else []
     optimizer = torch.optim.SGD(parameters, lr=1e-3) if parameters else None
     for number in range(STEPS):
-        torch.manual_seed(number)
+        _seed(number)
         output = _call(model, copy.deepcopy(batch), optimizer is not None)
         for name, tensor in _tensors_in(output):
             into[f"step {number} output{name}"] = tensor.detach().clone()
@@ -172,14 +180,14 @@ def _attributes(model: nn.Module) -> dict[str, Any]:
 
 def _unrecorded(subject: Subject) -> str:
     """Hold what was recorded against what our own hooks saw in the same call: every tensor, every value."""
-    torch.manual_seed(0)
+    _seed(0)
     model, batch = subject.make()
     model.eval()
     expected = _expected(model, copy.deepcopy(batch))
-    torch.manual_seed(0)
+    _seed(0)
     model, batch = subject.make()  # anew, for a call may have changed its state
     model.eval()
-    torch.manual_seed(0)
+    _seed(0)
     memory = tt.Memory()
     with tt.watch(model, "**", to=memory) as watching:
         _call(model, copy.deepcopy(batch), False)
@@ -204,7 +212,7 @@ def _expected(model: nn.Module, batch: Any) -> dict[str, list[torch.Tensor]]:
             expected.setdefault(path, []).extend(found)
 
     handles = [module.register_forward_hook(hook) for module in paths]
-    torch.manual_seed(0)
+    _seed(0)
     _call(model, batch, False)
     for handle in handles:
         handle.remove()
@@ -252,7 +260,7 @@ def _wrong(record: tt.Record, tensor: torch.Tensor) -> str:
 
 
 def _pickle_difference(subject: Subject) -> str:
-    torch.manual_seed(0)
+    _seed(0)
     model, _ = subject.make()
     try:
         before, again = _pickled(model), _pickled(model)
@@ -275,7 +283,7 @@ def _pickled(model: nn.Module) -> bytes:
 
 
 def _verify_problem(subject: Subject, notes: dict[str, str], gives: bool) -> str:
-    torch.manual_seed(0)
+    _seed(0)
     model, batch = subject.make()
     model.eval()
     found = tt.verify(model, batch, repeats=1)
