@@ -75,7 +75,7 @@ kills: $(VENV)/.ready  ## 500 times SIGKILL while recording, sealing, resuming, 
 asan: $(VENV)/.ready  ## the tests of the C code under the address and undefined-behaviour sanitizers
 	rm -rf $(VENV)/asan && mkdir -p $(VENV)/asan && cp -r src/tensortap $(VENV)/asan/
 	CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g -O1" \
-	  $(BIN)/python setup.py -q build_ext --build-lib $(VENV)/asan --build-temp $(VENV)/asan/build
+	  $(BIN)/python setup.py -q build_ext --force --build-lib $(VENV)/asan --build-temp $(VENV)/asan/build
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(VENV)/asan OMP_NUM_THREADS=1 \
 	  $(BIN)/python -m pytest -n 0 -k "not environment" $(ASAN_TESTS)

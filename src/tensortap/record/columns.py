@@ -47,6 +47,9 @@ class Columns:
 
     def __init__(self, rows: int, hist: int, dims: int, keys: int) -> None:
         self.header = np.zeros(kernels.HEADER_LENGTH, np.int64)
+        self._counts: memoryview[int] = (
+            memoryview(self.header.data).cast("B").cast("q")
+        )  # read and set sooner than by NumPy
         self.columns: dict[str, Array] = {}
         self.generation = 0
         self.allocated = 0
@@ -55,12 +58,12 @@ class Columns:
     @property
     def rows(self) -> int:
         """How many rows there are."""
-        return int(self.header[ROWS])
+        return self._counts[ROWS]
 
     @property
     def nonfinite(self) -> int:
         """How many rows saw a NaN or an infinity."""
-        return int(self.header[NONFINITE_ROWS])
+        return self._counts[NONFINITE_ROWS]
 
     def __getattr__(self, name: str) -> Array:
         try:

@@ -75,9 +75,11 @@ class _RowFinisher:
         if not table.rows:
             return
         self._fill(step, fired, reasons, prefix)
-        table.tensors = [kept for kept in table.tensors if kept.probe & fired]
+        if table.tensors:
+            table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so numbers that only a later trigger may want are written with it.
-        table.values = [value for value in table.values if value.probe & (fired | waiting)]
+        if table.values:
+            table.values = [value for value in table.values if value.probe & (fired | waiting)]
         if table.pending:
             table.when_copied.append(functools.partial(self._add_quantiles, table, fired))
         else:

@@ -151,21 +151,21 @@ class StepTable(Columns):
         """Take no more rows: a thread that is still reducing a tensor comes too late."""
         with self._lock:  # a step closes often: without `_alone`, whose context manager costs more than this
             self._closed = True
-            self.header[ROW_CAPACITY] = 0
+            self._counts[ROW_CAPACITY] = 0
 
     def reset(self, time: int = 0) -> None:
         """Forget all rows and take new ones; keep the memory."""
-        header = self.header
+        counts = self._counts
         with self._lock:
-            header[ROW_CAPACITY] = 0
+            counts[ROW_CAPACITY] = 0
             self.epoch += 1
-            header[ROWS] = header[HIST] = header[DIMS] = header[NONFINITE_ROWS] = 0
-            header[FIXED_TIME] = time
+            counts[ROWS] = counts[HIST] = counts[DIMS] = counts[NONFINITE_ROWS] = 0
+            counts[FIXED_TIME] = time
             self.columns["calls"].fill(0)
             self.tensors, self.values = [], []
             self.pending, self.when_copied = [], []
             self._closed = False
-            header[ROW_CAPACITY] = len(self.columns["key"])
+            counts[ROW_CAPACITY] = len(self.columns["key"])
 
     def take(self, rows: npt.NDArray[np.intp]) -> StepTable:
         """A table of its own with the chosen rows and what was kept of them."""
@@ -245,6 +245,7 @@ class Names:
         self.parts: dict[Place, Shard] = {}  # which part of a tensor this rank holds, where that is known
         self.words: dict[str, dict[str, int]] = {field: {} for field in (*self.FIELDS, "reason", "phase")}
         self.words["phase"] = {phase: i for i, phase in enumerate(PHASES)}
+        self.size = sum(len(words) for words in self.words.values())  # grows with every new word
         self._keys: dict[Place, int] = {}
         self._codes = np.zeros((len(self.FIELDS), 64), np.int32)
 
@@ -278,4 +279,7 @@ class Names:
 
     def _word(self, field: str, text: str) -> int:
         words = self.words[field]
-        return words.setdefault(text, len(words))
+        new = len(words)
+        known = words.setdefault(text, new)
+        self.size += known == new
+        return known

@@ -78,7 +78,7 @@ class Batches:
     def of(self, step: Step) -> Any:
         """The rows of a step as one `pyarrow.RecordBatch`, valid until the table is used again."""
         table = step.table
-        version = (table.generation, *(len(words) for words in self._names.words.values()))
+        version = (table.generation, self._names.size)
         known = self._bound.get(table)
         if known is None or known[0] != version:
             known = (version, self._bind(table))

@@ -137,6 +137,8 @@ class TorchAdapter(Adapter):
         if step is self._recorder.current:
             self._parameters.record_rest(step)
         self._hooks.collect(step)
+        if not self._observer.leaves:
+            return
         done = [leaf for leaf in self._observer.leaves if leaf.step is step]
         if done:
             self._observer.leaves = [leaf for leaf in self._observer.leaves if leaf.step is not step]

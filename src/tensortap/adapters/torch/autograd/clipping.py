@@ -35,6 +35,8 @@ class Clipping:
 
     def listen(self, listener: ClippingListener, wanted: bool) -> None:
         """Add or remove a listener; doing so again changes nothing."""
+        if wanted == any(known is listener for known in self._listeners):
+            return
         others = tuple(known for known in self._listeners if known is not listener)
         self._listeners = (*others, listener) if wanted else others
         if self._listeners and self._original is None and hasattr(clip_grad, _NAME):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tensortap.adapters.plan import Port
+from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
 from tensortap.select.ports import BUFFER_PORTS
 
@@ -76,14 +76,16 @@ class MemberPorts:
             kind: [MemberPort(port, owners[port.path], f"{port.path}:{kind}") for port in group]
             for kind, group in ports.items()
         }
+        self._bits = {kind: bits_of(group) for kind, group in ports.items()}
+        self._all_bits = bits_of([port for group in ports.values() for port in group])
 
     def are_wanted(self, kind: str, armed: int) -> bool:
         """Return whether an armed probe wants any port of this kind."""
-        return any(armed & member.port.bits for member in self._wanted.get(kind, ()))
+        return armed & self._bits.get(kind, 0) != 0
 
     def any_wanted(self, armed: int) -> bool:
         """Return whether an armed probe wants any of the ports."""
-        return any(self.are_wanted(kind, armed) for kind in self._wanted)
+        return armed & self._all_bits != 0
 
     def parameters(self, kind: str, armed: int, ids: set[int] | None) -> Iterator[tuple[MemberPort, nn.Parameter]]:
         """Yield the wanted ports of a kind with their parameters; with `ids`, only the parameters of these ids.

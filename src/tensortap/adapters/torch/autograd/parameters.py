@@ -75,7 +75,7 @@ class ParameterTaps:
 
     def record_rest(self, step: OpenStep) -> None:
         """End a step: record parameters, gradients and buffers that no optimizer has shown, as they are now."""
-        if step.armed:
+        if self._members.any_wanted(step.armed):
             self._record("param", step, skip=self._recorded)
             self._record("grad", step, skip=self._recorded)
             self._record_buffers(step)

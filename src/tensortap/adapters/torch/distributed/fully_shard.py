@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import distributed, nn
 
+from tensortap.adapters.torch.distributed.world import AVAILABLE
+
 
 class FullyShardedParameters:
     """Read what FSDP2 keeps beside a model's parameters. It does not keep the model alive."""
@@ -20,7 +22,7 @@ class FullyShardedParameters:
     def refresh(self) -> None:
         """Find the sharded modules. They can be there only once a process group is: nothing is walked without one."""
         root = self._root()
-        there = root is not None and distributed.is_available() and distributed.is_initialized()
+        there = root is not None and AVAILABLE and distributed.is_initialized()
         self._groups = [weakref.ref(group) for group in _groups_of(root)] if root is not None and there else []
 
     def pending(self) -> bool:

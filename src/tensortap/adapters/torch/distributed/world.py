@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,12 @@ from torch import distributed
 
 from tensortap.distributed.ranks import World
 
+AVAILABLE: Final = distributed.is_available()  # whether PyTorch was built with it
+
 
 def world() -> World | None:
     """Return this rank and the number of ranks, once there is a process group."""
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not (AVAILABLE and distributed.is_initialized()):
         return None
     return World(distributed.get_rank(), distributed.get_world_size())
 
