@@ -11,7 +11,7 @@ from tensortap.ops import ops
 from tensortap.options import Options
 from tensortap.record.counters import TensortapWarning
 from tensortap.record.step import Record
-from tensortap.reduce.reducers import full, histogram, quantiles, rows, sample, stats, units
+from tensortap.reduce.reducers import content_hash, full, histogram, quantiles, rows, sample, stats, units
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.select.probes import Probe, escalation, probe
 from tensortap.select.triggers import (
@@ -46,8 +46,9 @@ from tensortap.view.terminal.tensor import show_tensor as show
 from tensortap.watch import Tap, tap, watch
 from tensortap.watch_step import watch_step
 
-open = open_run  # the older names, which shadow builtins
+open = open_run  # names that shadow builtins, here only
 print = show
+hash = content_hash
 
 __all__ = [
     "Call",
@@ -93,6 +94,7 @@ __all__ = [
     "following",
     "full",
     "harvest",
+    "hash",
     "histogram",
     "locate_nonfinite",
     "metric",

@@ -10,6 +10,7 @@ import pytest
 
 from tensortap.record.step import summary_of
 from tensortap.record.table import Kept, Names, StepTable, Value
+from tensortap.reduce.content_hash import ABSENT
 from tensortap.reduce.statistics import EMPTY_ROW, NUMBERS, STATISTICS
 from tensortap.reduce.summary import summarize
 from tensortap.types import Place
@@ -114,7 +115,7 @@ def test_rows_computed_elsewhere_are_inserted() -> None:
     table = StepTable(1, 1, 1, 1)
     x = np.random.default_rng(0).normal(size=(3, 5)).astype(np.float32)
     known = summarize(x)
-    row = [known[name] for name in NUMBERS]
+    row = [*(known[name] for name in NUMBERS), ABSENT]
     for i in range(20):
         assert known.hist_offset is not None
         assert table.insert(i, 1, False, F32, x.shape, row, known.hist_offset, known.hist_counts) == i
@@ -155,7 +156,7 @@ def test_threads_fill_one_table() -> None:
 
     def work(key: int) -> None:
         barrier.wait()
-        row = [known[key][name] for name in NUMBERS]
+        row = [*(known[key][name] for name in NUMBERS), ABSENT]
         for i in range(count):
             if i % 10 == 9:
                 counts = known[key].hist_counts

@@ -20,6 +20,7 @@ class ProbeTriggers:
 
     def __init__(self, probes: Sequence[Probe], budget: Budget | None, counters: Counters) -> None:
         self.histogram_probes = sum(probe.histogram << i for i, probe in enumerate(probes))
+        self.hash_probes = sum(probe.hashed << i for i, probe in enumerate(probes))
         self._probes = probes
         self._budget = budget
         self._counters = counters

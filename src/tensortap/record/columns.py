@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from tensortap.record.pending import CopiedRows
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce.statistics import CONDITIONS, NONFINITE, NUMBERS, defined_rows
+from tensortap.reduce.statistics import CONDITIONS, FIELDS, NONFINITE, defined_rows
 
 Array = npt.NDArray[Any]
 
@@ -31,8 +31,8 @@ _CLOSING: Final = (("step", np.int64), ("phase", np.int8), *((name, np.int32) fo
 _COLUMNS: Final = tuple((name, dtype, _LENGTHS.get(name, "rows")) for name, dtype in (*kernels.COLUMNS, *_CLOSING))
 _KIND: Final = {name: kind for name, _, kind in _COLUMNS}
 _MOST_ENTRIES: Final = 2**31 - 1  # Arrow counts list elements in 32 bits
-ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE_ROWS, FIXED_TIME, KEY_CAPACITY = range(
-    len(kernels.HEADER)
+ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE_ROWS, FIXED_TIME, KEY_CAPACITY, HASH_PROBES = (
+    range(len(kernels.HEADER))
 )
 """Where the header has its counters."""
 
@@ -124,7 +124,7 @@ class Columns:
     def fill(self, copied: CopiedRows) -> None:
         """Write the values of rows that were appended without them."""
         rows, values = copied.rows, copied.values
-        for name in NUMBERS:
+        for name in FIELDS:
             self.columns[name][rows] = values[name]
         for name in CONDITIONS:
             np.bitwise_or.at(self.columns[name], rows >> 3, _bit(rows) * defined_rows(name, values))

@@ -139,7 +139,7 @@ def _merged(rows: Doubles) -> dict[str, npt.NDArray[Any]]:
     flat = rows.transpose(1, 0, 2).reshape(ranks * places, len(NUMBERS))
     columns = {name: flat[:, i].copy() for i, name in enumerate(NUMBERS)}
     finite = columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]
-    for name in (s.name for s in REGISTRY if s.defined != "always"):
+    for name in (s.name for s in REGISTRY if s.name in columns and s.defined != "always"):
         columns[name][finite == 0] = np.nan
     return merge_groups(columns, np.arange(places, dtype=np.int64) * ranks) if places else columns
 

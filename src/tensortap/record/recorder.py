@@ -65,6 +65,7 @@ class Recorder:
         self.paused = False
         self._triggers = ProbeTriggers(self.probes, budget, self.counters)
         self.histogram_probes = self._triggers.histogram_probes
+        self.hash_probes = self._triggers.hash_probes
         self._armed_before_mute: int | None = None
         self._clock = clock
         self._numbers = StepNumbers(start)
@@ -193,7 +194,7 @@ class Recorder:
 
     def _open(self, phase: str = "") -> OpenStep:
         with self._lock:
-            table = self._spare.pop() if self._spare else StepTable()
+            table = self._spare.pop() if self._spare else StepTable(hash_probes=self.hash_probes)
             table.reset(self._start_time())
             return OpenStep(table, self._triggers.arm(self._numbers.take(phase), paused=self.paused))
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from tensortap import markup, text
 from tensortap.record.pending import PendingMetrics
 from tensortap.record.table import Kept, Names, StepTable
-from tensortap.reduce.statistics import COLUMNS, NUMBERS
-from tensortap.reduce.summary import Summary, describe
+from tensortap.reduce.statistics import COLUMNS, FIELDS
+from tensortap.reduce.summary import Summary, describe, fields_of
 from tensortap.types import DTYPES, Place
 
-_OF_SUMMARY = frozenset(("dtype", "shape", *NUMBERS, "hist_offset", "hist_counts"))
+_OF_SUMMARY = frozenset(("dtype", "shape", *FIELDS, "hist_offset", "hist_counts"))
 _OF_PLACE = frozenset(Place._fields)
 
 
@@ -152,5 +152,5 @@ def summary_of(table: StepTable, row: int) -> Summary:
         shape=table.shape(row),
         hist_offset=offset,
         hist_counts=counts,
-        **{name: table.columns[name][row].item() for name in NUMBERS},
+        **fields_of(table.columns[name][row].item() for name in FIELDS),
     )

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.distributed.shards import Shard
-from tensortap.record.columns import DIMS, FIXED_TIME, HIST, NONFINITE_ROWS, ROW_CAPACITY, ROWS, Columns
+from tensortap.record.columns import DIMS, FIXED_TIME, HASH_PROBES, HIST, NONFINITE_ROWS, ROW_CAPACITY, ROWS, Columns
 from tensortap.record.pending import HostCopy, PendingRows
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.histogram import BUCKETS
@@ -64,7 +64,7 @@ class StepTable(Columns):
     record_tensor: Callable[..., int]
     """As `record_if_room`, for a framework's tensor: −2 says that it has no dense memory that C can find."""
 
-    def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256) -> None:
+    def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256, hash_probes: int = 0) -> None:
         self.tensors: list[Kept] = []
         self.values: list[Value] = []
         self.pending: list[PendingRows] = []
@@ -76,6 +76,7 @@ class StepTable(Columns):
         self._busy = False
         super().__init__(rows, hist or rows, dims, keys)
         self.header[ROW_CAPACITY] = rows
+        self.header[HASH_PROBES] = hash_probes  # those that ask for the content hash
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +101,7 @@ class StepTable(Columns):
     ) -> int:
         """Reduce the memory at `address` and append its row; the row's index, or −1 when the table is closed."""
         given = (key, probes, want, recomputed, dtype, address, shape, strides)
-        return self._with_room(lambda: self.record_if_room(*given), key, len(shape), BUCKETS if want else 0)
+        return self._with_room(lambda: self.record_if_room(*given), key, len(shape), BUCKETS if want & 1 else 0)
 
     def record_many(self, entries: Array, tensors: tuple[Any, ...], first: int) -> int:
         """Record PyTorch tensors in one call; return the first that the kernel left. See `kernels.record_many`."""

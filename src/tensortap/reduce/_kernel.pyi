@@ -20,6 +20,7 @@ def reduce(
     dtype: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
+    hash: bool = False,
     /,
 ) -> tuple[int, int]: ...
 def record(

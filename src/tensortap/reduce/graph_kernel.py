@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
+from tensortap.reduce.content_hash import ABSENT
 from tensortap.reduce.numpy_moments import Moments, finished
 
 COUNTS: Final = ("nan", "posinf", "neginf", "zeros", "finite")
@@ -86,7 +87,9 @@ def reduce_in_graph(ops: Operations, v: Any, scale: Scale | None = None) -> Grap
     return GraphValues([*map(ops.count, counts), number], moments)
 
 
-def row_from_graph(counts: Iterable[Any], moments: Iterable[Any], power: int = 0) -> tuple[float, ...]:
+def row_from_graph(
+    counts: Iterable[Any], moments: Iterable[Any], power: int = 0, content: int = ABSENT
+) -> tuple[float, ...]:
     """A row of `statistics.ROW` from the numbers that a graph gave, scaled by two to the `power`."""
     nan, posinf, neginf, zeros, finite = map(int, counts)
     low, high, mean, m2, l1, skewness, kurtosis = map(float, moments)
@@ -96,7 +99,7 @@ def row_from_graph(counts: Iterable[Any], moments: Iterable[Any], power: int = 0
         n=finite, nan=nan, posinf=posinf, neginf=neginf, zeros=zeros, min=low, max=high, mean=mean,
         m2=m2, m3=m3, m4=m4, l1=l1,
     )  # fmt: skip
-    return (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *finished(found, found, power))
+    return (finite + nan + posinf + neginf, nan, posinf, neginf, zeros, *finished(found, found, power), content)
 
 
 def merge_in_graph(ops: Operations, n: Any, parts: Sequence[Any]) -> list[Any]:

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from tensortap.reduce import numpy_kernel
-from tensortap.reduce.statistics import CONDITIONS, NUMBERS, REGISTRY, ROW
+from tensortap.reduce.statistics import CONDITIONS, FIELDS, REGISTRY, ROW
 
 try:
     from tensortap.reduce import _kernel
 except ImportError:
     _kernel = None  # type: ignore[assignment]
-if _kernel is not None and getattr(_kernel, "STATISTICS", None) != NUMBERS:
+if _kernel is not None and getattr(_kernel, "STATISTICS", None) != FIELDS:
     _kernel = None  # type: ignore[assignment]  # built from other sources: its rows have another layout
 
 # A step table's header: these counters, room for more, then the address of each column in this order.
 HEADER: Final = (
     "rows", "row_capacity", "hist_used", "hist_capacity", "dims_used", "dims_capacity", "nonfinite", "fixed_time",
-    "key_capacity",
+    "key_capacity", "hash_probes",
 )  # fmt: skip
 FIRST_POINTER: Final = 16
 COLUMNS: Final = (
@@ -78,7 +78,7 @@ def _numpy_record(*args: Any) -> int:
 
 
 reduce = _numpy_reduce if ACTIVE == "numpy" else _kernel.reduce
-"""`reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)`.
+"""`reduce(row_address, hist_address, address, dtype, shape, strides, hash=False) -> (hist_offset, hist_length)`.
 
 Writes a `ROW` and, unless `hist_address` is 0, up to `buckets.BUCKETS` uint32 counts; a length of -1 says that no
 histogram was taken. `strides` are in bytes; None means one dense run.
@@ -88,7 +88,7 @@ record = _numpy_record if ACTIVE == "numpy" else _kernel.record
 """`record(bound, key, probes, want, recomputed, dtype, address, shape, strides) -> row`.
 
 Reduces and appends a row to the step table that `bind` was given; -1, with nothing written, says that the table has
-to grow first. Bit 1 of `want` asks for the histogram.
+to grow first. Bit 1 of `want` asks for the histogram; the table's header says which probes ask for the hash.
 """
 
 record_tensor = numpy_kernel.record_tensor if ACTIVE == "numpy" else _kernel.record_tensor

@@ -10,10 +10,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.reduce.content_hash import ABSENT, hash_of_bytes
 from tensortap.reduce.histogram import BUCKETS
-from tensortap.reduce.numpy_memory import chunks, plan
+from tensortap.reduce.numpy_memory import chunks, logical_bytes, plan
 from tensortap.reduce.numpy_moments import Moments, chunk_moments, finished, scale_power
-from tensortap.reduce.statistics import CONDITIONS, NONFINITE, NUMBERS, ROW, defined_rows
+from tensortap.reduce.statistics import CONDITIONS, FIELDS, NONFINITE, ROW, defined_rows
 from tensortap.types import DTYPES
 
 Array = npt.NDArray[Any]
@@ -86,7 +87,7 @@ def _check(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int,
 
 
 def _row(
-    address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, histogram: bool
+    address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, histogram: bool, hashed: bool
 ) -> tuple[tuple[Any, ...], int, Array | None]:
     """The values of a row, and the histogram's offset and counts (None when it is absent)."""
     _check(address, dtype, shape, strides)
@@ -101,7 +102,8 @@ def _row(
             power = scale_power(dtype, m)
             scaled = _moments(base, dtype, runs, power, None) if power else m
     offset, counts = trimmed(tables) if tables is not None else (0, None)
-    return (numel, m.nan, m.posinf, m.neginf, m.zeros, *finished(m, scaled, power)), offset, counts
+    content = hash_of_bytes(logical_bytes(address, dtype, shape, strides)) if hashed else ABSENT
+    return (numel, m.nan, m.posinf, m.neginf, m.zeros, *finished(m, scaled, power), content), offset, counts
 
 
 def reduce(
@@ -111,11 +113,12 @@ def reduce(
     dtype: int,
     shape: tuple[int, ...],
     strides: tuple[int, ...] | None,
+    hash: bool = False,
 ) -> tuple[int, int]:
     """Write the row at `row_address` and the buckets at `hist_address` (0: none); return their offset and number."""
     if not row_address:
-        raise ValueError(f"row_address is 0; it must point to room for {len(NUMBERS)} eight-byte values")
-    row, offset, counts = _row(address, dtype, shape, strides, bool(hist_address))
+        raise ValueError(f"row_address is 0; it must point to room for {len(FIELDS)} eight-byte values")
+    row, offset, counts = _row(address, dtype, shape, strides, bool(hist_address), hash)
     values = np.array(row, ROW)
     ctypes.memmove(row_address, values.ctypes.data, values.nbytes)
     if counts is None:
@@ -125,7 +128,8 @@ def reduce(
     return offset, counts.size
 
 
-_HEADER: Final = ("rows", "row_capacity", "hist", "hist_capacity", "dims", "dims_capacity", "nonfinite", "time", "keys")
+_HEADER: Final = ("rows", "row_capacity", "hist", "hist_capacity", "dims", "dims_capacity", "nonfinite", "time", "keys",
+                  "hash_probes")  # fmt: skip
 _AT: Final = {name: i for i, name in enumerate(_HEADER)}
 
 
@@ -166,7 +170,7 @@ def append(
     """Append a row of known values (a `statistics.ROW`, or its numbers); its index, or -1 when the table is full."""
     if not _has_room(table.header, key, len(shape), 0 if hist_counts is None else len(hist_counts)):
         return -1
-    values = dict(zip(NUMBERS, row.item() if isinstance(row, np.void) else tuple(row), strict=True))
+    values = dict(zip(FIELDS, row.item() if isinstance(row, np.void) else tuple(row), strict=True))
     header = table.header
     i, call, nonfinite = int(header[_AT["rows"]]), 2 * key + bool(recomputed), sum(values[name] for name in NONFINITE)
     table.key[i], table.call[i], table.seq[i] = key, table.calls[call], i
@@ -203,7 +207,8 @@ def record(
     begin = time.perf_counter_ns()
     if key < 0:
         raise ValueError(f"key is negative: {key}")
-    row, offset, counts = _row(address, dtype, shape, strides, bool(want & 1))
+    hashed = bool(probes & int(table.header[_AT["hash_probes"]]))
+    row, offset, counts = _row(address, dtype, shape, strides, bool(want & 1), hashed)
     if not _has_room(table.header, key, len(shape), 0 if counts is None else len(counts)):
         return -1
     i = append(table, key, probes, recomputed, dtype, shape, row, offset, counts)

@@ -69,6 +69,19 @@ def _view(address: int, dtype: int, runs: list[tuple[int, int]]) -> Array:
     return view
 
 
+def logical_bytes(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Array:
+    """The bytes of the elements in C order, whatever the order of storage."""
+    raw, size = _RAW[dtype], math.prod(shape)
+    if not size:
+        return np.zeros(0, np.uint8)
+    if strides is None:
+        return _view(address, dtype, [(size, raw.itemsize)]).view(np.uint8)
+    below = sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True) if stride < 0)
+    span = sum((length - 1) * abs(stride) for length, stride in zip(shape, strides, strict=True)) + raw.itemsize
+    memory: Any = (ctypes.c_char * span).from_address(address + below)
+    return np.ndarray(shape, raw, memory, -below, strides).reshape(-1).view(np.uint8)
+
+
 def _magnitude64(z: Array) -> Array:
     re, im = z.real.astype(np.float64), z.imag.astype(np.float64)
     size: Array = np.sqrt(re * re + im * im)

@@ -1,4 +1,4 @@
-"""What to keep of a tensor: statistics, histogram, quantiles, a sample, rows, all of it, units, your own number."""
+"""What to keep of a tensor: statistics, histogram, hash, quantiles, a sample, rows, all, units, your own number."""
 
 from __future__ import annotations
 
@@ -51,6 +51,11 @@ class Stats(_Described):
 @dataclass(frozen=True, slots=True)
 class Histogram(_Described):
     """The complete float-bit histogram."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hash(_Described):
+    """The content hash."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class Custom(_Described):
         return {"kind": "custom", "name": self.name}
 
 
-Reducer = Stats | Histogram | Quantiles | Sample | Rows | Full | Units | Custom
+Reducer = Stats | Histogram | Hash | Quantiles | Sample | Rows | Full | Units | Custom
 
 
 def stats() -> Stats:
@@ -155,6 +160,11 @@ def stats() -> Stats:
 def histogram() -> Histogram:
     """Keep the complete histogram, from which quantiles can be derived later."""
     return Histogram()
+
+
+def content_hash() -> Hash:
+    """Keep 64 bits that tell whether two tensors are equal to the last bit, whatever their strides."""
+    return Hash()
 
 
 def quantiles(*at: float) -> Quantiles:
@@ -208,18 +218,21 @@ def _as_reducer(item: Any) -> Reducer:
     if isinstance(item, Reducer):
         return item
     if item in _FACTORIES:
-        raise ProbeError(f"keep={item.__name__} is the function itself; call it: keep={_FACTORIES[item]}")
+        raise ProbeError(
+            f"keep={_FACTORIES[item].partition('(')[0]} is the function itself; call it: keep={_FACTORIES[item]}"
+        )
     if callable(item):
         return Custom(item, getattr(item, "__name__", type(item).__name__))
     raise ProbeError(
-        f"cannot keep {item!r}; keep= takes stats(), histogram(), quantiles(...), sample(n), rows([...]), full(), "
-        "units() or a function of the tensor"
+        f"cannot keep {item!r}; keep= takes stats(), histogram(), hash(), quantiles(...), sample(n), rows([...]), "
+        "full(), units() or a function of the tensor"
     )
 
 
 _FACTORIES: dict[Any, str] = {
     stats: "stats()",
     histogram: "histogram()",
+    content_hash: "hash()",
     quantiles: "quantiles(0.05, 0.5, 0.95)",
     sample: "sample(256)",
     rows: "rows([0, 2])",

@@ -15,9 +15,11 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.reduce.content_hash import ABSENT
+
 Array = npt.NDArray[Any]
-Merge = Literal["sum", "min", "max", "norm", "moment"]
-Defined = Literal["always", "finite", "spread"]
+Merge = Literal["sum", "min", "max", "norm", "moment", "none"]
+Defined = Literal["always", "finite", "spread", "hashed"]
 Scale = Literal["linear", "log"]
 Bound = Literal["moment", "extreme", "sum", "norm"]
 
@@ -40,17 +42,19 @@ class RowValues:
     absmax: float
     skewness: float
     kurtosis: float
+    hash: int | None = None
 
 
 class Statistic(NamedTuple):
     """One statistic.
 
-    `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py).
-    `defined` says when there is a value; otherwise it is NaN in memory and null in files. `finite` needs a finite
-    element, `spread` two that differ. `scale` is how a heat map draws it; None leaves it out of the viewer's list.
-    `bound` says how far it can move when every element moves within a tolerance, so that two runs can be compared by
-    it (diff/metrics.py); None leaves it out of comparisons. `derive` gives the column of runs that were written before
-    the statistic existed, from the columns `sources`; without it their column is null.
+    `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py), `none`
+    has no value for rows in no known order. `defined` says when there is a value; otherwise it is NaN in memory (of a
+    hash `ABSENT`) and null in files. `finite` needs a finite element, `spread` two that differ, `hashed` that it was
+    asked for. `scale` is how a heat map draws it; None leaves it out of the viewer's list. `bound` says how far it can
+    move when every element moves within a tolerance, so that two runs can be compared by it (diff/metrics.py); None
+    leaves it out of comparisons. `derive` gives the column of runs that were written before the statistic existed, from
+    the columns `sources`; without it their column is null.
     """
 
     name: str
@@ -73,7 +77,7 @@ class Statistic(NamedTuple):
     @property
     def is_count(self) -> bool:
         """Whether it is a whole number of elements."""
-        return self.dtype is np.int64
+        return self.dtype is np.int64 and self.merge == "sum"
 
 
 _I, _F = np.int64, np.float64
@@ -100,13 +104,17 @@ REGISTRY: Final = (
               "their third standardized moment", scale="linear"),
     Statistic("kurtosis", _F, "moment", "spread", "kurtosis",
               "their fourth standardized moment, 3 for a normal distribution", scale="log"),
+    Statistic("hash", _I, "none", "hashed", "content hash",
+              "the content hash: CRC-64/XZ of all elements' bytes in C order, as a signed number"),
 )  # fmt: skip
 
 BY_NAME: Final[Mapping[str, Statistic]] = {statistic.name: statistic for statistic in REGISTRY}
-NUMBERS: Final = tuple(BY_NAME)
+FIELDS: Final = tuple(BY_NAME)
 """The names of all statistics, in the order of a row."""
+NUMBERS: Final = tuple(s.name for s in REGISTRY if s.merge != "none")
+"""Those that are numbers: they can be drawn, compared and merged."""
 COUNTS: Final = tuple(s.name for s in REGISTRY if s.is_count and s.name != "numel")
-STATISTICS: Final = tuple(s.name for s in REGISTRY if not s.is_count)
+STATISTICS: Final = tuple(s.name for s in REGISTRY if s.dtype is np.float64)
 NONFINITE: Final = ("nan", "posinf", "neginf")
 CONDITIONS: Final[tuple[Defined, ...]] = tuple(dict.fromkeys(s.defined for s in REGISTRY if s.defined != "always"))
 """The conditions under which some statistics have no value. A table keeps a bitmap for each."""
@@ -116,7 +124,7 @@ ROW: Final = np.dtype([(statistic.name, statistic.dtype) for statistic in REGIST
 
 COLUMNS: Final = (
     "step", "phase", "rank", "site", "port", "slot", "call", "seq", "op", "dtype", "shape",
-    *NUMBERS,
+    *FIELDS,
     "hist_offset", "hist_counts", "reason", "recomputed", "time",
 )  # fmt: skip
 """The columns of one record, in order: a contract with everyone who reads a run."""
@@ -129,7 +137,8 @@ def defined_rows(condition: Defined, rows: Any) -> Array:
     [True, False]
     """
     example = next(statistic.name for statistic in REGISTRY if statistic.defined == condition)
-    present: Array = ~np.isnan(rows[example])
+    values = rows[example]
+    present: Array = values != ABSENT if BY_NAME[example].dtype is np.int64 else ~np.isnan(values)
     return present
 
 
@@ -143,8 +152,12 @@ def with_sources(columns: Iterable[str]) -> list[str]:
 
 def row_without_values(numel: int) -> tuple[float, ...]:
     """The row of a tensor that has a shape but no values: no counts, and everything else undefined."""
-    return (numel, *(0 if statistic.is_count else math.nan for statistic in REGISTRY[1:]))
+    return (numel, *(0 if s.is_count else _undefined(s) for s in REGISTRY[1:]))
 
 
-EMPTY_ROW: Final = tuple(0 if s.is_count else 0.0 if s.defined == "always" else math.nan for s in REGISTRY)
+def _undefined(statistic: Statistic) -> float:
+    return ABSENT if statistic.dtype is np.int64 else math.nan
+
+
+EMPTY_ROW: Final = tuple(0 if s.is_count else 0.0 if s.defined == "always" else _undefined(s) for s in REGISTRY)
 """The row of a tensor without elements."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from tensortap import markup, text
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.buffers import buffer_of
-from tensortap.reduce.statistics import NUMBERS, ROW, RowValues
+from tensortap.reduce.content_hash import ABSENT
+from tensortap.reduce.statistics import FIELDS, ROW, RowValues
 from tensortap.types import DTYPES
 
 _SHORT = {d.name: d.short for d in DTYPES}
@@ -81,7 +82,13 @@ class Summary(RowValues, Mapping[str, Any]):
         return markup.page(*_lines(self))
 
 
-_NAMES = ("dtype", "shape", *NUMBERS, "hist_offset", "hist_counts")
+def fields_of(row: Iterable[Any]) -> dict[str, Any]:
+    """The statistics of a row by name; a hash that was not asked for is None."""
+    known = dict(zip(FIELDS, row, strict=True))
+    return known | {"hash": None if known["hash"] == ABSENT else known["hash"]}
+
+
+_NAMES = ("dtype", "shape", *FIELDS, "hist_offset", "hist_counts")
 
 
 def describe(summary: Summary) -> str:
@@ -121,14 +128,14 @@ def _lines(summary: Summary) -> list[str]:
     ]
 
 
-def summarize(value: Any, *, histogram: bool = True) -> Summary:
+def summarize(value: Any, *, histogram: bool = True, hash: bool = False) -> Summary:
     """The statistics and histogram of any array, tensor, list or number, in one pass over its memory.
 
     >>> print(summarize(np.arange(8, dtype=np.float32)))
     [8] f32 mean 3.5 std 2.29 min 0 max 7 zeros 12.5% nan 0 ▅▅▅▅▄▄▄█
 
     Works for NumPy, PyTorch, TensorFlow and JAX values; complex numbers are taken by magnitude, quantised and
-    sparse tensors by their values.
+    sparse tensors by their values. `hash=True` adds the content hash, which tells apart what differs in any bit.
     """
     buffer = buffer_of(value)
     row = np.zeros(1, ROW)
@@ -140,11 +147,12 @@ def summarize(value: Any, *, histogram: bool = True) -> Summary:
         buffer.dtype,
         buffer.shape,
         buffer.strides,
+        hash,
     )
     return Summary(
         dtype=DTYPES[buffer.dtype].name,
         shape=buffer.shape,
-        **dict(zip(NUMBERS, row[0].item(), strict=True)),
+        **fields_of(row[0].item()),
         hist_offset=offset if length >= 0 else None,
         hist_counts=counts[:length].copy() if length >= 0 else None,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tensortap.errors import ProbeError
-from tensortap.reduce.reducers import Custom, Histogram, Keeper, Quantiles, Reducer, as_reducers
+from tensortap.reduce.reducers import Custom, Hash, Histogram, Keeper, Quantiles, Reducer, as_reducers
 from tensortap.select.sites import Candidate, Pattern
 from tensortap.select.triggers import Trigger, as_trigger, following, nonfinite
 from tensortap.types import Call
@@ -33,6 +33,11 @@ class Probe:
     def histogram(self) -> bool:
         """Whether the histogram is needed for what is kept."""
         return any(isinstance(r, (Histogram, Quantiles)) for r in self.keep)
+
+    @property
+    def hashed(self) -> bool:
+        """Whether the content hash is kept."""
+        return any(isinstance(r, Hash) for r in self.keep)
 
     @property
     def quantiles(self) -> tuple[float, ...]:

@@ -271,6 +271,7 @@ def _record(row: dict[str, Any]) -> Record:
     known: dict[str, Any] = {name: float("nan") if row[name] is None else row[name] for name in _OF_SUMMARY}
     summary = Summary(
         shape=tuple(row["shape"] or ()),
+        hash=row["hash"],
         hist_offset=row["hist_offset"],
         hist_counts=None if row["hist_counts"] is None else np.array(row["hist_counts"], np.uint32),
         **known,

@@ -41,7 +41,7 @@ RECORDS: Final = pa.schema(
         ("op", _WORD),
         ("dtype", _SMALL_WORD),
         ("shape", pa.list_(pa.int64())),
-        *((statistic.name, pa.int64() if statistic.is_count else pa.float64()) for statistic in REGISTRY),
+        *((statistic.name, pa.int64() if statistic.dtype is np.int64 else pa.float64()) for statistic in REGISTRY),
         ("hist_offset", pa.int32()),
         ("hist_counts", pa.list_(pa.uint32())),
         ("reason", _WORD),

@@ -42,6 +42,20 @@ def test_the_row_is_the_hosts(name, memory):
     assert KINDS == ["kernel and histogram"]
 
 
+@pytest.mark.parametrize("on_host", [True, False])
+def test_hashes(on_host, memory, monkeypatch):
+    """The content hash is taken inside the step, by the kernel and by XLA, where a probe keeps it."""
+    monkeypatch.setattr(rows, "ON_HOST", on_host)
+    probes = [tt.probe(f"x/{name}", keep=keep) for name, keep in (("a", [tt.hash(), tt.histogram()]), ("b", tt.hash()))]
+    with tt.watch_step(lambda a, b: tt.tap(a, "x/a").sum() + tt.tap(b.T, "x/b").sum(), *probes, to=memory) as watched:
+        given = jnp.linspace(-1, 1, 999), jnp.asarray(ARRAYS["bfloat16"] if "bfloat16" in ARRAYS else np.ones((3, 4)))
+        watched(*given)
+    found = {record["site"]: record for record in memory.records}
+    assert found["x/a"]["hash"] == tt.summarize(np.asarray(given[0]), hash=True).hash
+    assert found["x/b"]["hash"] == tt.summarize(np.asarray(given[1].T), hash=True).hash
+    assert found["x/b"]["hist_counts"] is None is not found["x/a"]["hist_counts"]
+
+
 @pytest.mark.parametrize("name", [d.name for d in DTYPES])
 def test_every_type(name, memory):
     """All types that JAX has."""

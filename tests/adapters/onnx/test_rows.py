@@ -46,9 +46,9 @@ def asked(monkeypatch):
     asked = []
     instrumented = OnnxGraph.instrumented_session
 
-    def noted(self, names, rows=()):
+    def noted(self, names, rows=(), hashed=()):
         asked.append((list(names), dict(rows)))
-        return instrumented(self, names, dict(rows))
+        return instrumented(self, names, dict(rows), hashed)
 
     monkeypatch.setattr(OnnxGraph, "instrumented_session", noted)
     return asked
@@ -142,6 +142,23 @@ def test_channels_in_blocks():
         assert np.array_equal(record["hist_counts"], expected["hist_counts"])
         for rounded in ("mean", "std", "l1", "l2"):
             assert record[rounded] == pytest.approx(expected[rounded], rel=1e-6)
+    memory, tap = watched(net, tt.probe("relu?", keep=tt.hash()))
+    with tap:
+        net.run(None, feed)
+    hashes = {name: tt.summarize(array, hash=True).hash for name, array in elements.items()}
+    assert {name.partition(":")[0]: record["hash"] for name, record in records(memory).items()} == hashes
+
+
+@pytest.mark.parametrize("keep", [[tt.hash()], [tt.hash(), tt.histogram()]])
+def test_hashes(keep):
+    """The content hash is taken inside the graph, with a histogram or without."""
+    array = RNG.normal(size=(700, 300)).astype(np.float32)
+    net = twice([None, 300])
+    memory, tap = watched(net, tt.probe("inside", keep=keep))
+    with tap:
+        net.run(None, {"x": array})
+    record = records(memory)["inside:output"]
+    assert record["hash"] == tt.summarize(array, hash=True).hash and (record["hist_counts"] is None) == (len(keep) == 1)
 
 
 @pytest.mark.filterwarnings("ignore:.*inside If, Loop or Scan nodes:tensortap.TensortapWarning")

@@ -37,12 +37,13 @@ def available() -> bool:
     return True
 
 
-def row_of(value: Any, histogram: bool) -> ExportedArrays:
+def row_of(value: Any, histogram: bool, hashed: bool) -> ExportedArrays:
     """Return the words of a tensor's row (in the step)."""
     kind = "kernel and histogram" if histogram else "kernel"
     varying: Any = getattr(jax.typeof(value), "vma", ())  # over devices, within `shard_map`
     result = jax.ShapeDtypeStruct((WORDS[kind],), np.uint32, **({"vma": varying} if varying else {}))
-    return ExportedArrays(kind, (jax.ffi.ffi_call(_NAME, result)(value, dtype=np.int32(DTYPE_CODE[str(value.dtype)])),))
+    about = {"dtype": np.int32(DTYPE_CODE[str(value.dtype)]), "hash": np.int32(hashed)}
+    return ExportedArrays(kind, (jax.ffi.ffi_call(_NAME, result)(value, **about),))
 
 
 def packed(values: Sequence[ExtractedValue], arrays: Sequence[Any]) -> list[Any]:

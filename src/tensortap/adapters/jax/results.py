@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from tensortap.adapters.jax.selection import JaxSelection
 from tensortap.adapters.jax.tag import Mark
 from tensortap.record.recorder import OpenStep
 from tensortap.reduce import graph_rows
-from tensortap.types import DTYPE_CODE
+from tensortap.types import DTYPE_CODE, DTYPES
 
 
 class PendingResults:
@@ -79,8 +80,9 @@ class PendingResults:
         elif value.kind in kernel.WORDS:
             array = graph_rows.read(arrays[0], DTYPE_CODE[value.dtype], value.shape)
         else:
-            row, offset, counts = rows.read(tuple(arrays), int(np.prod(value.shape, dtype=np.int64)))
-            array = graph_rows.Reduced(row, offset, counts, DTYPE_CODE[value.dtype], value.shape)
+            numel, code = math.prod(value.shape), DTYPE_CODE[value.dtype]
+            row, offset, counts = rows.read(tuple(arrays), numel, numel * DTYPES[code].itemsize)
+            array = graph_rows.Reduced(row, offset, counts, code, value.shape)
         if value.kind != "raw" and point.keeping & step.armed:
             self._observer.recorder.counters.add("large_tensors")
         self._observer.take(point, array, step, value.recomputed)

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
+from tensortap.adapters.jax.hashing import hash_in_graph
+from tensortap.reduce.content_hash import ABSENT, finished
 from tensortap.reduce.graph_kernel import reduce_in_graph, row_from_graph
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_kernel import trimmed
@@ -27,13 +29,14 @@ _PIECE: Final = 4096
 _NO_BUCKET: Final = BUCKETS  # zeros and what is not finite
 
 
-def row_of(value: Any, histogram: bool) -> tuple[Any, ...]:
-    """Return counts, ends, moments, the power of two that scales the moments, and a histogram if wanted."""
+def row_of(value: Any, histogram: bool, hashed: bool) -> tuple[Any, ...]:
+    """Return counts, ends and moments, the power of two that scales them, linear hash and histogram if wanted."""
     v = _real(value).reshape(-1)
     if not v.size:
         v = jnp.full(1, jnp.nan, v.dtype)  # its numbers are not read
     counts, moments, power = _moments(v)
-    return (counts, moments, power, _buckets(v)) if histogram else (counts, moments, power)
+    linear = hash_in_graph(value) if hashed else jnp.zeros(0, jnp.uint32)
+    return (counts, moments, power, linear, _buckets(v)) if histogram else (counts, moments, power, linear)
 
 
 def _real(value: Any) -> Any:
@@ -116,10 +119,11 @@ def _cut(v: Any) -> Any:
     return jnp.where(jnp.isinf(cut), jnp.copysign(largest, cut), cut)
 
 
-def read(arrays: tuple[npt.NDArray[Any], ...], numel: int) -> tuple[Any, int, Any]:
+def read(arrays: tuple[npt.NDArray[Any], ...], numel: int, nbytes: int) -> tuple[Any, int, Any]:
     """Return, on the host, a row as tables hold it, the offset and the counts of the histogram (None without one)."""
     if not numel:
-        return EMPTY_ROW, 0, np.zeros(0, np.uint32) if len(arrays) > 3 else None
-    counts, moments, power = arrays[:3]
-    row = row_from_graph(counts, moments, int(power))
-    return row, *(trimmed(arrays[3]) if len(arrays) > 3 else (0, None))
+        return EMPTY_ROW, 0, np.zeros(0, np.uint32) if len(arrays) > 4 else None
+    counts, moments, power, linear = arrays[:4]
+    content = finished(int(linear[0]) | int(linear[1]) << 32, nbytes) if linear.size else ABSENT
+    row = row_from_graph(counts, moments, int(power), content)
+    return row, *(trimmed(arrays[4]) if len(arrays) > 4 else (0, None))

@@ -83,6 +83,11 @@ class JaxSelection:
             return "raw"
         return "histogram" if port.bits & self._recorder.histogram_probes else "row"
 
+    def wants_hash(self, mark: Mark) -> bool:
+        """Return whether a probe keeps the content hash of what a mark stands for."""
+        port = self.port(mark)
+        return port is not None and bool(port.bits & self._recorder.hash_probes)
+
 
 def export(selections: Mapping[int, JaxSelection]) -> Any:
     """Return the function that exports a value from a step, for all taps (by number) that want it."""
@@ -91,8 +96,9 @@ def export(selections: Mapping[int, JaxSelection]) -> Any:
         ways = {selections[m.tap].export_kind(value, m, looping) for m in marks if m.tap in selections}
         if "raw" in ways:
             return ExportedArrays("raw", (value,))
+        hashed = any(selections[m.tap].wants_hash(m) for m in marks if m.tap in selections)
         if rows.ON_HOST and jax.default_backend() == "cpu" and kernel.available():
-            return kernel.row_of(value, "histogram" in ways)
-        return ExportedArrays("row", rows.row_of(value, "histogram" in ways))
+            return kernel.row_of(value, "histogram" in ways, hashed)
+        return ExportedArrays("row", rows.row_of(value, "histogram" in ways, hashed))
 
     return choose

@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,12 @@ _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, whic
 _RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _WEIGHTS: Final = "weights.bin"
 _DOMAIN: Final = "tensortap"  # of the operators in _kernel_onnx.h
+_OPERATORS: Final = {  # by whether a histogram and a hash are wanted (csrc/onnx.h)
+    (False, False): "Row",
+    (True, False): "RowAndHistogram",
+    (False, True): "RowAndHash",
+    (True, True): "RowHistogramAndHash",
+}
 _DUMPED: Final = "session.optimized_model_external_initializers_file_name"
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
 _GONE: Final = (
@@ -137,18 +143,21 @@ class OnnxGraph:
         """Whether any node draws numbers, so that one run more or less changes those that follow."""
         return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
 
-    def instrumented_session(self, names: Sequence[str], rows: Mapping[str, bool] = MappingProxyType({})) -> Any:
+    def instrumented_session(
+        self, names: Sequence[str], rows: Mapping[str, bool] = MappingProxyType({}), hashed: Collection[str] = ()
+    ) -> Any:
         """Return a session that runs the same nodes and outputs more tensors.
 
-        Of the tensors in `rows` it outputs the rows, with histograms where True, under `row_of(name)`.
+        Of the tensors in `rows` it outputs the rows, with histograms where True, under `row_of(name)`; with the content
+        hash of those in `hashed`, which are read in logical order.
         """
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        sources = {name: self._blocks.unordered(name) for name in rows}
+        sources = {name: name if name in hashed else self._blocks.unordered(name) for name in rows}
         plain = [*names, *(name for name, source in sources.items() if name == source)]
         model.graph.node.extend(self._blocks.reorders(dict.fromkeys(plain)))
         for name, histogram in rows.items():
-            kind = "RowAndHistogram" if histogram else "Row"
+            kind = _OPERATORS[histogram, name in hashed]
             model.graph.node.append(onnx.helper.make_node(kind, [sources[name]], [row_of(name)], domain=_DOMAIN))
         known = {output.name for output in model.graph.output}
         given = [*(name for name in names if name not in known), *map(row_of, rows)]

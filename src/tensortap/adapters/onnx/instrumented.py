@@ -62,7 +62,7 @@ class InstrumentedSession:
         self._root = root
         self._bits = bits_of(port for site in (*sites, root) for port in (*site.inputs, *site.outputs))
         recorder = observer.recorder
-        self._histograms = recorder.histogram_probes
+        self._histograms, self._hashes = recorder.histogram_probes, recorder.hash_probes
         self._elements = -1 if isinstance(observer, ArrayCatcher) else recorder.elements.probes
         self._session: Any = None
         self._names: list[str] = []  # of the tensors that it gives as they are
@@ -130,7 +130,9 @@ class InstrumentedSession:
         rows = {name: bool(bits & self._histograms) for name, bits in made.items() if not bits & self._elements}
         if rows and self._graph.can_reduce:
             with contextlib.suppress(UnsupportedError):  # something there is not a tensor
-                self._session = self._graph.instrumented_session([name for name in made if name not in rows], rows)
+                hashed = [name for name in rows if made[name] & self._hashes]
+                others = [name for name in made if name not in rows]
+                self._session = self._graph.instrumented_session(others, rows, hashed)
                 self._rows = rows
         if self._session is None:
             self._session = self._graph.instrumented_session([*made])

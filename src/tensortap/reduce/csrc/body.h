@@ -268,9 +268,15 @@ static void L(count_buckets)(Workspace *w, const uint32_t *x, int n, int track)
 static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t end, Moments *total)
 {
     Chunk chunk = {.pivot = UNKNOWN, .together = EMPTY, .apart = EMPTY};
+    uint64_t hash = 0;
     for (; begin < end; begin += BLOCK) {
         const int n = end - begin < BLOCK ? (int)(end - begin) : BLOCK;
+        const size_t bytes = (size_t)n * (size_t)item_size[p->dtype];
+        if (p->hash && p->logical)
+            hash = p->hash(hash, fetch(p->logical, w, begin, n), bytes);
         const void *raw = fetch(p, w, begin, n);
+        if (p->hash && !p->logical)
+            hash = p->hash(hash, raw, bytes);
         if (is_single[p->dtype]) {
             const float *x = L(as_float)(w, p->dtype, raw, n);
             JOIN(L(add_block), f32)(w, x, n, &chunk);
@@ -292,6 +298,7 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
         }
     }
     *total = chunk_moments(&chunk);
+    total->hash = hash;
 }
 
 #undef L

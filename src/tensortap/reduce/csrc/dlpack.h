@@ -74,6 +74,7 @@ static int dl_plan(const DLTensor *t, Plan *p, int64_t *dims)
     p->dtype = dtype;
     p->ndim = 1;
     p->scale = 1;
+    p->logical = NULL;
     p->dims[0] = p->numel = step;
     p->strides[0] = item_size[dtype];
     check_alignment(p);

@@ -9,7 +9,8 @@
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
- * dlpack.h reads the tensors of frameworks, hook.h is what PyTorch calls; xla.h and onnx.h let XLA and ONNX Runtime call it inside their graphs.
+ * hash.h is the content hash; dlpack.h reads the tensors of frameworks, hook.h is what PyTorch calls; xla.h and onnx.h let
+ * XLA and ONNX Runtime call it inside their graphs.
  */
 
 #define _GNU_SOURCE
@@ -72,6 +73,7 @@ static const uint32_t zero_places[16] = {P(0), P(4), P(8), P(12)};
 typedef struct {
     int64_t n, nan, posinf, neginf, zeros; /* n: finite elements */
     double min, max, mean, m2, m3, m4, l1; /* over those; sums of powers of deviations from the mean */
+    uint64_t hash; /* of a chunk: linear (hash.h) */
 } Moments;
 
 static const Moments EMPTY = {.min = INFINITY, .max = -INFINITY};
@@ -89,10 +91,13 @@ typedef struct {
 #define UNKNOWN INFINITY /* the pivot before the first block */
 
 struct Job;
-typedef struct {
+typedef uint64_t Hash(uint64_t state, const void *data, size_t n);
+typedef struct Plan {
     const char *base;
     void (*run)(struct Job *, int workers, void *context), *context; /* how several threads take the chunks of one job */
     int dtype, ndim, aligned;
+    Hash *hash; /* how to hash; NULL: no hash is wanted */
+    const struct Plan *logical; /* where hashes take elements from, when storage is in another order; or NULL */
     enum { NONE, TRACKED, UNTRACKED } histogram; /* of few elements the range of buckets is tracked */
     int64_t numel, dims[MAX_DIMS], strides[MAX_DIMS];
     double scale;
@@ -113,8 +118,9 @@ typedef struct Workspace {
 #define STATISTICS(COUNT, REAL)                                   \
     COUNT(numel) COUNT(nan) COUNT(posinf) COUNT(neginf) COUNT(zeros) \
     REAL(min) REAL(max) REAL(mean) REAL(std) REAL(l1) REAL(l2) \
-    REAL(absmax) REAL(skewness) REAL(kurtosis)
-#define CONDITIONS(CONDITION) CONDITION(finite, !isnan(r->min)) CONDITION(spread, !isnan(r->kurtosis))
+    REAL(absmax) REAL(skewness) REAL(kurtosis) COUNT(hash)
+#define CONDITIONS(CONDITION) \
+    CONDITION(finite, !isnan(r->min)) CONDITION(spread, !isnan(r->kurtosis)) CONDITION(hashed, r->hash != NO_HASH)
 
 #define COUNT(name) int64_t name;
 #define REAL(name) double name;
@@ -123,6 +129,8 @@ typedef struct {
 } Row;
 #undef COUNT
 #undef REAL
+
+#include "hash.h"
 
 /* ---- arithmetic shared by all levels ---- */
 
@@ -348,6 +356,7 @@ typedef void ReduceChunk(const Plan *, Workspace *, int64_t, int64_t, Moments *)
 typedef struct {
     const char *name;
     ReduceChunk *reduce_chunk;
+    Hash *hash;
 } Level;
 
 static Level levels[3]; /* best first */
@@ -358,13 +367,15 @@ static void find_levels(void)
 {
 #ifdef VECTOR_LEVELS
     __builtin_cpu_init();
+    Hash *const hash = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? hash_clmul : hash_plain;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2"))
-        levels[level_count++] = (Level){"avx512", reduce_chunk_avx512};
+        levels[level_count++] =
+            (Level){"avx512", reduce_chunk_avx512, __builtin_cpu_supports("vpclmulqdq") ? hash_vclmul : hash};
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2"))
-        levels[level_count++] = (Level){"avx2", reduce_chunk_avx2};
+        levels[level_count++] = (Level){"avx2", reduce_chunk_avx2, hash};
 #endif
-    levels[level_count++] = (Level){"plain", reduce_chunk_plain};
+    levels[level_count++] = (Level){"plain", reduce_chunk_plain, hash_plain};
     current = levels[0];
 }
 
@@ -633,13 +644,21 @@ static int workers_for(int64_t numel)
     return most > 1 && chunks < most ? (int)chunks : most; /* of nothing there are no chunks */
 }
 
+/* The moments of a chunk that follows those before it. */
+static void add_chunk(const Plan *p, Moments *total, const Moments *chunk, int64_t elements)
+{
+    merge(total, chunk);
+    if (p->hash)
+        total->hash = hash_before(total->hash, (uint64_t)(elements * item_size[p->dtype])) ^ chunk->hash;
+}
+
 static Moments reduce_alone(const Plan *p, ReduceChunk *reduce_chunk, Workspace *w)
 {
     Moments total = EMPTY, part;
     for (int64_t begin = 0; begin < p->numel; begin += CHUNK) {
         const int64_t end = begin + CHUNK < p->numel ? begin + CHUNK : p->numel;
         reduce_chunk(p, w, begin, end, &part);
-        merge(&total, &part);
+        add_chunk(p, &total, &part, end - begin);
     }
     return total;
 }
@@ -655,7 +674,7 @@ static Moments reduce_all(const Plan *p, ReduceChunk *reduce_chunk, Workspace **
     Job job = {p, reduce_chunk, results, ws, chunks, 0};
     p->run(&job, workspaces, p->context);
     for (int64_t i = 0; i < chunks; i++)
-        merge(&total, results + i);
+        add_chunk(p, &total, results + i, i + 1 < chunks ? CHUNK : p->numel - i * CHUNK);
     free(results);
     return total;
 }
@@ -756,10 +775,13 @@ static void reduce_prepared(Plan *p, ReduceChunk *reduce_chunk, Workspace **ws, 
     const Moments m = reduce_all(p, reduce_chunk, ws, workspaces);
     result->length = p->histogram ? collect(ws, workspaces, &result->offset) : -1;
     result->counts = ws[0]->counts + (result->length > 0 ? result->offset : 0);
+    const int64_t hash = p->hash ? finished_hash(m.hash, (uint64_t)(p->numel * item_size[p->dtype])) : NO_HASH;
     p->histogram = NONE;
+    p->hash = NULL;
     p->scale = scale_for(p, &m);
     const Moments scaled = p->scale == 1 ? m : reduce_all(p, reduce_chunk, ws, workspaces);
     result->row = finish(&m, &scaled, p->numel, 1 / p->scale);
+    result->row.hash = hash;
     restore_mode(mode);
 }
 
@@ -891,7 +913,7 @@ static void check_alignment(Plan *p)
     p->aligned = all % (uintptr_t)unit == 0;
 }
 
-static int read_strides(Plan *p, PyObject *strides, const int64_t *dims, int n)
+static int read_strides(Plan *p, Plan *logical, PyObject *strides, const int64_t *dims, int n)
 {
     if (!PyTuple_Check(strides)) {
         PyErr_SetString(PyExc_TypeError, "strides must be None or a tuple of ints (bytes)");
@@ -905,12 +927,29 @@ static int read_strides(Plan *p, PyObject *strides, const int64_t *dims, int n)
         const int64_t stride = PyLong_AsLongLong(PyTuple_GetItem(strides, i));
         if (stride == -1 && PyErr_Occurred())
             return -1;
+        if (dims[i] != 1) {
+            logical->dims[logical->ndim] = dims[i];
+            logical->strides[logical->ndim++] = stride;
+        }
         insert_run(p, dims[i], stride);
     }
     return 0;
 }
 
-static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides)
+/* Elements in logical order, where that is not the order of storage. */
+static void order_logically(Plan *p, Plan *logical)
+{
+    merge_runs(logical);
+    if (logical->ndim == p->ndim && logical->base == p->base && logical->ndim &&
+        !memcmp(logical->strides, p->strides, (size_t)p->ndim * sizeof *p->strides) &&
+        !memcmp(logical->dims, p->dims, (size_t)p->ndim * sizeof *p->dims))
+        return;
+    check_alignment(logical);
+    p->logical = logical;
+}
+
+static int make_plan(
+    Plan *p, Plan *logical, int64_t *dims, PyObject *address, PyObject *dtype, PyObject *shape, PyObject *strides)
 {
     const long code = PyLong_AsLong(dtype);
     if (code == -1 && PyErr_Occurred())
@@ -922,8 +961,10 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
     p->base = PyLong_AsVoidPtr(address);
     if (!p->base && PyErr_Occurred())
         return -1;
-    p->dtype = (int)code;
-    p->ndim = 0;
+    logical->base = p->base;
+    logical->dtype = p->dtype = (int)code;
+    logical->ndim = p->ndim = 0;
+    p->logical = NULL;
     p->scale = 1;
     const int n = read_shape(shape, dims);
     if (n < 0 || count_elements(p, dims, n))
@@ -932,7 +973,7 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
         PyErr_SetString(PyExc_ValueError, "address is 0 but the shape has elements");
         return -1;
     }
-    if (strides != Py_None && read_strides(p, strides, dims, n))
+    if (strides != Py_None && read_strides(p, logical, strides, dims, n))
         return -1;
     if (p->ndim == 0) {
         p->ndim = 1;
@@ -940,6 +981,7 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
         p->strides[0] = item_size[code];
     } else if (p->numel) {
         merge_runs(p);
+        order_logically(p, logical);
     }
     check_alignment(p);
     return n;
@@ -948,16 +990,18 @@ static int make_plan(Plan *p, int64_t *dims, PyObject *address, PyObject *dtype,
 /* ---- inside the graphs of frameworks, on threads of theirs ---- */
 
 #define ROW_WORDS ((int64_t)(sizeof(Row) / sizeof(uint32_t)))
-static const Result NO_RESULT = {.row = {.numel = -1}, .length = -1};
+static const Result NO_RESULT = {.row = {.numel = -1, .hash = NO_HASH}, .length = -1};
 
 typedef void Run(Job *job, int workers, void *context);
 
 /* The row of a dense tensor, without Python, by as many of the caller's threads as are worth while, or by this one alone.
  * Without memory the result stays as it was. The caller gives the workspace back, when the histogram was read. */
 static void reduce_here(
-    const void *data, int dtype, const int64_t *dims, int64_t rank, int histogram, Run *run, void *context, Result *result)
+    const void *data, int dtype, const int64_t *dims, int64_t rank, int histogram, int hash, Run *run, void *context,
+    Result *result)
 {
-    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .run = run, .context = context};
+    Plan p = {.base = data, .dtype = dtype, .scale = 1, .ndim = 1, .run = run, .context = context,
+              .hash = hash ? current.hash : NULL};
     Workspace *ws[MAX_THREADS];
     uint64_t numel = 1; /* unsigned: before a dimension of nothing the others may be of any size */
     for (int64_t i = 0; i < rank; i++)
@@ -992,11 +1036,11 @@ static int expect(const char *name, Py_ssize_t got, Py_ssize_t wanted)
 
 static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    Plan p;
+    Plan p, logical;
     Result result;
     int64_t dims[MAX_DIMS];
     (void)module;
-    if (expect("reduce(row_address, hist_address, address, dtype, shape, strides)", count, 6))
+    if (count != 7 && expect("reduce(row_address, hist_address, address, dtype, shape, strides)", count, 6))
         return NULL;
     Row *row = PyLong_AsVoidPtr(args[0]);
     uint32_t *hist = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
@@ -1007,8 +1051,10 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
                      (int)(sizeof(Row) / 8));
         return NULL;
     }
+    const int hash = count == 7 ? PyObject_IsTrue(args[6]) : 0;
     p.histogram = hist ? TRACKED : NONE;
-    if (make_plan(&p, dims, args[2], args[3], args[4], args[5]) < 0 || reduce_plan(&p, &result))
+    p.hash = hash ? current.hash : NULL;
+    if (hash < 0 || make_plan(&p, &logical, dims, args[2], args[3], args[4], args[5]) < 0 || reduce_plan(&p, &result))
         return NULL;
     *row = result.row;
     if (result.length > 0)
@@ -1018,7 +1064,7 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
 }
 
 /* Positions in the header and in the list of columns of a step table. */
-enum { ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE, FIXED_TIME, KEY_CAPACITY, POINTERS = 16 };
+enum { ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE, FIXED_TIME, KEY_CAPACITY, HASH_PROBES, POINTERS = 16 };
 enum {
     KEY, CALL, SEQ, DTYPE, RECOMPUTED, PROBES, TIME,
 #define PLACE(name, ...) PLACE_##name,
@@ -1125,6 +1171,7 @@ static int64_t record_row(const Target *t, Plan *p, const int64_t *dims, int ndi
     Result result;
     if (!has_room(header, t->key, ndim, 0))
         return -1;
+    p->hash = t->probes & (uint64_t)header[HASH_PROBES] ? current.hash : NULL;
     if (reduce_plan(p, &result))
         return NO_MEMORY;
     int64_t row = -1; /* while the GIL was released another thread may have filled the table */
@@ -1144,7 +1191,7 @@ static PyObject *record_plan(const Target *t, Plan *p, const int64_t *dims, int 
 
 static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    Plan p;
+    Plan p, logical;
     Target target;
     int64_t dims[MAX_DIMS];
     (void)module;
@@ -1153,7 +1200,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
     if (read_target(args, &target))
         return NULL;
     p.histogram = target.want & 1 ? TRACKED : NONE;
-    const int ndim = make_plan(&p, dims, args[6], args[5], args[7], args[8]);
+    const int ndim = make_plan(&p, &logical, dims, args[6], args[5], args[7], args[8]);
     return ndim < 0 ? NULL : record_plan(&target, &p, dims, ndim);
 }
 
@@ -1275,7 +1322,7 @@ static PyObject *py_xla(PyObject *module, PyObject *unused)
 
 static PyMethodDef functions[] = {
     {"reduce", (PyCFunction)(void (*)(void))py_reduce, METH_FASTCALL,
-     "reduce(row_address, hist_address, address, dtype, shape, strides) -> (hist_offset, hist_length)"},
+     "reduce(row_address, hist_address, address, dtype, shape, strides, hash=False) -> (hist_offset, hist_length)"},
     {"record", (PyCFunction)(void (*)(void))py_record, METH_FASTCALL,
      "record(layout_address, key, probes, want, recomputed, dtype, address, shape, strides) -> row, or -1 when full"},
     {"use_exchange", py_use_exchange, METH_O,
@@ -1379,6 +1426,7 @@ static int start(PyObject *module)
     if (level_count == 0) {
         find_levels();
         fill_fp8();
+        fill_hash_tables();
         thread_count = default_threads();
         pthread_atfork(hold_workspaces, let_workspaces, forget_pool);
     }

@@ -1,4 +1,5 @@
-/* The kernel as two operators of ONNX Runtime, `Row` and `RowAndHistogram` of the domain `tensortap`: a tensor is reduced
+/* The kernel as operators of ONNX Runtime, `Row`, `RowAndHistogram`, `RowAndHash` and `RowHistogramAndHash` of the domain
+ * `tensortap`: a tensor is reduced
  * inside the graph as soon as it is made, and what leaves the graph is its row, as words of 32 bits: a Row, where the
  * histogram's run of buckets begins, how long it is (-1: none), the type (-1: none that we read), the number of
  * dimensions, the dimensions in two words each, and the counts of the run.
@@ -121,13 +122,15 @@ static void ort_compute(void *kernel, void *context)
     OrtTensor t = {.dtype = -1};
     Result result = NO_RESULT;
     if (ort_read(context, &t))
-        reduce_here(t.data, t.dtype, t.dims, (int64_t)t.rank, *(const int *)kernel, ort_run, context, &result);
+        reduce_here(t.data, t.dtype, t.dims, (int64_t)t.rank, *(const int *)kernel & 1, *(const int *)kernel & 2, ort_run,
+                    context, &result);
     ort_write(context, &t, &result);
     if (result.w)
         give_workspace(result.w);
 }
 
-static const int with_histogram[2] = {0, 1};
+static const int ort_wants[4] = {0, 1, 2, 3}; /* histogram: 1, hash: 2 */
+static const char *const ort_names[4] = {"Row", "RowAndHistogram", "RowAndHash", "RowHistogramAndHash"};
 static const char *ort_name(const OrtOperator *op);
 static void *ort_create(const OrtOperator *op, OrtFunction *const *functions, const void *info);
 static const char *ort_provider(const OrtOperator *op) { return (void)op, NULL; } /* the CPU's */
@@ -147,21 +150,21 @@ static void ort_destroy(void *kernel) { (void)kernel; }
         .input_memory = ort_usual, .variadic = {ort_fixed, ort_fixed, ort_fixed, ort_fixed}, \
         .first_opset = ort_fixed, .last_opset = ort_always, \
     }
-static const OrtOperator ort_operators[2] = {OPERATOR, OPERATOR};
+static const OrtOperator ort_operators[4] = {OPERATOR, OPERATOR, OPERATOR, OPERATOR};
 
-static const char *ort_name(const OrtOperator *op) { return op == ort_operators ? "Row" : "RowAndHistogram"; }
+static const char *ort_name(const OrtOperator *op) { return ort_names[op - ort_operators]; }
 
 static void *ort_create(const OrtOperator *op, OrtFunction *const *functions, const void *info)
 {
     (void)functions;
     (void)info;
-    return (void *)&with_histogram[op - ort_operators];
+    return (void *)&ort_wants[op - ort_operators];
 }
 
 static void *ort_make_domain(void **domain)
 {
     void *made, *error = ORT_CALL(ORT_CREATE_DOMAIN, (const char *, void **), "tensortap", &made);
-    for (int i = 0; i < 2 && !error; i++)
+    for (int i = 0; i < 4 && !error; i++)
         error = ORT_CALL(ORT_ADD_OPERATOR, (void *, const OrtOperator *), made, &ort_operators[i]);
     if (!error)
         *domain = made;

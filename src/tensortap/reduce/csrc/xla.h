@@ -1,5 +1,5 @@
 /* The kernel as a function that a program compiled by XLA calls, from whichever of its threads has time. `xla_row`
- * takes a dense tensor and the attribute `dtype`, and gives words of 32 bits: a Row, where the histogram's run of
+ * takes a dense tensor and the attributes `dtype` and `hash` (whether it is wanted), and gives words of 32 bits: a Row, where the histogram's run of
  * buckets begins, how long it is (-1: none), and, where there is room for BUCKETS words more, the counts of that run.
  *
  * The structures are those of XLA's interface for foreign functions, as far as they are used here. It is a binary
@@ -99,8 +99,9 @@ static void *xla_row(XlaCall *call)
         return NULL;
     const XlaBuffer *given = call->given.buffers[0], *gives = call->gives.buffers[0];
     const int dtype = *(int32_t *)call->attributes.scalars[0]->value, histogram = gives->dims[0] > ROW_WORDS + 2;
+    const int hash = *(int32_t *)call->attributes.scalars[1]->value; /* they are in the order of their names */
     uint32_t *words = gives->data;
-    reduce_here(given->data, dtype, given->dims, given->rank, histogram, NULL, NULL, &result);
+    reduce_here(given->data, dtype, given->dims, given->rank, histogram, hash, NULL, NULL, &result);
     memcpy(words, &result.row, sizeof result.row);
     words[ROW_WORDS] = result.length > 0 ? result.offset : 0;
     words[ROW_WORDS + 1] = (uint32_t)result.length;

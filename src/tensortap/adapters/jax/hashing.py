@@ -1,0 +1,47 @@
+"""Take the content hash of a tensor inside a step that the C kernel cannot be called from: by lookups, in 32 bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tensortap.reduce.content_hash import Words, linear_hash
+
+
+class _Jax:
+    """JAX's operations; a word is a pair of 32-bit numbers along the last axis, the lower one first."""
+
+    def padded(self, raw: Any, before: int) -> Any:
+        return jnp.pad(raw, (before, 0))
+
+    def lookup(self, table: Words, index: Any) -> Any:
+        return jnp.asarray(table.view(np.uint32).reshape(-1, 2))[index]
+
+    def bytes_of(self, words: Any) -> Any:
+        return lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)
+
+    def places(self, raw: Any, size: int) -> Any:
+        return raw.reshape(-1, size).astype(jnp.int32) + jnp.arange(0, 256 * size, 256, dtype=jnp.int32)
+
+    def folded(self, words: Any) -> Any:
+        return lax.reduce(words, np.uint32(0), lax.bitwise_xor, (words.ndim - 2,))
+
+    def even(self, words: Any) -> Any:
+        return words[::2]
+
+    def odd(self, words: Any) -> Any:
+        return words[1::2]
+
+    def xor(self, a: Any, b: Any) -> Any:
+        return a ^ b
+
+
+def hash_in_graph(value: Any) -> Any:
+    """Return the linear hash of a tensor's bytes as two 32-bit numbers, the lower one first."""
+    if jnp.iscomplexobj(value):
+        value = jnp.stack([value.real, value.imag], -1)
+    raw = value.astype(jnp.uint8) if value.dtype == bool else lax.bitcast_convert_type(value, jnp.uint8)
+    return linear_hash(_Jax(), raw.reshape(-1), raw.size).reshape(2)
