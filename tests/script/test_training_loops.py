@@ -183,6 +183,24 @@ def test_a_gan_has_two_losses(scripts):
     assert min(found["loss/netD"].values()) > 0 > max(found["loss/netG"].values())
 
 
+def test_metrics_carry_phase_and_owner(scripts):
+    """The phase and the model of a loss are columns of the table, also for SQL."""
+    _, run = scripts.observe(GAN + "netG.eval()\nwith torch.no_grad():\n    nn.MSELoss()(netG(x), x)\n")
+    rows = run.metrics().to_pylist()
+    assert [(row["name"], row["phase"], row["owner"]) for row in rows if row["step"] == 0] == [
+        ("loss/netD", "train", "netD"),
+        ("eval/loss", "eval", None),
+    ]
+    assert {row["owner"] for row in rows} == {"netD", "netG", None}
+
+
+def test_a_nan_of_evaluation_is_found(scripts):
+    """A NaN that only evaluation has is a finding, and says where it is."""
+    _, run = scripts.observe(EVALUATED + "model.eval()\nwith torch.no_grad():\n    model(x * float('nan'))\n")
+    (found,) = [finding for finding in run.findings() if finding.rule == "nonfinite"]
+    assert "of evaluation" in found.message and found.steps.first == 8
+
+
 def test_a_closure_is_one_step_with_its_first_loss(scripts):
     """LBFGS evaluates its closure several times in a step; the loss is the one that `step` returns."""
     done, run = scripts.observe(LBFGS)

@@ -162,12 +162,34 @@ class RunHistory:
 
     @cached_property
     def metrics(self) -> dict[str, tuple[npt.NDArray[np.int64], Floats]]:
-        """The user's metrics by name: steps and values, ranks averaged."""
+        """The user's metrics by name: steps and values, ranks averaged; of training, where a name has both phases."""
+        found = {}
+        for name, rows in self._metric_rows.items():
+            trained = rows["phase"] == "train"
+            chosen = trained if trained.any() else np.ones(len(trained), bool)
+            found[name] = _mean_by_step(rows["step"][chosen], rows["value"][chosen])
+        return found
+
+    @cached_property
+    def evaluation_metrics(self) -> set[str]:
+        """The names of metrics that only evaluation gave, in a run where training gave some."""
+        phases = {name: set(rows["phase"]) for name, rows in self._metric_rows.items()}
+        trains = any("train" in found for found in phases.values())
+        return {name for name, found in phases.items() if trains and found == {"eval"}}
+
+    @cached_property
+    def _metric_rows(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
         table = queries.metrics(self.snapshot)
         table = table.filter(table["value"].is_valid())  # labels have none
-        names = np.array(table["name"].to_pylist(), object)
-        steps, values = table["step"].to_numpy(), table["value"].to_numpy(zero_copy_only=False)
-        return {name: _mean_by_step(steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
+        columns = {name: table[name].to_numpy(zero_copy_only=False) for name in ("name", "phase", "step", "value")}
+        names = columns["name"]
+        return {name: {key: values[names == name] for key, values in columns.items()} for name in dict.fromkeys(names)}
+
+    def of_phase(self, phase: str) -> RunHistory:
+        """Return the history of another phase."""
+        found = RunHistory(self.run, self.reference, snapshot=self.snapshot, only=self.only)
+        found.phase = phase
+        return found
 
     def table(
         self, ports: str | None = None, steps: list[int] | None = None, columns: Sequence[str] | None = None,

@@ -39,7 +39,8 @@ class OpenStep:
     """
 
     __slots__ = (
-        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "origin", "phase", "table",
+        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "origin", "owner", "phase",
+        "table",
     )  # fmt: skip
 
     def __init__(self, table: StepTable, armed: Armed) -> None:
@@ -55,4 +56,5 @@ class OpenStep:
         """Become this step. A step that no probe wanted is used again for the next one, as it holds nothing."""
         self.number, self.armed, self.maybe, self.hist = armed
         self.idle = self.armed == 0
+        self.owner = ""  # the model that is trained, where a script has several
         self.metrics: dict[str, float] = {}  # what the adapter found; the user's own have precedence

@@ -221,6 +221,7 @@ class Recorder:
             table,
             self.names,
             labels=closing.labels,
+            owner=closing.owner,
             numbered_by_phase=self._numbers.by_phase,
         )
         return self._decision.decide(step, closing.maybe, reasons)

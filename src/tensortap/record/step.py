@@ -84,6 +84,7 @@ class Step:
     tensors_only: bool = False
     numbered_by_phase: bool = False  # the number is one of its phase: another phase may have the same
     labels: Mapping[str, str] = field(default_factory=dict)
+    owner: str = ""  # the model that the step has trained, where there are several
 
     @property
     def pending(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -14,9 +14,15 @@ from tensortap import text
 from tensortap.text import printable
 
 if TYPE_CHECKING:
-    from tensortap.adapters.torch.script.watcher import ScriptWatcher
     from tensortap.script.totals import Totals
     from tensortap.watch import Tap
+
+
+_WHY_NONE: Final = {
+    "keras": "of Keras, fit, evaluate, predict and *_on_batch are watched; in a loop of your own write tt.watch(model)",
+    "jax": "a step of JAX is compiled whole; give it to tensortap: step = tt.watch_step(step, model)",
+    "torch": "no module with parameters was called",
+}
 
 
 def say(line: str, **style: Any) -> None:
@@ -24,31 +30,37 @@ def say(line: str, **style: Any) -> None:
     click.secho(f"tensortap: {line}", err=True, **style)
 
 
-def closing_lines(watcher: ScriptWatcher | None, tap: Tap | None, totals: Totals) -> Iterator[str]:
+class Seen(NamedTuple):
+    """What was seen of a script: models (class by name), what was left out and why, and further runs."""
+
+    models: dict[str, str]
+    left_out: dict[str, str]
+    unmatched: list[str]
+    further: list[str]
+
+
+def closing_lines(seen: Seen, tap: Tap | None, totals: Totals) -> Iterator[str]:
     """Yield what was recorded and what was not; the most important line comes last, where the reader looks."""
-    if watcher is None:
-        yield f"no model was seen: {_why_no_torch()}"
-        return
-    yield from _left_out(watcher, tap)
+    yield from _left_out(seen, tap)
     if tap is None:
-        yield "no model was seen: no module with parameters was called" if not watcher.left_out else "nothing was kept"
+        yield f"no model was seen: {_why_none()}" if not seen.left_out else "nothing was kept"
         return
     if totals.first_bad:
         yield f"NaN or Inf, first at step {totals.first_bad[0]} in {printable(totals.first_bad[1])}"
-    yield f"{_models(watcher)}: {_steps(tap, totals)}, {_many(totals.records, 'record')}{_loss(totals)}"
+    yield f"{_models(seen)}: {_steps(tap, totals)}, {_many(totals.records, 'record')}{_loss(totals)}"
+    for path in seen.further:
+        yield f"another model's run: tensortap show {_short(path)}"
     yield f"look at them: tensortap show {_short(str(tap.path))}"
 
 
-def _why_no_torch() -> str:
-    if "torch" in sys.modules:
-        return "the script imported torch, but in a way that tensortap does not notice; import it by `import torch`"
-    return "the script did not import torch"
+def _why_none() -> str:
+    return next((why for name, why in _WHY_NONE.items() if name in sys.modules), "the script did not import torch")
 
 
-def _left_out(watcher: ScriptWatcher, tap: Tap | None) -> Iterator[str]:
-    for name, why in watcher.left_out.items():
+def _left_out(seen: Seen, tap: Tap | None) -> Iterator[str]:
+    for name, why in seen.left_out.items():
         yield f"not watched: {printable(name)}: {why}"
-    yield from watcher.models.unmatched.values()
+    yield from seen.unmatched
     unseen = {} if tap is None else tap.run.info.get("unseen", {})
     for why, count in Counter(unseen.values()).most_common():
         first = next(site for site, reason in unseen.items() if reason == why)
@@ -58,11 +70,10 @@ def _left_out(watcher: ScriptWatcher, tap: Tap | None) -> Iterator[str]:
             yield f"{name.replace('_', ' ')}: {count}"
 
 
-def _models(watcher: ScriptWatcher) -> str:
-    models = watcher.models.members
-    if len(models) == 1:
-        return models[0].type
-    return ", ".join(f"{printable(model.prefix or model.name)} ({model.type})" for model in models)
+def _models(seen: Seen) -> str:
+    if len(seen.models) == 1:
+        return next(iter(seen.models.values()))
+    return ", ".join(f"{printable(name)} ({kind})" for name, kind in seen.models.items())
 
 
 def _steps(tap: Tap, totals: Totals) -> str:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tensortap.adapters.lookup import world_now
+from tensortap.errors import TensortapError
 from tensortap.portable import after_fork
 from tensortap.record import at_exit
-from tensortap.script.closing import closing_lines, say
+from tensortap.script.closing import Seen, closing_lines, say
 from tensortap.script.imports import after_import
 from tensortap.script.launch import launch
 from tensortap.script.options import RunOptions, checked_path, probe_for, script_name
 from tensortap.script.totals import Totals
+from tensortap.select.probes import Probe
 from tensortap.store.default_path import default_path
 from tensortap.watch import Tap, watch
 
 if TYPE_CHECKING:
+    from tensortap.adapters.keras.script import KerasScriptWatcher
     from tensortap.adapters.torch.script.models import ScriptModels
     from tensortap.adapters.torch.script.watcher import ScriptWatcher
 
@@ -33,6 +37,9 @@ class ScriptRun:
         self.totals = Totals()
         self.tap: Tap | None = None
         self.watcher: ScriptWatcher | None = None
+        self.keras: KerasScriptWatcher | None = None
+        self.models: dict[str, tuple[str, Tap]] = {}  # of Keras: class and tap by name
+        self.left_out: dict[str, str] = {}
         self._start = Path.cwd()
         self._to = checked_path(options)
         self._pid = os.getpid()
@@ -42,6 +49,7 @@ class ScriptRun:
     def run(self) -> None:
         """Run the script as `python` would, and record the models in it. It ends as the script ends."""
         after_import("torch", self.watch_torch)
+        after_import("keras", self.watch_keras)
         atexit.register(self.finish)
         try:
             launch(self.options.target, self.options.args, module=self.options.module)
@@ -56,12 +64,38 @@ class ScriptRun:
         self.watcher = ScriptWatcher(self.probe.patterns, self.begin, say)
         after_fork(self.watcher.forget)
 
+    def watch_keras(self) -> None:
+        """Look for models, now that Keras has been imported."""
+        from tensortap.adapters.keras.script import KerasScriptWatcher
+
+        self.keras = KerasScriptWatcher(self.begin_keras)
+
     def begin(self, models: ScriptModels) -> Tap:
         """Open the run, now that the first model was called."""
-        to = self._to or default_path(script_name(self.options), world_now().rank, str(self._start / "runs"))
-        found = replace(self.probe, patterns=models.matching())
+        return self._open(models, replace(self.probe, patterns=models.matching()), self._path())
+
+    def begin_keras(self, model: Any) -> None:
+        """Watch a model of Keras until the script ends. The first one's run is the script's; others have their own."""
+        if os.getpid() != self._pid or self._over:
+            return
+        name = re.sub(r"[^\w.-]", "_", model.name)
+        to = self._path() if self.tap is None else f"{self.tap.path}-{name}"
+        try:
+            tap = self._open(model, self.probe, to) if self.tap is None else self._open_further(model, to)
+        except TensortapError as error:
+            self.left_out[name] = str(error)
+            return
+        self.models[name] = (type(model).__name__, tap)
+
+    def _path(self) -> str:
+        return self._to or default_path(script_name(self.options), world_now().rank, str(self._start / "runs"))
+
+    def _open_further(self, model: Any, to: str) -> Tap:
+        return watch(model, self.probe, to=to, resume=self.options.resume, overwrite=self.options.overwrite)
+
+    def _open(self, model: Any, found: Probe, to: str) -> Tap:
         options = self.options
-        self.tap = watch(models, found, to=[to, self.totals], resume=options.resume, overwrite=options.overwrite)
+        self.tap = watch(model, found, to=[to, self.totals], resume=options.resume, overwrite=options.overwrite)
         at_exit.install()
         atexit.unregister(self.finish)
         atexit.register(self.finish)  # what is registered last runs first, and the writer must still be there
@@ -72,11 +106,23 @@ class ScriptRun:
         if self._over or os.getpid() != self._pid:
             return
         self._over = True
-        if self.watcher is not None:
-            self.watcher.stop()
-        if self.tap is not None:
-            self.tap.ended_by = self._ended_by
-            self.tap.close()
+        for watcher in (self.watcher, self.keras):
+            if watcher is not None:
+                watcher.stop()
+        for tap in dict.fromkeys([self.tap, *(tap for _, tap in self.models.values())]):
+            if tap is not None:
+                tap.ended_by = self._ended_by
+                tap.close()
         if world_now().rank == 0:  # of a job of many processes one speaks
-            for line in closing_lines(self.watcher, self.tap, self.totals):
+            for line in closing_lines(self.seen(), self.tap, self.totals):
                 say(line)
+
+    def seen(self) -> Seen:
+        """Return what was seen of the script, for the closing lines."""
+        found = Seen({name: kind for name, (kind, _) in self.models.items()}, dict(self.left_out), [], [])
+        found.further.extend(str(tap.path) for _, tap in self.models.values() if tap is not self.tap)
+        if self.watcher is not None:
+            found.models.update(self.watcher.models.described())
+            found.left_out.update(self.watcher.left_out)
+            found.unmatched.extend(self.watcher.models.unmatched.values())
+        return found

@@ -28,7 +28,7 @@ class Totals:
         if step.table.nonfinite and (self.first_bad is None or step.number < self.first_bad[0]):
             self.first_bad = (step.number, _first_bad_place(step))
         for name in step.metrics:
-            if name.startswith("loss"):
+            if name.startswith("loss") and step.phase in ("", "train"):
                 self.losses.setdefault(name, [])[1:] = [step.metrics[name]]
 
     def close(self) -> None:

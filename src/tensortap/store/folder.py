@@ -241,9 +241,9 @@ class RunFolder:
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:
-            self._tail("metrics").append(self._metrics.of(step.number, step.time, step.metrics))
+            self._tail("metrics").append(self._metrics.of(step.number, step.time, step.metrics, step.phase, step.owner))
         if step.labels and not step.tensors_only:
-            self._tail("metrics").append(self._metrics.of_labels(step.number, step.time, step.labels))
+            self._tail("metrics").append(self._metrics.of_labels(step.number, step.time, step.labels, step.phase))
 
     def _append_tensors(self, step: Step) -> bool:
         """Small tensors ride in a tail of their own. False when they are left to the thread."""

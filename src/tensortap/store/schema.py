@@ -52,8 +52,9 @@ RECORDS: Final = pa.schema(
 )
 # A metric has a value, a label (`tap.span(request_id=…)`) a text.
 METRICS: Final = pa.schema(
-    [("step", pa.int64()), ("name", _WORD), ("value", pa.float64()), ("time", TIME), ("text", pa.string())]
-)
+    [("step", pa.int64()), ("name", _WORD), ("value", pa.float64()), ("time", TIME), ("text", pa.string()),
+     ("phase", pa.string()), ("owner", pa.string())]
+)  # fmt: skip
 # What happened in the training besides tensors: calls of losses, optimizers, loaders. `data` is a JSON object.
 EVENTS: Final = pa.schema(
     [("step", pa.int64()), ("kind", pa.string()), ("name", pa.string()), ("code", pa.string()), ("data", pa.string()),
@@ -168,23 +169,25 @@ class MetricBatches:
         self._codes: dict[str, int] = {}
         self._dictionary = _strings([])
         self._names: tuple[str, ...] = ()
-        self._bind(())
+        self._about = ("", "")
+        self._bind((), self._about)
 
-    def of(self, step: int, time: int, metrics: Mapping[str, float]) -> Any:
-        """One row a metric; valid until the next."""
+    def of(self, step: int, time: int, metrics: Mapping[str, float], phase: str = "", owner: str = "") -> Any:
+        """One row a metric; valid until the next. `owner` is the model that the step's loss is of."""
         names = tuple(metrics)
-        if names != self._names:
-            self._bind(names)
+        if names != self._names or (phase, owner) != self._about:
+            self._bind(names, (phase, owner))
         self._step[:] = step
         self._value[:] = tuple(metrics.values())
         self._time[:] = time
         return self._batch
 
-    def of_labels(self, step: int, time: int, labels: Mapping[str, str]) -> Any:
+    def of_labels(self, step: int, time: int, labels: Mapping[str, str], phase: str = "") -> Any:
         """One row a label."""
         count, names = len(labels), self._words(tuple(labels))
         columns = (pa.array([step] * count), names, pa.nulls(count, pa.float64()), pa.array([time] * count).view(TIME))
-        return pa.RecordBatch.from_arrays([*columns, pa.array(list(labels.values()), pa.string())], schema=METRICS)
+        texts = pa.array(list(labels.values()), pa.string())
+        return pa.RecordBatch.from_arrays([*columns, texts, *_repeated((phase, ""), count)], schema=METRICS)
 
     def _words(self, names: tuple[str, ...]) -> Any:
         codes = np.array([self._codes.setdefault(name, len(self._codes)) for name in names], np.int32)
@@ -193,9 +196,9 @@ class MetricBatches:
             self._names = ()  # its batch has the dictionary as it was
         return pa.DictionaryArray.from_arrays(_flat(pa.int32(), len(names), codes), self._dictionary, safe=False)
 
-    def _bind(self, names: tuple[str, ...]) -> None:
+    def _bind(self, names: tuple[str, ...], about: tuple[str, str]) -> None:
         words = self._words(names)
-        self._names, count = names, len(names)
+        self._names, self._about, count = names, about, len(names)
         self._step, self._value, self._time = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
         self._batch = pa.RecordBatch.from_arrays(
             [
@@ -204,9 +207,14 @@ class MetricBatches:
                 _flat(pa.float64(), count, self._value),
                 _flat(TIME, count, self._time),
                 pa.nulls(count, pa.string()),
+                *_repeated(about, count),
             ],
             schema=METRICS,
         )
+
+
+def _repeated(texts: tuple[str, ...], count: int) -> list[Any]:
+    return [pa.array([text or None] * count, pa.string()) for text in texts]
 
 
 class TensorBatches:

@@ -45,17 +45,25 @@ def nonfinite(history: RunHistory) -> Iterator[Finding]:
     A batch that was not finite when it came in leads before what it spoilt. Tensors that hold −Inf and nothing worse at
     every step, as attention masks do, are only noted.
     """
-    rows = _bad_rows(history)
-    masks = _masks(history, rows)
-    events = [row for row in rows if _name(row) not in masks]
+    events, masks = _events(history)
+    several = len(history.snapshot.ranks) > 1
     if events:
-        yield _lead(events, several=len(history.snapshot.ranks) > 1)
+        yield _lead(events, several)
+    elif history.phase is not None and (evaluated := _events(history.of_phase("eval"))[0]):
+        yield _lead(evaluated, several, " of evaluation; no step of training has any")
     elif bad := _bad_metrics(history):
         yield bad
     if masks and not events:
         yield _mask_note(history, masks)
     if not history.places and not history.metrics:
         raise NoData("nothing was recorded")
+
+
+def _events(history: RunHistory) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return the rows with values that are not finite, and the sites that are masks, which are left out of them."""
+    rows = _bad_rows(history)
+    masks = _masks(history, rows)
+    return [row for row in rows if _name(row) not in masks], masks
 
 
 def _bad_rows(history: RunHistory) -> list[dict[str, Any]]:
@@ -87,7 +95,7 @@ def _when(row: dict[str, Any]) -> tuple[Any, ...]:
     )
 
 
-def _lead(events: list[dict[str, Any]], several: bool) -> Finding:
+def _lead(events: list[dict[str, Any]], several: bool, where: str = "") -> Finding:
     first = min(events, key=_when if several else lambda row: (row["step"], row["seq"]))
     first = _given(first, events)
     others = list(dict.fromkeys(name for row in events if (name := _name(row)) != _name(first)))
@@ -103,7 +111,7 @@ def _lead(events: list[dict[str, Any]], several: bool) -> Finding:
     evidence |= {"spread": len(others), "to": others[:8]}
     return Finding(
         "", "error", _name(first), Steps(steps[0], steps[-1], len(steps)), evidence,
-        f"{what} of {first['numel']} elements, first at step {first['step']}{rank}{spread}.",
+        f"{what} of {first['numel']} elements, first at step {first['step']}{rank}{spread}{where}.",
         GIVEN if first["port"] == "input" and not first["site"] else ADVICE,
     )  # fmt: skip
 

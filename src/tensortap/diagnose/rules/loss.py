@@ -17,8 +17,9 @@ Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 def _losses(history: RunHistory, metric: str, least: int) -> list[Series]:
     """Return the metrics that are losses of training, with at least so many finite values."""
-    exact = [metric] if metric in history.metrics else []
-    close = [name for name in history.metrics if metric in name.lower() and not _of_evaluation(name)]
+    names = [name for name in history.metrics if name not in history.evaluation_metrics]
+    exact = [metric] if metric in names else []
+    close = [name for name in names if metric in name.lower() and not _of_evaluation(name)]
     found = [(name, *history.metrics[name]) for name in exact or close]
     enough = [(name, s[np.isfinite(v)], v[np.isfinite(v)]) for name, s, v in found if np.isfinite(v).sum() >= least]
     if not enough:

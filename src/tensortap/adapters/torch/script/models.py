@@ -127,6 +127,10 @@ class ScriptModels(Adapter):
         """Return every candidate under both its names."""
         return [candidate for model in self.members for pair in model.candidates() for candidate in pair]
 
+    def described(self) -> dict[str, str]:
+        """Return the class of each model by its name."""
+        return {model.prefix or model.name: model.type for model in self.members}
+
     def untappable(self) -> dict[str, str]:
         """Return what cannot be tapped, and why."""
         return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from collections.abc import Sequence
 
 import torch
@@ -19,14 +20,18 @@ class LossOwners:
         self._known: set[int] = set()  # optimizers that have stepped
         self._several = False
         self._owner = ""
+        self._owners: weakref.WeakKeyDictionary[torch.optim.Optimizer, str] = weakref.WeakKeyDictionary()
 
     def stepped(self, optimizer: torch.optim.Optimizer, models: Sequence[ScriptModel]) -> None:
         """Note that an optimizer has stepped in the open step."""
         if id(optimizer) not in self._known:
             self._known.add(id(optimizer))
             self._several |= len({_owner(each, models) or str(id(each)) for each in _in_use(models)}) > 1
+            self._owners.clear()  # models may have come
         if self._several:
-            self._owner = _owner(optimizer, models) or type(optimizer).__name__
+            if optimizer not in self._owners:
+                self._owners[optimizer] = _owner(optimizer, models) or type(optimizer).__name__
+            self._owner = self._owners[optimizer]
 
     def take(self) -> str:
         """Return the owner of the step's loss, and start anew."""

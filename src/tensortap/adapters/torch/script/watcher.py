@@ -171,6 +171,8 @@ class ScriptWatcher:
                 if isinstance(module, _Loss) and outside:
                     self._handles.append(module.register_forward_hook(LossModuleHook(self._losses)))
                 return self._pass_by(module)
+            if (keras := sys.modules.get("keras")) is not None and isinstance(module, keras.Layer):
+                return self._pass_by(module)  # with this backend layers are modules; Keras is asked for its models
             if getattr(module, "_is_replica", False):  # DataParallel's copies run inside the call of the original
                 return self._pass_by(module)
             if not outside:
@@ -232,7 +234,7 @@ class ScriptWatcher:
         tap.recorder.enter_phase(phase)
         tap.recorder.current.phase = phase
         self._steps.closed()
-        owner = self._owners.take()
+        owner = tap.recorder.current.owner = self._owners.take()
         name = "eval/loss" if phase == EVAL else f"loss/{owner}" if owner else "loss"
         loss = self._losses.take()
         tap.step(**({} if loss is None else {name: loss}))

@@ -1,0 +1,99 @@
+"""Find the models of a Keras script for `tensortap run`: those that it trains, evaluates or predicts with."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import keras
+
+ENTRIES: Final = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+
+
+class KerasScriptWatcher:
+    """Tell of every model before Keras runs its first batch. On any backend these methods are what runs batches.
+
+    A model that is not built yet has no layers to watch: Keras builds it in `fit`, and a callback tells when it has.
+    Nothing here raises into the script.
+    """
+
+    def __init__(self, begin: Callable[[Any], None]) -> None:
+        self._begin = begin
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._own = {name: vars(keras.Model)[name] for name in ENTRIES if name in vars(keras.Model)}
+        for name in ENTRIES:
+            setattr(keras.Model, name, self._wrapped(getattr(keras.Model, name)))
+
+    def stop(self) -> None:
+        """Put the methods back."""
+        for name in ENTRIES:
+            if name in self._own:
+                setattr(keras.Model, name, self._own[name])
+            else:
+                delattr(keras.Model, name)
+
+    def meet(self, model: Any) -> None:
+        """Tell of a model, once, unless it is a layer of one that is known."""
+        if model not in self._known:
+            inside = any(model is layer for known in self._known for layer in known._flatten_layers())
+            self._known.add(model)
+            if not inside:
+                self._begin(model)
+
+    def _wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        takes_callbacks = "callbacks" in inspect.signature(method).parameters
+
+        @functools.wraps(method)
+        def wrapper(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if _is_built(model):
+                self.meet(model)
+            elif model not in self._known and takes_callbacks:
+                args, kwargs = self._with_callback(method, model, args, kwargs)
+            result = method(model, *args, **kwargs)
+            if not takes_callbacks:
+                self.meet(model)  # its first batch has built it
+            return result
+
+        return wrapper
+
+    def _with_callback(
+        self, method: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        try:
+            call = inspect.signature(method).bind(model, *args, **kwargs)
+        except TypeError:  # Keras says it better
+            return args, kwargs
+        given = call.arguments.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            return args, kwargs
+        others = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        call.arguments["callbacks"] = [*others, _BuiltCallback(self.meet)]
+        return call.args[1:], call.kwargs
+
+
+class _BuiltCallback(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tell of the model when it is built and no batch has run."""
+
+    def __init__(self, meet: Callable[[Any], None]) -> None:
+        super().__init__()
+        self.async_safe = True  # it reads no logs, so Keras need not wait for them
+        self._meet = meet
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """`fit` begins."""
+        self._meet(self.model)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """`evaluate` begins."""
+        self._meet(self.model)
+
+    def on_predict_begin(self, logs: Any = None) -> None:
+        """`predict` begins."""
+        self._meet(self.model)
+
+
+def _is_built(model: Any) -> bool:
+    return bool(model.built) and all(layer.built for layer in model._flatten_layers())
