@@ -119,6 +119,20 @@ def test_files_that_were_never_finished_are_removed(run: Path, tidy: Tidy) -> No
     assert leftovers(run) == ["rank=0/.notes"]
 
 
+def test_a_run_json_that_was_never_finished_is_removed(run: Path) -> None:
+    """By compaction, when nobody is writing the run."""
+    hidden = run / hidden_name("run.json")
+    hidden.write_bytes(b"half")
+    lock = Lock(run / "rank=0/_lock")
+    try:
+        compact(run)
+    finally:
+        lock.close()
+    assert hidden.exists()
+    compact(run)
+    assert leftovers(run) == []
+
+
 def test_what_a_live_process_writes_is_not_touched(run: Path) -> None:
     """While another process holds the rank, compaction removes none of its files; while one compacts, resuming none."""
     [tail] = run.glob("rank=0/_tail-*.arrows")

@@ -16,7 +16,13 @@ from tensortap.store import segments as seal
 from tensortap.store.catalog import PLAIN_EVENTS, PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
 from tensortap.store.claim import Lock, compacting, read_info
 from tensortap.store.files import Files
-from tensortap.store.sealing import remove_leftovers, remove_replaced, remove_sealed, remove_unfinished
+from tensortap.store.sealing import (
+    remove_leftovers,
+    remove_replaced,
+    remove_sealed,
+    remove_unfinished,
+    remove_unfinished_run_json,
+)
 from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
 
 Progress = Callable[[int, int], None]
@@ -50,6 +56,7 @@ def compact(path: str | os.PathLike[str], progress: Progress = lambda done, tota
     with compacting(files):
         for rank in catalog.ranks():
             _tidy(files, catalog, rank)
+        remove_unfinished_run_json(files, catalog.ranks())
         records = [catalog.records(rank) for rank in catalog.ranks()]
         total = sum(outline.rows for found in records for outline in found.segments.values())
         done = 0

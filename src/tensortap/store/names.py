@@ -18,7 +18,9 @@ DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
 _SEGMENT = re.compile(r"seg-([0-9a-f]+)\.parquet")
 _RANK = re.compile(r"rank=(\d+)")
-_HIDDEN = re.compile(r"\.(_rank\.json|seg-[0-9a-f]+\.parquet|step-[0-9-]+-[0-9a-f]+\.safetensors)\.[0-9a-f]{8}")
+_HIDDEN = re.compile(
+    r"\.(run\.json|_rank\.json|seg-[0-9a-f]+\.parquet|step-[0-9-]+-[0-9a-f]+\.safetensors)\.[0-9a-f]{8,32}"
+)
 _TENSORS = re.compile(r"step-(\d+)-(\d+)-([0-9a-f]+)\.safetensors")
 
 
@@ -66,7 +68,7 @@ def hidden_name(name: str) -> str:
 
 
 def is_hidden_name(name: str) -> bool:
-    """Return whether a file of a rank's folder was not finished."""
+    """Return whether a file has the name of one that is not whole yet."""
     return bool(_HIDDEN.fullmatch(name))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from tensortap.errors import RunError
 from tensortap.store import segments
 from tensortap.store.catalog import Catalog, RankFiles, retry_if_moved
-from tensortap.store.claim import compacting
+from tensortap.store.claim import Lock, alone, compacting
 from tensortap.store.files import Files
-from tensortap.store.names import is_hidden_name, rank_folders, segment_id, segment_name, tail_id
+from tensortap.store.names import LOCK, is_hidden_name, rank_folder, rank_folders, segment_id, segment_name, tail_id
 from tensortap.store.tail import remove_orphaned_checks
 from tensortap.store.tail_reader import read_tail, row_kind
 
@@ -100,9 +100,22 @@ def remove_leftovers(files: Files, rank: int) -> None:
 def remove_unfinished(files: Files, rank: int) -> None:
     """Remove the hidden files that a killed process began. The caller holds the locks of the rank and of compaction."""
     for folder in rank_folders(rank):
-        for path in (files.staging() / folder).glob(".*"):
-            if is_hidden_name(path.name):
-                path.unlink(missing_ok=True)
+        _remove_hidden(files.staging() / folder)
+
+
+def remove_unfinished_run_json(files: Files, ranks: Sequence[int]) -> None:
+    """Remove what a killed process began of `run.json`, unless a process is writing a rank, or is about to."""
+    with contextlib.ExitStack() as held, contextlib.suppress(RunError):
+        held.enter_context(alone(files.local.parent if files.local else None))
+        for rank in ranks:
+            held.callback(Lock(files.staging() / rank_folder(rank) / LOCK).close)
+        _remove_hidden(files.staging())
+
+
+def _remove_hidden(folder: Path) -> None:
+    for path in folder.glob(".*"):
+        if is_hidden_name(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _replacing(found: RankFiles, tail: Path) -> list[str]:
