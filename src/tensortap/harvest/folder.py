@@ -20,7 +20,7 @@ import safetensors.numpy
 from tensortap.errors import HarvestError, RunError
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.rows import Array
-from tensortap.harvest.staging import PARTIAL, Staging, part_name
+from tensortap.harvest.staging import PARTIAL, Staging, part_name, storing
 from tensortap.harvest.statistics import SiteStatistics
 from tensortap.store.files import Files, load_json
 
@@ -134,7 +134,8 @@ class HarvestFolder:
         return name
 
     def _write_arrays(self, name: str, arrays: dict[str, Array]) -> None:
-        self.files.write(name, safetensors.numpy.save(arrays))
+        with storing(self):
+            self.files.write(name, safetensors.numpy.save(arrays))
 
     def _read_arrays(self, name: str) -> dict[str, Array]:
         return dict(safetensors.numpy.load(self.files.read(name)))
@@ -152,7 +153,8 @@ class HarvestFolder:
             self.files.fs.put_file(os.fspath(source), self.files.path(name))
 
     def _write_json(self, name: str, value: Any) -> None:
-        self.files.write(name, json.dumps(value, indent=1, allow_nan=False).encode())
+        with storing(self):
+            self.files.write(name, json.dumps(value, indent=1, allow_nan=False).encode())
 
 
 def is_harvest(path: str | os.PathLike[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import shutil
 import uuid
@@ -10,9 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from tensortap.errors import HarvestError, TensortapError
 from tensortap.store.files import Files, load_json
 
 PARTIAL: Final = ".partial"
+_STAYS: Final = "what is committed stays. {}, run the same command again, which goes on there"
+
+
+@contextlib.contextmanager
+def storing(where: object) -> Iterator[None]:
+    """Around what is written: say what a full disk or a lost connection means for the harvest."""
+    try:
+        yield
+    except TensortapError:
+        raise
+    except Exception as error:  # object stores have errors of their own, which are no OSError
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HarvestError(f"{where} is full: {_STAYS.format('Make room')}") from error
+        what = f"{type(error).__name__}: {error}"
+        raise HarvestError(f"cannot write to {where} ({what}): {_STAYS.format('When it can be written')}") from error
 
 
 class Staging:
@@ -43,11 +60,13 @@ class Staging:
 
     def write_note(self, name: str, value: dict[str, Any]) -> None:
         """Leave a note for the next try."""
-        self._files.write(f"{PARTIAL}/{name}.json", json.dumps(value).encode())
+        with storing(self._files):
+            self._files.write(f"{PARTIAL}/{name}.json", json.dumps(value).encode())
 
     def remove_note(self, name: str) -> None:
         """Remove a note."""
-        self._files.remove(f"{PARTIAL}/{name}.json")
+        with storing(self._files):
+            self._files.remove(f"{PARTIAL}/{name}.json")
 
 
 def part_name(part: int) -> str:

@@ -9,7 +9,6 @@ last byte.
 from __future__ import annotations
 
 import contextlib
-import errno
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,7 @@ from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.rows import KeptRows
 from tensortap.harvest.shards import PartWriter, checksum, shard_name
 from tensortap.harvest.sources import Source
-from tensortap.harvest.staging import Staging
+from tensortap.harvest.staging import Staging, storing
 
 TRIES: Final = 3
 MOST_DEATHS: Final = 10
@@ -54,8 +53,6 @@ class PartWorker:
                 if not samples and not set_aside:
                     return None
                 return self._commit(writer, part, samples, set_aside, tries)
-            except OSError as error:
-                raise _explained(error, self._folder) from error
             finally:
                 writer.abandon()
 
@@ -86,8 +83,9 @@ class PartWorker:
             raise
         except Exception as error:
             found = self._rows(self._without_failing(batch, error, set_aside))
-        for site, rows in found:
-            writer.add(site, rows)
+        with storing(self._folder):
+            for site, rows in found:
+                writer.add(site, rows)
         kept = sum(len(rows) for _, rows in found)
         self._advance(len(batch.samples), kept, sum(rows.values.nbytes for _, rows in found))
 
@@ -125,10 +123,13 @@ class PartWorker:
         self, writer: PartWriter, part: int, samples: int, set_aside: list[dict[str, Any]], tries: Tries
     ) -> Entry:
         shards = []
-        for site, number, shard in list(writer.close()):
+        with storing(self._folder):
+            closed = list(writer.close())
+        for site, number, shard in closed:
             name = f"data/{site.folder}/{shard_name(part, number)}"
             shards.append(_shard_entry(name, site.site, shard.path, shard.rows))
-            self._folder.publish(shard.path, name)
+            with storing(self._folder):
+                self._folder.publish(shard.path, name)
         statistics = self._folder.write_part_statistics(self._plan, part, writer.statistics)
         rows = sum(shard["rows"] for shard in shards)
         entry = {
@@ -194,11 +195,3 @@ class Tries:
 
 def _shard_entry(name: str, site: str, path: Path, rows: int) -> dict[str, Any]:
     return {"file": name, "site": site, "rows": rows, "bytes": path.stat().st_size, "sha256": checksum(path)}
-
-
-def _explained(error: OSError, folder: HarvestFolder) -> Exception:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HarvestError(
-            f"{folder} is full: what is committed stays. Make room and run the same command again, which goes on there"
-        )
-    return error

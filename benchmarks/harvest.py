@@ -1,0 +1,342 @@
+"""Measure a harvest against the bare forward pass and against what people write today.
+
+    python benchmarks/harvest.py                 everything
+    python benchmarks/harvest.py write read      some of: formats, write, read, memory, processes, ray
+
+Contenders take turns, and ratios are medians over rounds, so that a busy machine slows all of them alike. nnsight and
+SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from models import Transformer
+from torch import nn
+
+import tensortap as tt
+
+BATCHES, BATCH, LENGTH = 24, 16, 128
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+Run = Callable[[Path], object]
+
+
+def minilm() -> nn.Module:
+    """A BERT as large as all-MiniLM-L6-v2."""
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    return BertModel(BertConfig(**sizes)).eval()
+
+
+def gpt() -> nn.Module:
+    """Six layers, width 256."""
+    torch.manual_seed(0)
+    return Transformer().eval()
+
+
+def batches(name: str, vocabulary: int = 5000) -> list[dict[str, torch.Tensor]]:
+    """Batches of token ids under the name that the model's forward has for them."""
+    ids = torch.randint(0, vocabulary, (BATCHES, BATCH, LENGTH), generator=torch.Generator().manual_seed(0))
+    return [{name: each} for each in ids]
+
+
+SUBJECTS = {
+    "MiniLM": (minilm, "input_ids", "encoder.layer.{}"),
+    "GPT": (gpt, "tokens", "blocks.{}"),
+}
+
+
+def contenders(model: nn.Module, data: list[dict[str, torch.Tensor]], site: str) -> dict[str, Run]:
+    """Everything that takes part, by name."""
+    half, four = site.format(2), [site.format(i) for i in (1, 2, 4, 5)]
+
+    def bare(to: Path) -> None:
+        with torch.no_grad():
+            for batch in data:
+                model(**batch)
+
+    def harvest(*paths: str, stop: Any = None) -> Run:
+        sites = [f"{path}:output" for path in paths]
+        return lambda to: tt.harvest(model, data, *sites, to=to, dtype="bf16", stop=stop, progress=False)
+
+    def hook(to: Path) -> None:
+        to.mkdir()
+        seen: list[torch.Tensor] = []
+        handle = model.get_submodule(half).register_forward_hook(lambda m, a, out: seen.append(first(out)))
+        with torch.no_grad():
+            for n, batch in enumerate(data):
+                seen.clear()
+                model(**batch)
+                torch.save(seen[0].to(torch.bfloat16).reshape(-1, seen[0].shape[-1]).clone(), to / f"{n}.pt")
+        handle.remove()
+
+    found = {
+        "bare forward": bare,
+        "harvest, 1 site": harvest(half),
+        "harvest, 4 sites": harvest(*four),
+        "harvest, half depth, stop": harvest(half, stop="auto"),
+        "hook + torch.save": hook,
+        "datasets.map + hook": lambda to: mapped(model, data, half, to),
+    }
+    if nnsight_works():
+        found["nnsight trace + torch.save"] = lambda to: traced(model, data, half, to)
+    return found
+
+
+def first(out: Any) -> torch.Tensor:
+    """The hidden state in what a layer returns."""
+    return out if isinstance(out, torch.Tensor) else out[0]
+
+
+def mapped(model: nn.Module, data: list[dict[str, torch.Tensor]], path: str, to: Path) -> None:
+    """What `datasets.map` makes of it: a column of lists."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    name = next(iter(data[0]))
+    rows = datasets.Dataset.from_dict({name: torch.cat([batch[name] for batch in data]).tolist()})
+    seen: list[torch.Tensor] = []
+    handle = model.get_submodule(path).register_forward_hook(lambda m, a, out: seen.append(first(out)))
+
+    def run(batch: dict[str, Any]) -> dict[str, Any]:
+        seen.clear()
+        with torch.no_grad():
+            model(**{name: torch.tensor(batch[name])})
+        return {"values": seen[0].half().numpy()}
+
+    rows.map(run, batched=True, batch_size=BATCH, cache_file_name=str(to) + ".arrow")
+    handle.remove()
+
+
+def nnsight_works() -> bool:
+    """Whether nnsight can be imported here."""
+    try:
+        import nnsight  # noqa: F401
+    except Exception as error:
+        print(f"nnsight is left out: {type(error).__name__}: {str(error)[:80]}")
+        return False
+    return True
+
+
+def traced(model: nn.Module, data: list[dict[str, torch.Tensor]], path: str, to: Path) -> None:
+    """nnsight's trace around each batch."""
+    from nnsight import NNsight
+
+    to.mkdir()
+    wrapped = NNsight(model)
+    with torch.no_grad():
+        for n, batch in enumerate(data):
+            with wrapped.trace(**batch):
+                hidden = wrapped.get(path).output.save()
+            torch.save(first(hidden).to(torch.bfloat16).clone(), to / f"{n}.pt")
+
+
+def write() -> None:
+    """Throughput of writing, relative to the bare forward pass."""
+    for name, (make, key, site) in SUBJECTS.items():
+        model, data = make(), batches(key)
+        taking_part = contenders(model, data, site)
+        times: dict[str, list[float]] = {each: [] for each in taking_part}
+        for round_ in range(ROUNDS + 1):
+            for each, run in list(taking_part.items()):
+                with tempfile.TemporaryDirectory() as folder:
+                    begun = time.perf_counter()
+                    try:
+                        run(Path(folder) / "acts")
+                    except Exception as error:
+                        print(f"{each} failed and is left out: {type(error).__name__}: {str(error)[:100]}")
+                        del taking_part[each], times[each]
+                        continue
+                    if round_:
+                        times[each].append(time.perf_counter() - begun)
+        print(f"\n{name}: {BATCHES} batches of {BATCH} × {LENGTH} tokens, bf16, median of {ROUNDS} rounds in turn")
+        tokens = BATCHES * BATCH * LENGTH
+        for each, seconds in times.items():
+            ratios = [bare / own for bare, own in zip(times["bare forward"], seconds, strict=True)]
+            rate = tokens / statistics.median(seconds)
+            print(f"  {each:<28} {rate:>9,.0f} tokens/s   {statistics.median(ratios):5.2f} of the bare forward")
+
+
+def a_harvest(to: Path, megabytes: int, width: int = 384) -> tt.Harvest:
+    """A harvest of so many megabytes, of random vectors."""
+    rows = 8192
+    count = max(1, megabytes * 1_000_000 // (rows * width * 2))
+    source = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
+    data = (torch.from_numpy(source).reshape(64, 128, width) for _ in range(count))
+    return tt.harvest(nn.Identity(), data, ":output", to=to, dtype="bf16", progress=False)
+
+
+def read() -> None:
+    """Shuffled and sequential reading from the page cache."""
+    with tempfile.TemporaryDirectory() as folder:
+        acts = a_harvest(Path(folder) / "acts", 600)
+        payload = acts.rows * 384 * 2 / 1e6
+        times: dict[str, list[float]] = {"sequential": [], "shuffled": []}
+        for _ in range(ROUNDS + 1):
+            for name, seed in (("sequential", None), ("shuffled", 0)):
+                begun = time.perf_counter()
+                count = sum(len(batch) for batch in acts.batches(4096, seed=seed))
+                times[name].append(time.perf_counter() - begun)
+                assert count == acts.rows
+        print(f"\nreading {payload:,.0f} MB of bf16 in batches of 4096 from the page cache, memory 256 MB")
+        for name, seconds in times.items():
+            print(f"  {name:<12} {payload / statistics.median(seconds[1:]):>8,.0f} MB/s")
+        ratio = statistics.median(a / b for a, b in zip(times["sequential"][1:], times["shuffled"][1:], strict=True))
+        print(f"  shuffled is {ratio:.2f} of sequential")
+
+
+def memory() -> None:
+    """The memory of this process, over a run of writing and of reading."""
+    with tempfile.TemporaryDirectory() as folder:
+        base, samples = resident(), []
+        source = torch.randn(64, 128, 384)
+
+        def data() -> Any:
+            for n in range(120):
+                if n % 12 == 0:
+                    samples.append(resident() - base)
+                yield source
+
+        acts = tt.harvest(nn.Identity(), data, ":output", to=Path(folder) / "acts", dtype="bf16", progress=False)
+        print(f"\nmemory over {acts.rows * 768 / 1e6:,.0f} MB written (MB above the start): {rounded(samples)}")
+        base, samples = resident(), []
+        for n, _ in enumerate(acts.batches(4096, seed=0)):
+            if n % 24 == 0:
+                samples.append(resident() - base)
+        print(f"memory over the same read shuffled, memory=256MB:          {rounded(samples)}")
+        print(f"peak of the whole process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3:,.0f} MB")
+
+
+def resident() -> float:
+    """Resident memory in megabytes."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 1e6
+
+
+def rounded(numbers: list[float]) -> str:
+    """Numbers for a line."""
+    return " ".join(f"{number:.0f}" for number in numbers)
+
+
+CHILD = """
+import sys, time; sys.path.insert(0, {here!r})
+import torch; torch.set_num_threads(1)
+from harvest import minilm, batches
+import tensortap as tt
+model, data = minilm(), batches("input_ids")
+open({mark!r}.format(sys.argv[1]), "w").close()
+begun = time.perf_counter()
+tt.harvest(model, data, "encoder.layer.2:output", to={to!r}, dtype="bf16", stop=None, progress=False,
+           shard_size="1MB", spread=1)
+print(time.perf_counter() - begun)
+"""
+
+
+def processes() -> None:
+    """Two processes, as torchrun launches them, against one; each with one thread."""
+    seconds: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(3):
+        for count in (1, 2):
+            with tempfile.TemporaryDirectory() as folder:
+                code = CHILD.format(here=str(Path(__file__).parent), to=f"{folder}/acts", mark=folder + "/mark{}")
+                started = [
+                    subprocess.Popen(
+                        [sys.executable, "-c", code, str(rank)], stdout=subprocess.PIPE, text=True,
+                        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"},
+                    )
+                    for rank in range(count)
+                ]  # fmt: skip
+                seconds[count].append(max(float(child.communicate()[0]) for child in started))
+    ratio = statistics.median(one / two for one, two in zip(seconds[1], seconds[2], strict=True))
+    print(f"\ntwo processes are {ratio:.2f} × one ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
+
+
+def ray() -> None:
+    """What Ray adds: two workers with one thread each, against two processes of this machine, start-up apart."""
+    import ray as engine
+
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    here = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
+    begun = time.perf_counter()
+    engine.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": here})
+    up = time.perf_counter() - begun
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"dtype": "bf16", "stop": None, "progress": False, "shard_size": "1MB", "spread": 1}
+        site, data = "encoder.layer.2:output", batches("input_ids")
+        begun = time.perf_counter()
+        tt.harvest(minilm, data, site, to=f"{folder}/local", **options)
+        local = time.perf_counter() - begun
+        begun = time.perf_counter()
+        tt.harvest(minilm, lambda: data, site, to=f"{folder}/ray", engine=tt.Ray(workers=1), **options)
+        there = time.perf_counter() - begun
+    print(f"\nRay: starts in {up:.1f} s; one worker takes {there:.1f} s where this process takes {local:.1f} s")
+
+
+def formats() -> None:
+    """Ways of writing vectors in bf16: how fast they are written and read, and how large they are."""
+    rows, width = 40_000, 384
+    values = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
+    bits = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+    columns: dict[str, Any] = {
+        "Parquet, fixed-length binary": pa.Array.from_buffers(pa.binary(2 * width), rows, [None, pa.py_buffer(bits)]),
+        "Parquet, list of uint16": pa.FixedSizeListArray.from_arrays(pa.array(bits.reshape(-1)), width),
+        "Parquet, list of float16": pa.FixedSizeListArray.from_arrays(
+            pa.array(values.astype(np.float16).reshape(-1)), width
+        ),
+    }
+    print(f"\nformats: {rows} rows of {width} bf16, MB/s of payload from the page cache")
+    chosen = np.sort(np.random.default_rng(0).integers(0, rows, 256))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, column in columns.items():
+            table, path = pa.table({"values": column}), f"{folder}/a.parquet"
+            wrote = best(lambda t=table, p=path: write_plain(t, p))
+            got = best(lambda p=path: pq.read_table(p, memory_map=True, pre_buffer=False))
+            few = best(lambda p=path: pq.read_table(p, memory_map=True, pre_buffer=False).take(chosen))
+            size = Path(path).stat().st_size / bits.nbytes
+            rates = f"{bits.nbytes / wrote / 1e6:>7,.0f} written {bits.nbytes / got / 1e6:>7,.0f} read"
+            print(f"  {name:<30} {rates}   256 random rows {few * 1e3:6.1f} ms   size {size:.2f}")
+            with pa.OSFile(f"{folder}/a.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as out:
+                out.write_table(table)
+        with pa.memory_map(f"{folder}/a.arrow") as file:
+            few = best(lambda: pa.ipc.open_file(file).read_all().take(chosen))
+        print(f"  Arrow IPC, memory map: 256 random rows {few * 1e3:.1f} ms")
+
+
+def write_plain(table: pa.Table, path: str) -> None:
+    """Write without compression or dictionaries."""
+    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, path, row_group_size=8192, **plain)
+
+
+def best(function: Callable[[], object]) -> float:
+    """The shortest of five times."""
+    times = []
+    for _ in range(5):
+        begun = time.perf_counter()
+        function()
+        times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+PARTS = {"formats": formats, "write": write, "read": read, "memory": memory, "processes": processes, "ray": ray}
+
+if __name__ == "__main__":
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
+    for part in sys.argv[1:] or PARTS:
+        PARTS[part]()
