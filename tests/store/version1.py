@@ -28,6 +28,7 @@ COLUMNS = (
 )  # fmt: skip
 SERIES = ("std", "nan", "nonfinite", "absmax", "q0.95", "largest")
 STEPS = 3
+METRICS = ["step", "name", "rank", "value", "time", "text"]  # as version 1 knew them; later columns are null
 
 
 def numbers_of(run: tt.Run) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def numbers_of(run: tt.Run) -> dict[str, Any]:
         "state": run.state, "ranks": run.ranks, "steps": run.steps, "last_step": run.last_step, "sites": run.sites,
         "places": [list(place) for place in run.places], "lines": run.lines, "counts": run.counts,
         "records": [_row(row) for row in run.table().select(COLUMNS).to_pylist()],
-        "metrics": [_row(row) for row in run.metrics().to_pylist()],
+        "metrics": [_row(row) for row in run.metrics().select(METRICS).to_pylist()],
         "merged": [_row(row) for row in merged.select([c for c in COLUMNS if c in merged.column_names]).to_pylist()],
         "series": {stat: _series(run.series("0:output", stat)) for stat in SERIES},
         "tensors": [_tensor(key, array) for key, array in run.tensors()],

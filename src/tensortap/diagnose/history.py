@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.diagnose.duplicates import Key, without_duplicates
+from tensortap.diagnose.metrics import MetricHistory
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.statistics import NUMBERS
@@ -161,29 +162,9 @@ class RunHistory:
         return facts.module_types(self.snapshot.run_json)
 
     @cached_property
-    def metrics(self) -> dict[str, tuple[npt.NDArray[np.int64], Floats]]:
-        """The user's metrics by name: steps and values, ranks averaged; of training, where a name has both phases."""
-        found = {}
-        for name, rows in self._metric_rows.items():
-            trained = rows["phase"] == "train"
-            chosen = trained if trained.any() else np.ones(len(trained), bool)
-            found[name] = _mean_by_step(rows["step"][chosen], rows["value"][chosen])
-        return found
-
-    @cached_property
-    def evaluation_metrics(self) -> set[str]:
-        """The names of metrics that only evaluation gave, in a run where training gave some."""
-        phases = {name: set(rows["phase"]) for name, rows in self._metric_rows.items()}
-        trains = any("train" in found for found in phases.values())
-        return {name for name, found in phases.items() if trains and found == {"eval"}}
-
-    @cached_property
-    def _metric_rows(self) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        table = queries.metrics(self.snapshot)
-        table = table.filter(table["value"].is_valid())  # labels have none
-        columns = {name: table[name].to_numpy(zero_copy_only=False) for name in ("name", "phase", "step", "value")}
-        names = columns["name"]
-        return {name: {key: values[names == name] for key, values in columns.items()} for name in dict.fromkeys(names)}
+    def metrics(self) -> MetricHistory:
+        """The user's metrics by name: steps and values, ranks averaged."""
+        return MetricHistory(self.snapshot)
 
     def of_phase(self, phase: str) -> RunHistory:
         """Return the history of another phase."""
@@ -396,9 +377,3 @@ def _by_place(rows: Any) -> Iterator[tuple[Place, npt.NDArray[np.int64]]]:
     order = np.argsort(code, kind="stable")
     for index in np.split(order, np.flatnonzero(np.diff(code[order])) + 1) if len(rows) else ():
         yield Place(*(rows[name][int(index[0])].as_py() for name in Place._fields)), index
-
-
-def _mean_by_step(steps: npt.NDArray[np.int64], values: Floats) -> tuple[npt.NDArray[np.int64], Floats]:
-    unique, index = np.unique(steps, return_inverse=True)
-    with np.errstate(invalid="ignore"):
-        return unique, np.bincount(index, values) / np.bincount(index)

@@ -17,7 +17,7 @@ Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 def _losses(history: RunHistory, metric: str, least: int) -> list[Series]:
     """Return the metrics that are losses of training, with at least so many finite values."""
-    names = [name for name in history.metrics if name not in history.evaluation_metrics]
+    names = [name for name in history.metrics if name not in history.metrics.of_evaluation]
     exact = [metric] if metric in names else []
     close = [name for name in names if metric in name.lower() and not _of_evaluation(name)]
     found = [(name, *history.metrics[name]) for name in exact or close]
