@@ -24,7 +24,8 @@ def record(path, *, own_numbers, close=True):
             recorder.enter_phase(phase)
         value = np.full(4, n if phase == "train" else -n, np.float32)
         recorder.observe(recorder.point(Place("fc"), 1), buffer_of(value))
-        folder.append(recorder.close({}, phase=phase)[0])
+        told = {"loss": float(n)} | ({"accuracy": 0.5} if phase == "eval" else {})
+        folder.append(recorder.close(told, phase=phase)[0])
     if close:
         folder.close()
     return folder
@@ -80,4 +81,17 @@ def test_a_run_of_one_phase_is_shown_whole(tmp_path):
     api = Api(str(tmp_path / "run"))
     info = api.answer("/api/run", {})
     assert (info["phase"], info["phases"], info["steps"]["count"]) == ("", ["eval"], 1)
+    api.close()
+
+
+@pytest.mark.parametrize("own_numbers", [False, True])
+def test_metrics_are_those_of_the_phase(tmp_path, own_numbers):
+    """A loss of both phases is training's; what only evaluation has stays where steps share one sequence of numbers."""
+    record(tmp_path / "run", own_numbers=own_numbers)
+    api = Api(str(tmp_path / "run"))
+    for phase in ("train", "eval"):
+        answer = api.answer("/api/metrics", {"phase": phase})
+        loss = answer.columns[f"m{answer.header['names'].index('loss')}.mean"]
+        assert loss[~np.isnan(loss)].tolist() == [abs(value) for value in values(phase)]
+        assert ("accuracy" in answer.header["names"]) == (phase == "eval" or not own_numbers)
     api.close()

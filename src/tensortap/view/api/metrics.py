@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pyarrow.compute as pc
 
-from tensortap.store import queries
+from tensortap.store import facts, queries
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.cache import SizedCache
@@ -24,13 +25,26 @@ def series_of(snapshot: Snapshot, cache: SizedCache) -> dict[str, Series]:
 
     def read() -> dict[str, Series]:
         table = queries.metrics(snapshot)
-        table = table.filter(pc.is_valid(table["value"]))  # labels have none
+        table = of_phase(snapshot, table.filter(pc.is_valid(table["value"])))  # labels have none
         steps, values = table["step"].to_numpy(), table["value"].to_numpy()
         names = np.array(table["name"].to_pylist(), object)
         return {str(name): (steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
 
-    key = ("metrics", str(snapshot.files), snapshot.version)
+    key = ("metrics", str(snapshot.files), snapshot.phase, snapshot.version)
     return cache.get(key, read, lambda found: sum(s.nbytes + v.nbytes for s, v in found.values()) + 64)
+
+
+def of_phase(snapshot: Snapshot, table: Any) -> Any:
+    """Return the metrics of the phase that is shown, and those whose phase nobody said.
+
+    Where all steps are numbered in one sequence, a metric that only another phase has (a validation loss) stays too.
+    """
+    if not snapshot.phase:
+        return table
+    own = pc.is_in(pc.fill_null(table["phase"], ""), pa.array(["", snapshot.phase]))
+    if not facts.numbered_phases(snapshot):
+        own = pc.or_(own, pc.invert(pc.is_in(table["name"], pc.unique(table["name"].filter(own)))))
+    return table.filter(own)
 
 
 def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> ColumnAnswer:

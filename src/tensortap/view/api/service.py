@@ -74,8 +74,8 @@ Request = Callable[[OpenRun, Snapshot, Query], Answer]
 
 
 def _run(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    names = list(series_of(snapshot, opened.cache))
     shown = snapshot.of_phase(chosen_phase(snapshot, query))
+    names = list(series_of(shown, opened.cache))
     return about.described(opened.ident, snapshot, names, opened.facts(snapshot), shown)
 
 
@@ -84,7 +84,7 @@ def _heat(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
 
 
 def _metrics(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return metrics(snapshot, opened.cache, query)
+    return metrics(snapshot.of_phase(chosen_phase(snapshot, query)), opened.cache, query)
 
 
 def _site(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
