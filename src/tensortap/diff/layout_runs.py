@@ -68,15 +68,15 @@ class LayoutComparison:
         a, b = replace(paired.a.record, summary=x, call=paired.call), replace(paired.b.record, summary=y)
         pair = compare_records(a, b, tolerance, common, rank=paired.b.rank)
         pair = replace(pair, ratio=y.l2 / x.l2 if x.l2 else None)
-        if paired.missing:
-            ranks = ", ".join(map(str, paired.missing))
-            pair = replace(pair, error=np.inf, excess=np.inf, rank=paired.missing[0], note=f"none on rank {ranks}")
         self._floors.compared(paired.place, pair, x, whole)
         return pair
 
     def _explained(self, group: Sequence[tuple[PairedWhole, Pair]]) -> list[Pair]:
         """Return the pairs of one tensor's copies; where the copies add up to the reference, say so."""
         pairs = [pair for _, pair in group]
+        if group and (missing := group[0][0].missing):
+            note = f"there is none on rank {', '.join(map(str, missing))}"
+            return [*pairs, replace(pairs[0], error=np.inf, excess=np.inf, rank=missing[0], of="record", note=note)]
         if len(pairs) < 2 or not all(pair.differs and not pair.note for pair in pairs):
             return pairs
         wanted, found = group[0][0].a.record.summary, [paired.summaries[1] for paired, _ in group]

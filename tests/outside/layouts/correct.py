@@ -25,3 +25,11 @@ LAYOUTS = (
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ONE = Layout("one")
 REFERENCES = {f"one-{name}": Setup(dtype=dtype) for name, dtype in DTYPES.items()}
+MORE = (  # what the planted faults need, done right
+    ("adamw", Setup(optimizer="adamw"), ("ddp2", "fsdp2", "tensor2", "tensor2-hand", "pipeline2", "fsdp2-tensor2")),
+    ("tied", Setup(tied=True), ("pipeline2", "pipeline4", "ddp2")),
+    ("masked", Setup(masked=True), ("ddp2", "ddp2-accumulate2", "fsdp2")),
+    ("batchnorm", Setup(batch_norm=True), ("ddp2", "hand4")),
+    ("clip", Setup(clip=0.5), ("ddp2", "hand4")),
+    ("ema", Setup(ema=True), ("hand2",)),
+)
