@@ -230,7 +230,8 @@ def watch(
         return _unrecorded_tap(IdleAdapter(adapter.function), to, world, monitor, counters)
     described = adapter.describe()
     kind = described.get("class", "values")
-    about = {"probes": [p.describe() for p in chosen], **({"model": described} if described else {})}
+    about: dict[str, Any] = {"probes": [p.describe() for p in chosen], **({"model": described} if described else {})}
+    about |= {"world": world.size} if world.size > 1 else {}
     sinks, folder = open_destinations(to, RunFolderMaker(kind, world, about, counters, resume, overwrite))
     recorder = Recorder(
         chosen, rank=world.rank, start=max(options.start, folder.start if resume and folder is not None else 0),

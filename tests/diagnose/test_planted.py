@@ -53,9 +53,9 @@ def test_healthy_training_is_left_alone(zoo: Any, healthy: str) -> None:
 
 
 def test_every_rule_is_planted(zoo: Any) -> None:
-    """There is a planted fault for every rule there is."""
+    """There is a planted fault for every rule there is; those on several ranks are in test_rules_on_ranks.py."""
     ours = {name for name, rule in REGISTRY.items() if rule.function.__module__.startswith("tensortap.")}
-    assert {zoo.expected(name).rule for name in zoo.faulty} == ours
+    assert {zoo.expected(name).rule for name in zoo.faulty} == ours - {"replicas_differ", "rank_outlier"}
 
 
 class Score(NamedTuple):

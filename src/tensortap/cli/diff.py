@@ -9,7 +9,7 @@ import click
 from tensortap.cli.errors import FAILED, UNDECIDED, explain
 from tensortap.cli.options import json_option, limit_option, print_json, site_option, step_option
 from tensortap.diff.runs import diff
-from tensortap.errors import TensortapError
+from tensortap.errors import RunError, TensortapError
 from tensortap.store.run import open_run
 from tensortap.view.terminal.arguments import resolve_steps
 from tensortap.view.terminal.diff import draw_diff
@@ -23,6 +23,7 @@ from tensortap.view.terminal.progress import waiting
               help="A module's name in A and in B, with all below it: 'h.*.attn=blocks.*.attention'.")  # fmt: skip
 @click.option("--rtol", type=click.FloatRange(0), help="Relative to scale, instead of what goes with the types.")
 @click.option("--atol", type=click.FloatRange(0), help="What may differ whatever the scale.  [default: 0]")
+@click.option("--mesh", metavar="SIDE=N,…", help="How B's ranks lie where they did not record it: 'dp=2,tp=4'.")
 @site_option
 @step_option
 @limit_option(20)
@@ -30,7 +31,7 @@ from tensortap.view.terminal.progress import waiting
 @click.pass_context
 def command(
     ctx: click.Context, a: str, b: str, renames: tuple[str, ...], rtol: float | None, atol: float | None,
-    sites: tuple[str, ...], step: int | slice | None, limit: int, as_json: bool,
+    mesh: str | None, sites: tuple[str, ...], step: int | slice | None, limit: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare run B with run A and report where they first diverge.
 
@@ -40,7 +41,7 @@ def command(
         with waiting(f"comparing {a} and {b}") as advance:
             first, second = open_run(a), open_run(b)
             found = diff(first, second, map=renames, rtol=rtol, atol=atol, sites=list(sites) or None,
-                         steps=resolve_steps(first, step), progress=advance)  # fmt: skip
+                         steps=resolve_steps(first, step), mesh=_mesh(mesh), progress=advance)  # fmt: skip
     except (TensortapError, OSError) as error:
         explain(error)
         ctx.exit(UNDECIDED)
@@ -50,3 +51,12 @@ def command(
         draw_diff(found, limit)
     sys.stdout.flush()
     ctx.exit(0 if found else FAILED)
+
+
+def _mesh(text: str | None) -> dict[str, int] | None:
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(name.strip() and size.strip().isdigit() for name, _, size in pairs):
+        raise RunError(f"--mesh must be sides with their sizes, such as dp=2,tp=4, got {text!r}")
+    return {name.strip(): int(size) for name, _, size in pairs}

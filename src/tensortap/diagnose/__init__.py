@@ -15,6 +15,7 @@ from tensortap.diagnose.rules.inputs import inputs_not_normalised, never_ran
 from tensortap.diagnose.rules.loss import loss_not_decreasing, loss_spike
 from tensortap.diagnose.rules.parameters import poor_initialisation, unchanged, update_ratio
 from tensortap.diagnose.rules.precision import low_precision
+from tensortap.diagnose.rules.ranks import rank_outlier, replicas_differ
 from tensortap.diagnose.rules.representation import attention_collapse, representation_collapse
 from tensortap.diagnose.rules.values import all_zero, constant, outliers
 
@@ -40,6 +41,8 @@ __all__ = [
     "nonfinite",
     "outliers",
     "poor_initialisation",
+    "rank_outlier",
+    "replicas_differ",
     "representation_collapse",
     "rule",
     "saturated",

@@ -15,7 +15,8 @@ from tensortap.finding import SEVERITIES, Finding, Severity
 Looks = Callable[..., Iterable[Finding] | None]
 REGISTRY: Final[dict[str, Rule]] = {}
 ORDER: Final = (  # in which they are asked: causes before what they cause, so that among equals the cause is read first
-    "nonfinite", "inputs_not_normalised", "poor_initialisation", "never_ran", "unchanged", "update_ratio", "dead_units",
+    "nonfinite", "replicas_differ", "rank_outlier",
+    "inputs_not_normalised", "poor_initialisation", "never_ran", "unchanged", "update_ratio", "dead_units",
     "saturated", "exploding_gradients", "vanishing_gradients", "attention_collapse", "representation_collapse",
     "outliers", "constant", "all_zero", "loss_spike", "loss_not_decreasing", "drift", "low_precision",
 )  # fmt: skip

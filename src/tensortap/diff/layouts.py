@@ -12,10 +12,10 @@ import numpy as np
 
 from tensortap.diff.cause import stage_of
 from tensortap.diff.elements import CommonElements, KeptElements
-from tensortap.distributed.mesh import Mesh, mesh_of
 from tensortap.diff.pieces import BATCH_ORDERS, MICRO, Arrangement, BatchOrder, Piece, Shape, arrange, fingerprint
 from tensortap.diff.pieces import whole_shape as shape_of_pieces
 from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merged_whole, scaled
+from tensortap.distributed.mesh import Mesh, mesh_of
 from tensortap.record.step import Record
 from tensortap.select.ports import MEMBER_PORTS, PORT_INFO
 from tensortap.types import Place

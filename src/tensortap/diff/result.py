@@ -110,6 +110,7 @@ class Diff:
                 "first": first,
                 "first_unequal": unequal,
                 "cause": None if self.cause is None else self.cause.to_dict(),
+                "explanation": self.explanation,
                 "layouts": self.layouts,
                 "aligned_by": self.aligned_by,
                 "sites": len(self.rows),
@@ -137,8 +138,23 @@ class Diff:
         where = f"{self.first.name} at step {self.first.step}"
         return f"differs first in {where}: {self.first.how_much}"
 
+    @property
+    def explanation(self) -> str:
+        """Why nothing else can be compared: the runs read other batches or began with other parameters; else empty."""
+        cause = self.cause
+        if cause is None:
+            return ""
+        if cause.kind == "input":
+            return f"the runs do not read the same batch at step {cause.step}: all that follows differs for that reason"
+        began_apart = cause.kind == "parameter" and cause.step == self.steps[0] and cause.rank is None
+        if began_apart and cause.everywhere and len(cause.sites) > 1:
+            return "the runs begin with other parameters, from another seed or checkpoint: all that follows differs"
+        return ""
+
     def remarks(self) -> Iterator[str]:
         """Yield what else there is to say: one line each."""
+        if self.explanation:
+            yield self.explanation
         if self.first:
             count = f"{self.differing} of {many(len(self.rows), 'site')} differ"
             yield f"{count}; the tolerance there is {self.first.bound}"
@@ -184,6 +200,8 @@ class Diff:
 
     def __str__(self) -> str:
         lines = [f"a  {self.a}", f"b  {self.b}", self.headline, *self.remarks(), ""]
+        if self.explanation:
+            return "\n".join(lines[:-1])
         width = max((len(row.worst.name) for row in self.rows[:_SHOWN]), default=0)
         for row in self.rows[:_SHOWN]:
             lines.append(f"{row.worst.name:<{width}}  step {row.worst.step}  {verdict(row)}")

@@ -17,6 +17,7 @@ from tensortap.diff.records import compare_records
 from tensortap.diff.result import Diff
 from tensortap.diff.site_names import common_names
 from tensortap.diff.tolerance import Precision, changed
+from tensortap.distributed.mesh import require_all_ranks
 from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
 from tensortap.store.catalog import retry_if_moved
@@ -83,6 +84,8 @@ def diff_snapshots(
         return _signatures(a, of_a), _signatures(b, of_b)
 
     if mesh is not None or callable(map) or _spread_differently(a, b, both[0]):
+        for side in (a, b):
+            require_all_ranks(side.run.path, side.snapshot.ranks, shards(side.snapshot), side.snapshot.run_json)
         names = common_names(_places(a)), common_names(_places(b), map if callable(map) else None)
         aligned = align(_unique(names[0]), _unique(names[1]), renames(None if callable(map) else map), signatures)
         aligned = _chosen(aligned, sites)

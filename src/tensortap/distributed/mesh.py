@@ -81,3 +81,19 @@ def _shards_everything(side: str, parts: Parts) -> bool:
     shards = [shard for of in parts.values() for name, shard in of.items() if name.endswith(":param")]
     placed = [dict(zip(shard["mesh"], shard["placements"], strict=True)).get(side, "R") for shard in shards]
     return bool(placed) and all("S(0" in how for how in placed)
+
+
+def require_all_ranks(path: str, ranks: Sequence[int], parts: Parts, info: Mapping[str, Any]) -> None:
+    """Raise unless every rank of the launch recorded: without one, no whole tensor can be put together."""
+    world = info.get("world")
+    said = {rank for of in parts.values() for shard in of.values() for rank in shard.get("ranks") or ()}
+    expected = said | set(range(world if isinstance(world, int) else max(ranks, default=0) + 1))
+    missing = sorted(expected - set(ranks))
+    if missing:
+        one = len(missing) == 1
+        raise RunError(
+            f"{path} has nothing of rank{'' if one else 's'} {', '.join(map(str, missing))} of {len(expected)}: whole "
+            f"tensors cannot be put together without {'its part' if one else 'their parts'}. Copy the folder"
+            f"{'' if one else 's'} {', '.join(f'rank={rank}' for rank in missing[:3])} into the run, and record "
+            "without ranks="
+        )

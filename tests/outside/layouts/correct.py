@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from tests.outside.layouts.training import Layout, Setup
+
+from outside.layouts.training import Layout, Setup
 
 LAYOUTS = (
     Layout("accumulate2", accumulate=2), Layout("accumulate4", accumulate=4),

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 
-from tests.outside.layouts.model import Columns, Dropout, Net, Positions, Rows, TensorGroup, cut, region
-from tests.outside.layouts.training import Layout, PipelineTraining, Setup, Training
+from outside.layouts.model import Columns, Dropout, Net, Positions, Rows, TensorGroup, cut, region
+from outside.layouts.training import Layout, PipelineTraining, Setup, Training
 
 
 class Fault(NamedTuple):
@@ -330,7 +330,8 @@ FAULTS = (
           BoundaryOffByOne, GRADIENT, None),
     Fault("parameter dropped by FSDP's wrapping", FSDP, DroppedByFsdp, GRADIENT, "norm"),
     Fault("stale copy from CPU offload", TWO, StaleOffload, ("parameter",), "blocks.0.attn.v", step=2, rank=1),
-    Fault("moving average on rank 0 only", TWO, AverageOnOneRank, ("buffer",), "head", step=1, rank=1, setup=Setup(ema=True)),
+    Fault("moving average on rank 0 only", TWO, AverageOnOneRank, ("buffer",), "head", step=1, rank=1,
+          setup=Setup(ema=True)),
     Fault("initial parameters differ by rank", TWO, SeedOfRank, ("parameter",), None, rank=1),
     Fault("row-parallel layer not summed", CUT, exchanged("blocks.0.attn.out", _RowsNotSummed), ("forward",),
           "blocks.0.attn.out"),

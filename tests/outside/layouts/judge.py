@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensortap as tt
-from tests.outside.layouts.correct import DTYPES, LAYOUTS, MORE, ONE
-from tests.outside.layouts.faults import FAULTS, Fault
-from tests.outside.layouts.pool import Recording, record_all
-from tests.outside.layouts.training import Layout, Setup
+from outside.layouts.correct import DTYPES, LAYOUTS, MORE, ONE
+from outside.layouts.faults import FAULTS, Fault
+from outside.layouts.pool import Recording, record_all
+from outside.layouts.training import Layout, Setup
 
 
 class Correct(NamedTuple):
@@ -74,7 +74,7 @@ def _diff(case: Correct | Fault, out: Path) -> Any:
 
 def _judge_correct(case: Correct, out: Path) -> Verdict:
     found = _diff(case, out)
-    alarms = [f for f in tt.open(out / case.name).findings(["replicas_differ", "rank_outlier"])]
+    alarms = list(tt.open(out / case.name).findings(["replicas_differ", "rank_outlier"]))
     answer = "same" if found else str(found.cause)
     if alarms:
         answer = str(alarms[0])

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from tests.outside.layouts.training import Layout, Setup, Training, training
 
 import tensortap as tt
+from outside.layouts.training import Layout, Setup, Training, training
 
 Make = Callable[[Layout, Setup], Training]
 VALUES = ("**:input", "**:output", "**:grad_output", "**:grad_input")

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from tests.outside.layouts.model import LENGTH, VOCABULARY, BatchNorm, Net, Positions, TensorGroup, cut, make, stage_of
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,6 +22,8 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+
+from outside.layouts.model import LENGTH, VOCABULARY, BatchNorm, Net, Positions, TensorGroup, cut, make, stage_of
 
 BATCH = 8
 

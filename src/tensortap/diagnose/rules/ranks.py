@@ -74,8 +74,8 @@ def replicas_differ(history: RunHistory) -> Iterator[Finding]:
             "", "", str(copies.place), steps,
             {"step": copies.step, "rank": odd[0], "ranks": list(odd), "majority": known, "sites": len(wrong)},
             f"It should be the same on every replica and is not: from step {copies.step} on {which}.{more}",
-            "Look at what this rank does alone before that step: loading, a skipped reduction, its own learning rate or "
-            "seed, a stale copy, a faulty host.",
+            "Look at what this rank does alone before that step: loading, a skipped reduction, its own learning rate "
+            "or seed, a stale copy, a faulty host.",
         )  # fmt: skip
 
 
@@ -101,7 +101,9 @@ def _rows(history: RunHistory, ports: Sequence[str]) -> dict[tuple[int, Place], 
     for port in ports:
         table = history.table(ports=port)
         names = [name for name in ("hash", *_EXACT) if name in table.column_names]
-        columns = [table[name].to_pylist() for name in ("step", "rank", "site", "port", "slot", "call", "shape", *names)]
+        columns = [
+            table[name].to_pylist() for name in ("step", "rank", "site", "port", "slot", "call", "shape", *names)
+        ]
         for step, rank, site, of, slot, call, shape, *numbers in zip(*columns, strict=True):
             hashed = names[0] == "hash" and numbers[0] is not None
             mark = numbers[0] if hashed else tuple(numbers)
@@ -194,7 +196,7 @@ def rank_outlier(
 
 
 def _sizes(history: RunHistory, group: set[int]) -> dict[Place, dict[int, dict[int, float]]]:
-    """Return the root mean square by place, step and rank, where every rank of the group has one, in order of places."""
+    """Return the root mean square by place, step and rank, where every rank of the group has one."""
     found: dict[Place, dict[int, dict[int, list[float]]]] = {}
     for port in _VALUES:
         table = history.table(ports=port, columns=["step", "rank", "site", "port", "slot", "l2", "numel", "dtype"])
@@ -225,3 +227,7 @@ def _outlier(
         sides = Counter(gap > 0 for _, gap in found).most_common(1)[0]
         if len(found) >= least and sides[1] >= share * len(sizes):
             yield rank, math.exp(float(np.median([gap for _, gap in found]))), [step for step, _ in found]
+
+
+def _listed(ranks: Group) -> str:
+    return ", ".join(map(str, ranks))

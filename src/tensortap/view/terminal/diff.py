@@ -22,7 +22,7 @@ def draw_diff(found: Diff, limit: int = 0, stream: IO[str] | None = None) -> Non
     screen.draw(Text(f"a  {printable(found.a)}", style="dim"), Text(f"b  {printable(found.b)}", style="dim"))
     screen.draw(Text(found.headline, style="bold green" if found else formats.ALARM))
     screen.draw(*(Text(f"  {remark}") for remark in found.remarks()))
-    if found.first_unequal is None:
+    if found.first_unequal is None or found.explanation:
         return
     shown = _shown(found, limit)
     screen.draw(Text(), grid(list(_columns(found, shown)), shown, screen.width))

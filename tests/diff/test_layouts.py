@@ -1,0 +1,170 @@
+"""Runs spread over ranks and microbatches, compared with one process: pieces, copies, names, and bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tensortap as tt
+from tensortap.diff.cause import first_cause
+from tensortap.diff.pieces import Arrangement, Piece, arrange, whole_shape
+from tensortap.diff.site_names import common_names, unwrapped
+from tensortap.diff.whole import merge_summaries
+from tensortap.distributed.mesh import mesh_of
+from tensortap.errors import RunError
+from tensortap.types import Place
+
+X = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+FULL = [tt.stats(), tt.full()]
+
+
+@pytest.fixture
+def spread(make_run):
+    """Write one run of what each rank saw; of a rank a list of arrays is its calls."""
+
+    def write(name, *ranks, keep=FULL, about=None):
+        for rank, sites in enumerate(ranks):
+            path = make_run([(sites, {})], name=name, rank=rank, keep=keep, about=about)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("keep", [FULL, [tt.stats()], [tt.stats(), tt.sample(20)]], ids=["full", "stats", "sample"])
+@pytest.mark.parametrize(
+    ("halves", "how"),
+    [
+        (np.split(X, 2), "blocks"), ([X[::2], X[1::2]], "strided"), (np.split(X, 2, axis=1), "columns"),
+        ([X, X], "copies"),
+    ],
+)  # fmt: skip
+def test_pieces_make_the_whole(spread, keep, halves, how):
+    """Rows in blocks, rows in turns, columns and copies are told apart; one wrong element is found."""
+    one = spread("one", {"fc": X})
+    assert tt.diff(one, spread("same", *({"fc": half} for half in halves), keep=keep))
+    wrong = [half.copy() for half in halves]
+    wrong[1][0, 0] += 9
+    found = tt.diff(one, spread("wrong", *({"fc": half} for half in wrong), keep=keep))
+    assert not found and found.cause.site == "fc:output" and (found.cause.rank == 1) == (how == "copies")
+
+
+def test_microbatches(spread):
+    """Calls of a step are put together where the other run had the whole batch in one call."""
+    one = spread("one", {"fc": X, "out": X * 2})
+    parts = np.split(X, 4)
+    assert tt.diff(one, spread("micro", {"fc": parts, "out": [part * 2 for part in parts]}))
+    assert tt.diff(spread("micro2", {"fc": parts}), spread("one2", {"fc": X}))
+    found = tt.diff(one, spread("bad", {"fc": parts, "out": [part * 2.01 for part in parts]}))
+    assert found.cause.site == "out:output"
+
+
+def test_a_mesh_that_the_user_gives(spread):
+    """Four ranks in a grid: rows along one side, columns along the other."""
+    pieces = [half for rows in np.split(X, 2) for half in np.split(rows, 2, axis=1)]
+    one, grid = spread("one", {"fc": X}), spread("grid", *({"fc": piece} for piece in pieces))
+    found = tt.diff(one, grid, mesh={"dp": 2, "tp": 2})
+    assert found and found[0].worst.kept == "full" and "dp 2 × tp 2" in found.layouts
+
+
+def test_partial_sums_that_were_not_reduced_are_told(spread):
+    """Where the ranks' values add up to the reference, the note says so."""
+    part = np.random.default_rng(1).normal(size=X.shape).astype(np.float32) + 1
+    found = tt.diff(spread("one", {"fc": X}), spread("two", {"fc": part}, {"fc": X - part}))
+    assert not found and "partial sums" in found.first.note
+
+
+def test_names_of_wrappers(spread):
+    """Prefixes of wrappers and pipeline stages do not matter; other names are given by a function."""
+    one = spread("one", {"blocks.0.fc": X, "blocks.1.fc": X + 1})
+    halves = np.split(X, 2)
+    ddp = [{"module.blocks.0.fc": half, "module._orig_mod.blocks.1.fc": half + 1} for half in halves]
+    assert len(tt.diff(one, spread("ddp", *ddp))) == 2
+    assert len(tt.diff(one, spread("stages", {"stage0.blocks.0.fc": X}, {"stage1.blocks.1.fc": X + 1}))) == 2
+    port = spread("port", *({"h0": half, "h1": half + 1} for half in halves))
+    assert len(tt.diff(one, port, map=lambda name: name.replace("h", "blocks.") + ".fc")) == 2
+    assert unwrapped("module.stage2.module.x") == "x"
+    names = common_names([Place("", "input"), Place("module", "input"), Place("module.a", "output")])
+    assert names == {Place("module", "input"): Place("", "input"), Place("module.a"): Place("a")}
+
+
+def test_a_rank_that_is_missing(make_run, spread):
+    """The error names the rank and what to copy."""
+    one = spread("one", {"fc": X})
+    path = make_run([({"fc": X[:4]}, {})], name="half", rank=0, keep=FULL, about={"world": 2})
+    with pytest.raises(RunError, match=r"has nothing of rank 1 of 2: .* Copy the folder rank=1 into the run"):
+        tt.diff(one, path, mesh={"dp": 2})
+
+
+@pytest.mark.parametrize(
+    ("mesh", "said"),
+    [({"dp": 1}, "must multiply to 2"), ({}, "must give each side a size"), ({"dp": 0}, "must give each side a size")],
+)
+def test_a_mesh_that_cannot_be(spread, mesh, said):
+    """The error says what the sizes must come to."""
+    with pytest.raises(RunError, match=said):
+        tt.diff(spread("one", {"fc": X}), spread("two", {"fc": X[:4]}, {"fc": X[4:]}), mesh=mesh)
+
+
+def test_runs_that_share_no_site(spread):
+    """There is an error with an example of both, and not a list."""
+    with pytest.raises(RunError, match="give a map of names"):
+        tt.diff(spread("one", {"fc": X}), spread("two", {"conv": X[:3]}, {"conv": X[:2]}))
+
+
+def test_statistics_merge_exactly():
+    """Those of the pieces together are those of the whole, histogram included."""
+    parts = [tt.summarize(part) for part in np.split(X.astype(np.float64), 4)]
+    merged, whole = merge_summaries(parts, X.shape), tt.summarize(X.astype(np.float64))
+    for name in ("numel", "min", "max", "mean", "std", "l1", "l2", "skewness", "kurtosis"):
+        assert merged[name] == pytest.approx(whole[name], rel=1e-12)
+    assert merged.hist_counts.tolist() == whole.hist_counts.tolist()
+
+
+def test_strided_shards(spread):
+    """FSDP2 over tensor parallelism cuts what the other has cut: the pieces are still put in their places."""
+    whole = np.arange(16.0)
+    cut = Arrangement({"dp": "_S(0, 2)", "tp": "S(0)"}, {"dp": 2, "tp": 2}, frozenset({"dp"}))
+    record = next(tt.open(spread("one", {"fc": whole[:4]})).records())
+    at = [cut.positions(Piece(record, {"dp": dp, "tp": tp}), (16,)) for dp in (0, 1) for tp in (0, 1)]
+    assert [found.tolist() for found in at] == [[0, 1, 2, 3], [8, 9, 10, 11], [4, 5, 6, 7], [12, 13, 14, 15]]
+
+
+def test_what_ranks_recorded_comes_before_what_sizes_say(spread):
+    """A known placement is kept, and gives the shape of the whole."""
+    records = [
+        next(tt.open(spread(name, {"fc": half})).records()) for name, half in zip("ab", np.split(X, 2), strict=True)
+    ]
+    pieces = [Piece(record, {"tp": n}) for n, record in enumerate(records)]
+    known = arrange(pieces, {"tp": "S(1)"}, frozenset(), None, member=False)
+    assert known.placements == {"tp": "S(1)"} and whole_shape(pieces, known) == (4, 12)
+
+
+def test_meshes():
+    """A mesh is what ranks recorded; ranks of several like it are told apart; without any there is one side."""
+    part = {"mesh": {"ddp": 2}, "placements": ["R"], "ranks": [0, 2], "shape": [2], "summand": False}
+    said = {rank: {"w:param": {**part, "at": [rank // 2]}} for rank in range(4)}
+    mesh = mesh_of([0, 1, 2, 3], said, None)
+    assert mesh.coordinates(3) == {"group": 1, "ddp": 1} and mesh.data == {"ddp"}
+    assert mesh_of([0, 1], {}, None).sides == {"rank": 2}
+
+
+def test_other_batches_and_seeds_are_explained(spread):
+    """When the model's input or all its first parameters differ, that is said, and no list of what follows from it."""
+    runs = [spread(name, {":input": x, "fc": x * 2}) for name, x in (("a", X), ("b", X + 1))]
+    found = tt.diff(*runs)
+    assert found.cause.kind == "input" and "do not read the same batch at step 0" in str(found)
+    assert "fc:output" not in str(found)
+    runs = [spread(name, {"v.w:param": x, "u.w:param": x, "fc": x}) for name, x in (("c", X), ("d", X + 1))]
+    found = tt.diff(*runs)
+    assert "begin with other parameters" in str(found) and "fc:output" not in str(found)
+
+
+def test_the_cause_is_not_what_comes_first_in_time(spread):
+    """Of what differs in a step, parameters before it come first, then values, gradients of modules, of parameters."""
+    sites = ("a.w:grad", "a:grad_output", "b:output", "a.w:update")
+    assert first_cause([]) is None
+    for last, kind in ((1, "gradient"), (2, "loss"), (3, "forward")):
+        one = dict.fromkeys(sites, X)
+        other = {site: X * 2 if n < last else X for n, site in enumerate(sites)}
+        found = tt.diff(spread(f"one{last}", one), spread(f"two{last}", other))
+        assert (found.cause.kind, found.cause.site) == (kind, sites[last - 1])
