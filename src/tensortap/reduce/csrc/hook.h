@@ -20,7 +20,7 @@ typedef struct {
     PyObject_HEAD
     Reader *reader;
     PyObject *python;
-    int position; /* of what it records among what it is called with: 1 is the module's arguments, 2 its output */
+    int position; /* of what it records: 0 a node's gradients, 1 a module's arguments, 2 its output */
     int64_t key; /* -1 until the first tensor has made the point */
     uint64_t probes, keeping;
 } NativeHook;
@@ -28,7 +28,7 @@ typedef struct {
 enum { LEAVE = -1, NOTHING, RECORD }; /* leave it to Python, nothing to do, record it */
 
 static struct {
-    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *bound, *closed;
+    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *bound, *closed, *step, *call, *index;
 } names;
 static PyTypeObject *reader_type, *hook_type;
 
@@ -149,6 +149,56 @@ static int record_in_open_step(Reader *r, const NativeHook *hook, PyObject *tens
     return done;
 }
 
+static int signed_attribute(PyObject *object, PyObject *name, int64_t *value)
+{
+    PyObject *number = PyObject_GetAttr(object, name);
+    if (!number)
+        return -1;
+    *value = PyLong_AsLongLong(number);
+    Py_DECREF(number);
+    return *value == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The row of a gradient has the number of the call that it belongs to, once: a second backward is counted on. */
+static int number_call(const NativeHook *hook, int64_t *header, int64_t row)
+{
+    int64_t call;
+    if (signed_attribute((PyObject *)hook, names.call, &call))
+        return -1;
+    if (call < 0)
+        return 0;
+    COLUMN(int32_t, CALL)[row] = (int32_t)call;
+    PyObject *none = PyLong_FromLong(-1);
+    const int failed = !none || PyObject_SetAttr((PyObject *)hook, names.call, none);
+    Py_XDECREF(none);
+    return failed ? -1 : 0;
+}
+
+/* Record what arrives at a node, in the step of the forward call. One that is closed already is left to Python. */
+static int record_gradient(Reader *r, const NativeHook *hook, PyObject *gradients)
+{
+    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
+    int64_t index;
+    if (!may_read(r) || !PyTuple_CheckExact(gradients) || signed_attribute((PyObject *)hook, names.index, &index))
+        return LEAVE;
+    PyObject *tensor = index >= 0 && index < PyTuple_Size(gradients) ? PyTuple_GetItem(gradients, index) : NULL;
+    if (!tensor || !is_plain_type(r, tensor))
+        return LEAVE;
+    PyObject *step = PyObject_GetAttr((PyObject *)hook, names.step);
+    PyObject *closed = step ? PyObject_GetAttr(step, names.closed) : NULL;
+    int done = closed == Py_False ? aim(r, hook, step, &t) : LEAVE;
+    if (done == RECORD) {
+        const int64_t row = record_plain(&t, tensor);
+        if (row < 0)
+            done = LEAVE;
+        else if (number_call(hook, t.header, row))
+            PyErr_Clear(); /* the row is there: Python must not write another */
+    }
+    Py_XDECREF(closed);
+    Py_XDECREF(step);
+    return done;
+}
+
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Reader *r = (Reader *)self;
@@ -250,10 +300,12 @@ static int hook_clear(PyObject *self)
 
 static void hook_dealloc(PyObject *self) { release_object(self, hook_clear); }
 
-/* The tensor to record: the output of (module, args, output), or the only argument of (module, args[, kwargs]). */
-static PyObject *tensor_among(PyObject *given, int position)
+/* What to look at: the gradients of (gradients), the output of (module, args, output), or the only argument of (module, args[, kwargs]). */
+static PyObject *find_among(PyObject *given, int position)
 {
     const Py_ssize_t count = PyTuple_Size(given);
+    if (position == 0)
+        return count == 1 ? PyTuple_GetItem(given, 0) : NULL;
     PyObject *at = position < count ? PyTuple_GetItem(given, position) : NULL;
     if (!at || position == 2)
         return count == 3 ? at : NULL;
@@ -284,10 +336,10 @@ static PyObject *call_python(NativeHook *hook, PyObject *given, PyObject *kwargs
 static PyObject *hook_call(PyObject *self, PyObject *given, PyObject *kwargs)
 {
     NativeHook *hook = (NativeHook *)self;
-    PyObject *tensor = hook->key >= 0 && !kwargs ? tensor_among(given, hook->position) : NULL;
-    if (tensor) {
+    PyObject *found = hook->key >= 0 && !kwargs ? find_among(given, hook->position) : NULL;
+    if (found) {
         Reader *reader = (Reader *)Py_XNewRef((PyObject *)hook->reader);
-        const int done = record_in_open_step(reader, hook, tensor);
+        const int done = (hook->position ? record_in_open_step : record_gradient)(reader, hook, found);
         Py_XDECREF((PyObject *)reader);
         if (done != LEAVE)
             Py_RETURN_NONE;
@@ -303,8 +355,8 @@ static PyObject *hook_connect(PyObject *self, PyObject *args)
     int position;
     if (!PyArg_ParseTuple(args, "OOi", &reader, &python, &position))
         return NULL;
-    if ((reader != Py_None && Py_TYPE(reader) != reader_type) || position < 1 || position > 2) {
-        PyErr_SetString(PyExc_TypeError, "connect(reader, python, position) takes a Reader or None, and 1 or 2");
+    if ((reader != Py_None && Py_TYPE(reader) != reader_type) || position < 0 || position > 2) {
+        PyErr_SetString(PyExc_TypeError, "connect(reader, python, position) takes a Reader or None, and 0, 1 or 2");
         return NULL;
     }
     hook_clear(self);
@@ -373,7 +425,7 @@ static int add_hooks(PyObject *module)
     } interned[] = {
         {&names.is_compiling, "_is_compiling_flag"}, {&names.spread, "spread"}, {&names.current, "current"},
         {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.bound, "bound"},
-        {&names.closed, "closed"},
+        {&names.closed, "closed"}, {&names.step, "step"}, {&names.call, "call"}, {&names.index, "index"},
     };
     for (size_t i = 0; i < sizeof interned / sizeof *interned; i++)
         if (!*interned[i].name && !(*interned[i].name = PyUnicode_InternFromString(interned[i].text)))

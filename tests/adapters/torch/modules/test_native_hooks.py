@@ -188,6 +188,24 @@ def test_threads_call_pause_and_collect_at_once() -> None:
     assert {record["shape"] for record in memory.records} <= {(64, 4), (64, 2)}
 
 
+def test_gradients_have_the_call_of_their_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is called twice, and a second backward over one graph: the calls that the Python way gives."""
+    seen = []
+    for way in ("c", "python"):
+        monkeypatch.setenv(HOOK_VARIABLE, way)
+        model, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), torch.full((3, 4), 0.5)
+        nn.init.ones_(model[0].weight)
+        nn.init.zeros_(model[0].bias)
+        with tt.watch(model, "*:grad_output", to=(memory := tt.Memory())) as watching:
+            for _ in range(2):
+                loss = model(model(x)).sum()
+                loss.backward(retain_graph=True)
+                loss.backward()
+                watching.step()
+        seen.append([(str(r.place), r.step, r.call, r["mean"], r["l2"]) for r in memory.records])
+    assert seen[0] == seen[1] and len(seen[0]) == 16
+
+
 def test_a_forked_child_records_nothing_and_lives() -> None:
     """A child that inherits the hooks computes the same, and its parent's rows are the parent's alone."""
     model, x = block(), torch.randn(3, 4)

@@ -19,8 +19,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from tensortap.adapters.plan import Port
 from tensortap.adapters.torch.distributed.shards import add_locally
-from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
+from tensortap.adapters.torch.modules.tensors import (
+    GRADIENTS,
+    TensorObserver,
+    answered_in_c,
+    without_torch_function,
+)
 from tensortap.record.recorder import OpenStep
+from tensortap.reduce import kernel as kernels
 
 _MOST_NODES: Final = 100_000
 backward_task: Final = torch._C._current_graph_task_id  # −1 outside backward: a forward inside it is a recomputation
@@ -43,7 +49,7 @@ class StepSource(Protocol):
         """Return the calling thread's step."""
 
 
-class PendingGradient:
+class PendingGradient(kernels.NativeHook):
     """A gradient that backward may bring, with the port, call and step that it belongs to."""
 
     __slots__ = ("call", "observer", "port", "slot", "step", "steps")
@@ -69,11 +75,21 @@ class PendingGradient:
             self.call = -1  # a second backward over the same graph is counted on
 
 
+@answered_in_c
 class NodeHook(PendingGradient):
     """A pre-hook on the node that made a tensor: it reads the gradient that arrives for it."""
 
     __slots__ = ("index",)
     index: int  # among the node's outputs
+
+    def register(self, node: Any, index: int) -> None:
+        """Register it for one of a node's outputs. C records at places that have a point: where one came before."""
+        point = self.port.points.get(self.slot)
+        self.connect(None if point is None else self.observer.reader(self.steps), NodeHook.__call__, GRADIENTS)
+        if point is not None:
+            self.use_point(point.key, point.probes, point.keeping)
+        self.index = index
+        node.register_prehook(self)
 
     def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
         """Record the gradient during backward."""
@@ -247,9 +263,7 @@ def await_gradient(
         leaf.register(tensor)
         observer.leaves.append(leaf)
         return
-    hook = NodeHook(observer, steps, port, slot, step, call)
-    hook.index = tensor.output_nr
-    node.register_prehook(hook)
+    NodeHook(observer, steps, port, slot, step, call).register(node, tensor.output_nr)
 
 
 def await_input_gradients(

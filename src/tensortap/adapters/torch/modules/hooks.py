@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,19 +26,20 @@ from tensortap.adapters.torch.compile.operators import CompileStatus, is_exporti
 from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
 from tensortap.adapters.torch.modules.hidden import HiddenEntry
 from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in, tensors_in_containers
-from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
+from tensortap.adapters.torch.modules.tensors import (
+    ARGUMENTS,
+    OUTPUT,
+    TensorObserver,
+    answered_in_c,
+    without_torch_function,
+)
 from tensortap.record.recorder import OpenStep, Point
 from tensortap.reduce import kernel as kernels
 
 tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what a hook asks of a tensor
 _NOTHING: Final[Mapping[str, Any]] = {}
-_ARGUMENTS: Final = 1  # where among its arguments a hook finds what it records
-_OUTPUT: Final = 2
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
-
-
-H = TypeVar("H", bound=kernels.NativeHook)
 
 
 class Hook(HiddenEntry):
@@ -60,18 +61,6 @@ class Hook(HiddenEntry):
         return (getattr, (contextlib.nullcontext(), "__exit__"))
 
 
-def answered_in_c(cls: type[H]) -> type[H]:
-    """Have C answer the calls of a subclass of NativeHook, and call the class's own `__call__` where it gives up.
-
-    The class goes on showing its `__call__`: the compiler traces what it finds there, and cannot follow C.
-    """
-    shown = vars(cls)["__call__"]
-    if kernels.show_call is not None:
-        del cls.__call__
-        kernels.show_call(cls, shown)
-    return cls
-
-
 @answered_in_c
 class OutputHook(Hook, kernels.NativeHook):
     """Record what a module returns. Most modules carry only this hook, so it does as little as possible."""
@@ -86,7 +75,7 @@ class OutputHook(Hook, kernels.NativeHook):
         self.plain: Point | None = None
         self.receiver = PortReceiver(observer, steps, [port], compile_status)
         self.handle = self.receiver.handle
-        self.connect(observer.reader(steps), OutputHook.__call__, _OUTPUT)
+        self.connect(observer.reader(steps), OutputHook.__call__, OUTPUT)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Record the output, where C has not."""
@@ -152,7 +141,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
         )
         self.handle, self.gradient_handle = (receiver.handle if receiver.ports else None for receiver in self.receivers)
         self.alone = len(self.inputs) == 1 and not self.grad_inputs
-        self.connect(observer.reader(steps) if self.alone else None, ForwardPreHook.__call__, _ARGUMENTS)
+        self.connect(observer.reader(steps) if self.alone else None, ForwardPreHook.__call__, ARGUMENTS)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """Record the inputs. A hook removed while the call begins is called once more, without kwargs."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +15,17 @@ from tensortap.adapters.torch.distributed.shards import ShardRegistry, tensor_fo
 from tensortap.adapters.torch.modules.values import CODES, values_of
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce.buffers import buffer_of_plain
+from tensortap.reduce.buffers import array_of, buffer_of_plain
 from tensortap.reduce.statistics import row_without_values
+from tensortap.types import Buffer
 
 _CAPTURED: Final = (
     "a CUDA graph is being captured: what a replay computes cannot be seen, and tensors in it are recorded without "
     "values (counted as tensors_in_cuda_graphs)"
 )
 HOOK_VARIABLE: Final = "TENSORTAP_HOOK"
+GRADIENTS, ARGUMENTS, OUTPUT = range(3)  # what a hook in C finds a tensor in: a node's gradients, a module's arguments
+H = TypeVar("H", bound=kernels.NativeHook)
 _FLAG: Final = "_is_compiling_flag"  # what torch.compiler.is_compiling() tells, where C can read it
 _PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = (
@@ -76,13 +79,15 @@ class TensorObserver:
         armed = step.armed & point.probes
         if not armed:
             return -1
-        if self.reads_in_c and type(tensor) in _PLAIN and not armed & point.keeping and self.shards is None:
+        if self.reads_in_c and type(tensor) in _PLAIN and self.shards is None:
             try:
                 row = step.table.record_tensor(point.key, armed, armed & step.hist != 0, recomputed, tensor)
-                if row >= 0:
-                    return row
             except Exception:
-                pass  # the general path counts what cannot be recorded
+                row = -1  # the general path counts what cannot be recorded
+            if row >= 0:
+                if armed & point.keeping:
+                    self._keep(point, tensor, step, armed, row)
+                return row
         if mode_is_on():
             with without_torch_function():
                 return self.take(point, tensor, step, recomputed)
@@ -102,6 +107,19 @@ class TensorObserver:
             pass  # no plain memory: sparse, quantised, nested, wrapped by vmap
         with without_torch_function():
             return self._take_any(point, tensor, step, armed, recomputed)
+
+    def _keep(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, row: int) -> None:
+        """Keep elements of a dense tensor on the host, whose row is written."""
+        try:
+            with without_torch_function():
+                buffer = Buffer(tensor.data_ptr(), CODES[tensor.dtype], tuple(tensor.shape), None, tensor)
+                self.recorder.elements.keep_by(
+                    step.table, row, point, armed,
+                    lambda keeper: keeper.pick(array_of(buffer), point.text),
+                    lambda function: function(tensor_for_function(tensor)),
+                )  # fmt: skip
+        except Exception as error:
+            self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)
 
     def take_all(self, found: Sequence[tuple[Point, Tensor]], step: OpenStep) -> list[int]:
         """Reduce several tensors in their order, in one call where that can be. Return their rows, as `take` does."""
@@ -182,6 +200,18 @@ def _reads_in_c() -> bool:
 def without_torch_function() -> Any:
     """Return a context in which no function mode and no subclass of Tensor sees what is asked of a tensor."""
     return torch._C.DisableTorchFunction()
+
+
+def answered_in_c(cls: type[H]) -> type[H]:
+    """Have C answer the calls of a subclass of NativeHook, and call the class's own `__call__` where it gives up.
+
+    The class goes on showing its `__call__`: the compiler traces what it finds there, and cannot follow C.
+    """
+    shown = vars(cls)["__call__"]
+    if kernels.show_call is not None:
+        del cls.__call__
+        kernels.show_call(cls, shown)
+    return cls
 
 
 class DeviceObserver(TensorObserver):

@@ -105,9 +105,7 @@ class DispatchObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _await(self, seen: _ObservedCall, node: Any) -> None:
         observer, steps, step = seen.site.observer, self.steps, self.step
         for port in seen.ports.grad_output:
-            hook = NodeHook(observer, steps, port, "", step, seen.call)
-            hook.index = 0
-            node.register_prehook(hook)
+            NodeHook(observer, steps, port, "", step, seen.call).register(node, 0)
         for port in seen.ports.grad_input:
             for position, slot in enumerate(seen.slots[: len(node.next_functions)]):
                 if node.next_functions[position][0] is not None:
