@@ -18,7 +18,7 @@ STEPS = [RNG.standard_normal(5000).astype(np.float32) * (step + 1) for step in r
 @pytest.fixture
 def segments(tmp_path: Path) -> str:
     """The Parquet files of a small run, as a pattern."""
-    with tt.watch(to=tmp_path / "run") as watching:
+    with tt.watch(tt.probe("x", keep=[tt.histogram(), tt.hash()]), to=tmp_path / "run") as watching:
         for x in STEPS:
             tt.tap(x, "x")
             watching.step(loss=1.0)
@@ -30,24 +30,31 @@ def expected() -> list[list[int]]:
     return [tt.summarize(x).hist_counts.tolist() for x in STEPS]
 
 
+def hashes() -> list[int | None]:
+    """The content hashes that every reader must find."""
+    return [tt.summarize(x, hash=True).hash for x in STEPS]
+
+
 def test_pandas_reads_it(segments: str) -> None:
     """pandas, by way of PyArrow."""
     (path,) = Path(segments).parent.glob("seg-*.parquet")
     frame = pytest.importorskip("pandas").read_parquet(path).sort_values("step")
     assert [counts.tolist() for counts in frame["hist_counts"]] == expected()
+    assert frame["hash"].tolist() == hashes()
 
 
 def test_duckdb_reads_it(segments: str) -> None:
     """DuckDB."""
     duckdb = pytest.importorskip("duckdb")
     rows = duckdb.sql(f"select * exclude (time) from '{segments}' order by step")  # times need pytz to become Python's
-    assert [row[rows.columns.index("hist_counts")] for row in rows.fetchall()] == expected()
+    found = [dict(zip(rows.columns, row, strict=True)) for row in rows.fetchall()]
+    assert [row["hist_counts"] for row in found] == expected() and [row["hash"] for row in found] == hashes()
 
 
 def test_polars_reads_it(segments: str) -> None:
     """Polars."""
     frame = pytest.importorskip("polars").read_parquet(segments).sort("step")
-    assert frame["hist_counts"].to_list() == expected()
+    assert frame["hist_counts"].to_list() == expected() and frame["hash"].to_list() == hashes()
 
 
 def test_spark_reads_it(segments: str) -> None:
@@ -58,7 +65,7 @@ def test_spark_reads_it(segments: str) -> None:
     spark = sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         rows = spark.read.parquet(segments).orderBy("step").collect()
-        assert [row["hist_counts"] for row in rows] == expected()
+        assert [row["hist_counts"] for row in rows] == expected() and [row["hash"] for row in rows] == hashes()
     finally:
         spark.stop()
 

@@ -134,6 +134,16 @@ def linear_hash(ops: HashOperations, raw: Any, nbytes: int) -> Any:
     return words
 
 
+def linear_hash_in_pieces(ops: HashOperations, raw: Any, nbytes: int, piece: int) -> Any:
+    """The same, by pieces of so many bytes (a power of two), which bounds the memory that lookups take."""
+    first = nbytes % piece or min(nbytes, piece)
+    words = linear_hash(ops, raw[:first], first)
+    for begin in range(first, nbytes, piece):
+        moved = ops.folded(ops.lookup(word_table(piece), ops.places(ops.bytes_of(words), 8)))
+        words = ops.xor(moved, linear_hash(ops, raw[begin : begin + piece], piece))
+    return words
+
+
 class _NumPy:
     def padded(self, raw: Any, before: int) -> Any:
         return np.concatenate([np.zeros(before, np.uint8), raw])
@@ -162,8 +172,4 @@ class _NumPy:
 
 def hash_of_bytes(raw: npt.NDArray[np.uint8]) -> int:
     """The hash of bytes, by NumPy."""
-    linear = 0
-    for begin in range(0, raw.size, 1 << 20):
-        piece = raw[begin : begin + (1 << 20)]
-        linear = _before(linear, piece.size) ^ int(linear_hash(_NumPy(), piece, piece.size)[0])
-    return finished(linear, raw.size)
+    return finished(int(linear_hash_in_pieces(_NumPy(), raw, raw.size, 1 << 20)[0]), raw.size)

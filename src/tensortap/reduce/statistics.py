@@ -159,5 +159,10 @@ def _undefined(statistic: Statistic) -> float:
     return ABSENT if statistic.dtype is np.int64 else math.nan
 
 
+def empty_row(hashed: bool) -> tuple[float, ...]:
+    """The row of a tensor without elements, with a hash where it was asked for."""
+    return (*EMPTY_ROW[:-1], 0) if hashed else EMPTY_ROW
+
+
 EMPTY_ROW: Final = tuple(0 if s.is_count else 0.0 if s.defined == "always" else _undefined(s) for s in REGISTRY)
 """The row of a tensor without elements."""

@@ -83,7 +83,7 @@ def test_the_row_in_a_graph_is_the_kernels(memory):
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int32", "uint8", "bool"])
 def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
-    """For every type: counts, ends and histogram are equal, moments to rounding."""
+    """For every type: counts, ends, histogram and hash are equal, moments to rounding."""
     from tensortap.adapters.arrays import ArrayObserver
     from tensortap.adapters.keras.graphs.taps import GraphTaps
     from tensortap.record.recorder import Recorder
@@ -92,7 +92,7 @@ def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     values = np.random.default_rng(2).normal(0, 40, size=(3, 50))
     values[0, :5] = [0, 0, np.nan, np.inf, -np.inf] if "float" in dtype else 0
     given = tf.cast(tf.constant(np.abs(values) if dtype in ("uint8", "bool") else values), dtype)
-    recorder = Recorder([tt.probe("x")])
+    recorder = Recorder([tt.probe("x", keep=[tt.histogram(), tt.hash()])])
     graphs = GraphTaps(ArrayObserver(recorder), [])
 
     @tf.function(jit_compile=True)
@@ -104,8 +104,8 @@ def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     run(given)
     graphs.collect(recorder.current)
     (step,) = recorder.close()
-    summary, table = tt.summarize(given.numpy()), step.table
-    for column in (*COMPARED, "neginf"):
+    summary, table = tt.summarize(given.numpy(), hash=True), step.table
+    for column in (*COMPARED, "neginf", "hash"):
         assert table.column(column)[0] == summary[column], column
     for column in MOMENTS:
         close = 1e-6 * summary["l1"] / summary["numel"]  # the kernel adds in float32 by eights

@@ -20,7 +20,7 @@ from tensortap.reduce.content_hash import ABSENT, finished
 from tensortap.reduce.graph_kernel import reduce_in_graph, row_from_graph
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_kernel import trimmed
-from tensortap.reduce.statistics import EMPTY_ROW
+from tensortap.reduce.statistics import empty_row
 
 VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
 # Where memory is the host's, the step calls the C kernel (kernel.py). "jax" has rows computed by XLA there too.
@@ -122,7 +122,7 @@ def _cut(v: Any) -> Any:
 def read(arrays: tuple[npt.NDArray[Any], ...], numel: int, nbytes: int) -> tuple[Any, int, Any]:
     """Return, on the host, a row as tables hold it, the offset and the counts of the histogram (None without one)."""
     if not numel:
-        return EMPTY_ROW, 0, np.zeros(0, np.uint32) if len(arrays) > 4 else None
+        return empty_row(arrays[3].size > 0), 0, np.zeros(0, np.uint32) if len(arrays) > 4 else None
     counts, moments, power, linear = arrays[:4]
     content = finished(int(linear[0]) | int(linear[1]) << 32, nbytes) if linear.size else ABSENT
     row = row_from_graph(counts, moments, int(power), content)

@@ -91,10 +91,10 @@ def everything() -> list[Any]:
     def first(x: Tensor) -> Tensor:
         return x.flatten()[:3]
 
-    keep = [tt.histogram(), tt.quantiles(0.1, 0.5), tt.sample(4), tt.rows([0, 9]), tt.full(), tt.units()]
+    keep = [tt.histogram(), tt.hash(), tt.quantiles(0.1, 0.5), tt.sample(4), tt.rows([0, 9]), tt.full(), tt.units()]
     return [
         tt.probe("{0,1,2}:{output,input,grad_output}", keep=keep),
-        tt.probe("**:{param,grad,update}", keep=[tt.stats(), peak, ends, first]),
+        tt.probe("**:{param,grad,update}", keep=[tt.stats(), tt.hash(), peak, ends, first]),
     ]
 
 

@@ -20,9 +20,11 @@ import torch
 from torch import Tensor
 
 import tensortap as tt
+from tensortap.adapters.torch.device import hashing
 from tensortap.adapters.torch.device.batch import Batch
 from tensortap.adapters.torch.device.devices import _flat
 from tensortap.adapters.torch.device.streams import HostStream
+from tensortap.reduce.content_hash import finished
 from tensortap.types import DTYPES
 
 TRITON = Path(sys.prefix, "triton")  # apart from the environment: its LLVM and TensorFlow's do not share a process
@@ -160,6 +162,20 @@ def test_edges_of_float64(kernel, name, scale):
 def test_views_of_any_stride(kernel, view):
     """A view is reduced over its own elements, dense or not."""
     check(kernel, view(torch.randn(10, 12)))
+
+
+@pytest.mark.parametrize("numel", [1, 63, 5000])
+def test_hashes(numel, monkeypatch):
+    """The content hash that a device takes is the host's: of every type, in pieces, whatever the strides."""
+    monkeypatch.setattr(hashing, "_PIECE", 4096)
+    raw = torch.randint(0, 256, (16 * numel,), dtype=torch.uint8)
+    whole = [
+        raw.view(dtype)[:numel] for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int8, torch.int64)
+    ]
+    whole += [raw[:numel] > 99, torch.view_as_complex(torch.randn(numel, 2)), raw[:numel].view(torch.float8_e4m3fn)]
+    for x in [*whole, whole[0].reshape(-1, 1).expand(-1, 3), torch.randn(7, numel).t()]:
+        linear = int(hashing.linear_hash_on_device(x)) & (2**64 - 1)
+        assert finished(linear, x.numel() * x.element_size()) == tt.summarize(x, hash=True).hash
 
 
 def test_parts_merge(kernel, monkeypatch):

@@ -5,6 +5,7 @@ Counts, minimum, maximum and histogram equal the CPU kernel's; moments are summe
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -13,13 +14,15 @@ import numpy as np
 import tensorflow as tf
 
 from tensortap.adapters.arrays import MOST_LOOPS, ArrayObserver
+from tensortap.adapters.keras.graphs.hashing import hash_halves
 from tensortap.adapters.keras.graphs.variables import LoopVariable, host_variable, read_variable
 from tensortap.record.recorder import OpenStep, Point
+from tensortap.reduce.content_hash import ABSENT, finished
 from tensortap.reduce.graph_kernel import COUNTS, MOMENTS, reduce_in_graph, row_from_graph
 from tensortap.reduce.graph_rows import Reduced
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_kernel import trimmed
-from tensortap.types import DTYPE_CODE
+from tensortap.types import DTYPE_CODE, DTYPES
 
 _MOST_AXES: Final = 8
 _NUMBERS: Final = len(COUNTS) + len(MOMENTS)
@@ -31,19 +34,21 @@ class HeldRow:
 
     room: tuple[int, ...] = ()
 
-    def __init__(self, point: Point, tensor: Any, histogram: bool) -> None:
+    def __init__(self, point: Point, tensor: Any, histogram: bool, hashed: bool) -> None:
         self.point = point
         self.dtype = DTYPE_CODE[tensor.dtype.name]
         self.axes = tensor.shape.rank
         if self.axes is None or self.axes > _MOST_AXES:
             raise ValueError(f"a tensor with {self.axes} axes has no row in a graph")
-        self._numbers = host_variable(np.zeros((*self.room, _NUMBERS + self.axes)), tf.float64)
+        self._hashed = hashed and tensor.shape.is_fully_defined()  # lookups need to know how many bytes there are
+        numbers = _NUMBERS + self.axes + 2 * self._hashed
+        self._numbers = host_variable(np.zeros((*self.room, numbers)), tf.float64)
         self._counts = host_variable(np.zeros((*self.room, BUCKETS + 1)), tf.int32) if histogram else None
 
     def write(self, tensor: Any) -> None:
         """Reduce a tensor (in the graph)."""
         flat = _flat(tensor)
-        self._numbers.assign(_numbers(tensor, flat))
+        self._numbers.assign(_numbers(tensor, flat, self._hashed))
         if self._counts is not None:
             self._counts.assign(_buckets(flat))
 
@@ -57,8 +62,12 @@ class HeldRow:
             self._record(arrays, step, read_variable(self._numbers), counts)
 
     def _record(self, arrays: ArrayObserver, step: OpenStep, numbers: Any, counts: Any) -> None:
-        row = row_from_graph(numbers[: len(COUNTS)], numbers[len(COUNTS) : _NUMBERS])
-        shape = tuple(int(size) for size in numbers[_NUMBERS:])
+        shape = tuple(int(size) for size in numbers[_NUMBERS : _NUMBERS + self.axes])
+        content = ABSENT
+        if self._hashed:
+            low, high = map(int, numbers[_NUMBERS + self.axes :])
+            content = finished(low | high << 32, math.prod(shape) * DTYPES[self.dtype].itemsize)
+        row = row_from_graph(numbers[: len(COUNTS)], numbers[len(COUNTS) : _NUMBERS], content=content)
         offset, kept = (0, None) if counts is None else trimmed(counts[:BUCKETS].astype(np.uint32))
         arrays.take(self.point, Reduced(row, offset, kept, self.dtype, shape), step)
 
@@ -71,7 +80,7 @@ class LoopRows(HeldRow):
     def write_pass(self, tensor: Any, number: Any) -> None:
         """Reduce the tensor of one pass (in the loop)."""
         flat = _flat(tensor)
-        LoopVariable(self._numbers).assign_row(number, _numbers(tensor, flat))
+        LoopVariable(self._numbers).assign_row(number, _numbers(tensor, flat, self._hashed))
         if self._counts is not None:
             LoopVariable(self._counts).assign_row(number, _buckets(flat))
 
@@ -88,8 +97,9 @@ def _flat(tensor: Any) -> Any:
     return tf.reshape(tf.abs(tensor) if tensor.dtype.is_complex else tensor, [-1])
 
 
-def _numbers(tensor: Any, flat: Any) -> Any:
-    return tf.concat([_moments(flat), tf.cast(tf.shape(tensor), tf.float64)], 0)
+def _numbers(tensor: Any, flat: Any, hashed: bool) -> Any:
+    halves = [hash_halves(tensor)] if hashed else []
+    return tf.concat([_moments(flat), tf.cast(tf.shape(tensor), tf.float64), *halves], 0)
 
 
 class _TensorFlow:

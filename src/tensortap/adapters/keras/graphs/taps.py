@@ -107,17 +107,19 @@ class GraphTaps:
     def _keep_passes(self, point: Point, tensor: Any, function: TracedFunction | None) -> None:
         xla = _compiled(tensor.graph)
         self._count_skipped_elements(xla, point)
-        store = LoopRows(point, tensor, self._histogram(point)) if xla else LoopTensors(point, tensor)
+        store = LoopRows(point, tensor, *self._wants(point)) if xla else LoopTensors(point, tensor)
         loop = LoopTap(store, tensor.graph)
         loop.write(tensor, self._wanted(None))
         self._loops.append(loop) if function is None else function.held.append(loop)
 
     def _held(self, point: Point, tensor: Any, xla: bool) -> HeldTensor | HeldRow:
         self._count_skipped_elements(xla, point)
-        return HeldRow(point, tensor, self._histogram(point)) if xla else HeldTensor(point, tensor)
+        return HeldRow(point, tensor, *self._wants(point)) if xla else HeldTensor(point, tensor)
 
-    def _histogram(self, point: Point) -> bool:
-        return bool(point.probes & self.arrays.recorder.histogram_probes)
+    def _wants(self, point: Point) -> tuple[bool, bool]:
+        """Return whether a histogram and a content hash are wanted."""
+        recorder = self.arrays.recorder
+        return bool(point.probes & recorder.histogram_probes), bool(point.probes & recorder.hash_probes)
 
     def _count_skipped_elements(self, xla: bool, point: Point) -> None:
         if xla and point.keeping:

@@ -11,9 +11,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tensortap.adapters.torch.device.operations import COUNT_WORDS, COUNTS, POWER, WORDS, floats_on
+from tensortap.adapters.torch.device.operations import COUNT_WORDS, COUNTS, HASH, POWER, WORDS, floats_on
 from tensortap.adapters.torch.device.streams import HostStream, on_stream
 from tensortap.record.pending import CopiedRows
+from tensortap.reduce.content_hash import ABSENT, finished
 from tensortap.reduce.graph_kernel import row_from_graph
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_kernel import trimmed
@@ -29,6 +30,7 @@ class _Slot(NamedTuple):
     begin: int
     numel: int
     histogram: bool
+    hashed: int | None  # the bytes of which there is a hash
 
 
 class Batch:
@@ -61,7 +63,7 @@ class Batch:
         """Bytes of host memory that it takes."""
         return 8 * self.words
 
-    def reserve(self, row: int, numel: int, histogram: bool) -> Tensor:
+    def reserve(self, row: int, numel: int, histogram: bool, hashed: int | None = None) -> Tensor:
         """The words, all zero, that a row's reduction is to fill."""
         size = WORDS + (COUNT_WORDS if histogram else 0)
         if not self._buffers or self._used[-1] + size > len(self._buffers[-1]):
@@ -69,7 +71,7 @@ class Batch:
             self._used.append(0)
         begin = self._used[-1]
         self._used[-1] += size
-        self._slots.append(_Slot(row, len(self._buffers) - 1, begin, numel, histogram))
+        self._slots.append(_Slot(row, len(self._buffers) - 1, begin, numel, histogram, hashed))
         return self._buffers[-1][begin : begin + size]
 
     def forget_last(self) -> None:
@@ -103,15 +105,17 @@ class Batch:
         values, histograms = np.zeros(len(slots), ROW), {}
         for i, slot in enumerate(slots):
             words = hosts[slot.buffer][slot.begin :]
-            values[i] = self._row(words, slot.numel)
+            values[i] = self._row(words, slot)
             if slot.histogram:
                 histograms[int(rows[i])] = trimmed(words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS])
         return CopiedRows(rows, values, histograms)
 
-    def _row(self, words: Array, numel: int) -> tuple[float, ...]:
+    def _row(self, words: Array, slot: _Slot) -> tuple[float, ...]:
         floats = words[4:POWER].view(np.float64) if self._wide else words[4:POWER].view(np.float32)[::2]
-        finite = numel - int(words[:3].sum())
-        return row_from_graph((*words[:4], finite), floats, int(words[POWER]))
+        finite = slot.numel - int(words[:3].sum())
+        linear = int(words[HASH]) & (2**64 - 1)
+        content = ABSENT if slot.hashed is None else finished(linear, slot.hashed)
+        return row_from_graph((*words[:4], finite), floats, int(words[POWER]), content)
 
 
 class BatchRows:

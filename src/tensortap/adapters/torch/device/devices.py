@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tensortap.adapters.torch.device import operations as device_ops
 from tensortap.adapters.torch.device.batch import FIRST_WORDS, Batch
+from tensortap.adapters.torch.device.hashing import linear_hash_on_device
 from tensortap.adapters.torch.device.keep import copies_of, copy_to_host, pick
 from tensortap.adapters.torch.device.streams import HostStream, on_stream, stream_of
 from tensortap.adapters.torch.distributed.shards import tensor_for_function
@@ -29,7 +30,7 @@ from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.record.table import StepTable, Value
 from tensortap.reduce import numpy_memory
 from tensortap.reduce.reducers import Keeper
-from tensortap.reduce.statistics import EMPTY_ROW, row_without_values
+from tensortap.reduce.statistics import empty_row, row_without_values
 
 Reduce = Callable[[Tensor, Tensor, bool], None]
 VARIABLE: Final = "TENSORTAP_DEVICE_PATH"
@@ -85,9 +86,10 @@ class DeviceReducer:
 
     def _queue(self, batch: Batch, point: Point, plain: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         table, numel, histogram = step.table, plain.numel(), bool(armed & step.hist)
+        hashed = bool(armed & self._recorder.hash_probes)
         place = (point.key, armed, recomputed, CODES[plain.dtype], tuple(plain.shape))
         if not numel:
-            row = table.insert(*place, EMPTY_ROW, 0, np.zeros(0, np.uint32) if histogram else None)
+            row = table.insert(*place, empty_row(hashed), 0, np.zeros(0, np.uint32) if histogram else None)
             if row < 0:
                 self._recorder.counters.add("late_records")
             return row
@@ -97,10 +99,13 @@ class DeviceReducer:
             if row < 0:
                 self._recorder.counters.add("late_records")
                 return row
-            words = batch.reserve(row, numel, histogram and numel < _MOST_COUNTED)
+            nbytes = numel * plain.element_size() if hashed else None
+            words = batch.reserve(row, numel, histogram and numel < _MOST_COUNTED, nbytes)
             self._words[batch.stream.key] = max(self._words.get(batch.stream.key, FIRST_WORDS), batch.words)
             try:
                 self._reduce(flat, words)
+                if hashed:
+                    words[device_ops.HASH].copy_(linear_hash_on_device(plain))
             except Exception:
                 batch.forget_last()
                 raise

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from tensortap.reduce.graph_kernel import MOMENTS, merge_in_graph, reduce_in_graph
 
-# The words of a row as it leaves the device: four counts, the moments, the power of two that they are scaled by, and
-# room; behind them, where a histogram is wanted, a count of 32 bits for every bucket, and one bin.
+# The words of a row as it leaves the device: four counts, the moments, the power of two that they are scaled by, the
+# linear hash where it is wanted, and room; behind them, where a histogram is wanted, a count of 32 bits for every bucket, and one bin.
 WORDS: Final = 16
 POWER: Final = 4 + len(MOMENTS)
+HASH: Final = POWER + 1
 COUNTS: Final = WORDS
 COUNT_WORDS: Final = 2048
 _BIN: Final = 2 * COUNT_WORDS - 1  # what has no bucket: zeros and what is not finite
