@@ -15,7 +15,8 @@ from torch import Tensor
 from tensortap.reduce.graph_kernel import MOMENTS, merge_in_graph, reduce_in_graph
 
 # The words of a row as it leaves the device: four counts, the moments, the power of two that they are scaled by, the
-# linear hash where it is wanted, and room; behind them, where a histogram is wanted, a count of 32 bits for every bucket, and one bin.
+# linear hash where it is wanted, and room; behind them, where a histogram is wanted, a count of 32 bits for every
+# bucket, and one bin.
 WORDS: Final = 16
 POWER: Final = 4 + len(MOMENTS)
 HASH: Final = POWER + 1
