@@ -57,7 +57,9 @@ _REBUILD: Final = "install a C compiler (e.g. apt install gcc), then: pip instal
 @click.argument("path", metavar="[RUN]", required=False)
 @json_option
 def command(path: str | None, as_json: bool) -> None:
-    """Print what is installed, what each framework supports, and what is missing; or what is wrong with a run's files.
+    """Print what is installed, what each framework supports, and what is missing.
+
+    With a RUN, say what is wrong with its files.
 
     Of a run every file is read to its end and its checksums are verified. Exits with 1 when something is damaged.
     """
