@@ -52,4 +52,5 @@ def linear_hash_on_device(plain: Tensor) -> Tensor:
     dense = plain.contiguous()
     real = torch.view_as_real(dense) if dense.is_complex() else dense
     raw = real.view(-1).view(torch.uint8)
-    return linear_hash_in_pieces(_Torch(), raw, raw.numel(), _PIECE)[0]
+    words: Tensor = linear_hash_in_pieces(_Torch(), raw, raw.numel(), _PIECE)
+    return words[0]
