@@ -62,9 +62,13 @@ def arguments_by(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]
 ) -> list[tuple[str, T]]:
     """The same where the names are known."""
-    found = [pair for i, item in enumerate(args) for pair in values_in(item, kind, _slot(names, i))]
-    found += [pair for key, item in kwargs.items() for pair in values_in(item, kind, f".{key}")]
+    found = [pair for slot, item in named_arguments(names, args, kwargs) for pair in values_in(item, kind, slot)]
     return [("", found[0][1])] if len(found) == 1 else found
+
+
+def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """What a function is called with, each with its slot."""
+    return [(_slot(names, i), item) for i, item in enumerate(args)] + [(f".{key}", kwargs[key]) for key in kwargs]
 
 
 def names_of(function: Any) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Tensors inside objects that a module returns."""
+"""Tensors inside objects that a module is given or returns."""
 
 from __future__ import annotations
 
@@ -109,3 +109,90 @@ def test_large_graphs_of_objects_are_bounded():
     missed = []
     found = tensors_in([Result(torch.ones(1)) for _ in range(1000)], missed.append)
     assert len(found) == 512 and missed == [Result] * 488
+
+
+class Batch:
+    """What graph libraries give to their models: no container, no dataclass."""
+
+    def __init__(self, x, edges):
+        self.x, self.edges, self.name = x, edges, "cora"
+
+
+class SlottedBatch:
+    """Takes no weak reference."""
+
+    __slots__ = ("edges", "x")
+
+    def __init__(self, x, edges):
+        self.x, self.edges = x, edges
+
+
+class Graph(nn.Module):
+    """Hands the object that it is given on to a module in it, with a tensor beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = GraphLayer()
+
+    def forward(self, batch):
+        return self.layer(batch.x, batch) + batch.edges
+
+
+class GraphLayer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x, batch):
+        return self.fc(x) * batch.edges
+
+
+def test_objects_that_modules_are_given(watch, same):
+    """An object is looked into where it is given first in a step; further modules count it."""
+    model, batch = Graph(), Batch(torch.randn(2, 3), torch.ones(2, 3))
+    seen = watch(model, "**:input")
+    for _ in range(2):
+        model(batch)
+        seen.tap.step()
+    assert set(seen.places) == {":input.batch.x", ":input.batch.edges", "layer:input", "layer.fc:input"}
+    assert seen.tap.counts == {"objects_given_again": 2} and len(seen.places) == 8
+    assert same(seen.records[1], batch.edges) or same(seen.records[0], batch.edges)
+
+
+def test_objects_without_weak_references_are_read_wherever_they_are_given(watch):
+    """Nothing else could tell that it is the same object."""
+    seen = watch(Graph() if (model := Graph()) is None else model, "**:input")
+    model(SlottedBatch(torch.randn(2, 3), torch.ones(2, 3)))
+    seen.tap.step()
+    assert {"layer:input.batch.x", ":input.batch.x"} <= set(seen.places) and not seen.tap.counts
+
+
+def test_gradients_of_what_objects_hold(watch):
+    """Gradients of inputs come for tensors in objects too."""
+    model = Graph()
+    seen = watch(model, ":grad_input")
+    model(Batch(torch.randn(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True))).sum().backward()
+    seen.tap.step()
+    assert set(seen.places) == {":grad_input.batch.x", ":grad_input.batch.edges"}
+
+
+@pytest.mark.filterwarnings("ignore:.*objects_not_entered")
+def test_objects_in_compiled_code_are_counted(watch):
+    """The compiler traces containers only; what else a module is given or returns is counted by type."""
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = Returns(lambda x: Cache(x))
+
+        def forward(self, x):
+            return self.inner(x).layers[0].keys * 2
+
+    model = Outer()
+    seen = watch(model, "**")
+    fast = torch.compile(model, backend="eager", fullgraph=True)
+    for _ in range(2):
+        fast(torch.randn(2, 3))
+        seen.tap.step()
+    assert seen.tap.counts["objects_not_entered"] == 2
+    assert seen.places.count("inner.fc:output") == 2

@@ -22,6 +22,7 @@ from tensortap.adapters.torch.compile.operators import CompileStatus, Found, Gra
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.record.recorder import OpenStep
 
+NOT_ENTERED: Final = "not entered: "  # begins a message that names a class
 _CALLS: Final = CallStack()
 
 
@@ -49,7 +50,11 @@ class PortReceiver(GraphReceiver):
                 self.observer.take(port.points.get(slot) or port.point(slot), tensor, step, backward_task() != -1)
 
     def notified(self, note: str, slots: list[str]) -> None:
-        """Note why there was no tensor, or why no gradient will come."""
+        """Note why there was no tensor, or why no gradient will come; count objects that were not entered."""
+        if note.startswith(NOT_ENTERED):
+            if self.open_step() is not None:
+                self.observer.not_entered_by_name(note.removeprefix(NOT_ENTERED))
+            return
         for port in self.ports:
             port.note = note
 

@@ -23,9 +23,16 @@ from tensortap.adapters.torch.compile import backward as compiled_backward
 from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile import operators as compiled
 from tensortap.adapters.torch.compile.operators import CompileStatus, is_exporting
-from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
+from tensortap.adapters.torch.compile.receivers import NOT_ENTERED, GradientReceiver, PortReceiver
 from tensortap.adapters.torch.modules.hidden import HiddenEntry
-from tensortap.adapters.torch.modules.nested import inputs_by, inputs_in, tensors_in, tensors_in_containers
+from tensortap.adapters.torch.modules.nested import (
+    inputs_by,
+    inputs_in,
+    object_inputs_in,
+    objects_in_containers,
+    tensors_in,
+    tensors_in_containers,
+)
 from tensortap.adapters.torch.modules.tensors import (
     ARGUMENTS,
     OUTPUT,
@@ -80,7 +87,7 @@ class OutputHook(Hook, kernels.NativeHook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Record the output, where C has not."""
         if is_compiling():
-            _observe_compiled(self.handle, list(tensors_in_containers(output)), NO_TENSOR_OUT)
+            _observe_compiled(self.handle, list(tensors_in_containers(output)), NO_TENSOR_OUT, output)
             return
         if tracing():
             return
@@ -154,7 +161,9 @@ class ForwardPreHook(Hook, kernels.NativeHook):
         if not step.armed & self.bits:
             return
         try:
+            self.observer.given_objects.begin(step)
             given = inputs_in(module.forward, args, kwargs)
+            given += object_inputs_in(module.forward, args, kwargs, self.observer.given_objects)
             recomputed = backward_task() != -1
             for port in self.inputs:
                 if not given:
@@ -171,7 +180,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
 
     def _compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = inputs_by(self.names, args, kwargs)
-        _observe_compiled(self.handle, given, NO_TENSOR_IN)
+        _observe_compiled(self.handle, given, NO_TENSOR_IN, (args, kwargs))
         if self.gradient_handle is not None and not is_exporting():
             compiled_backward.begin_call(self.gradient_handle, given)
 
@@ -236,7 +245,7 @@ class ForwardHook(Hook):
 
     def _compiled(self, output: Any) -> None:
         found = list(tensors_in_containers(output))
-        _observe_compiled(self.handle, found, NO_TENSOR_OUT)
+        _observe_compiled(self.handle, found, NO_TENSOR_OUT, output)
         if is_exporting():
             return
         if self.gradient_handle is not None:
@@ -245,14 +254,19 @@ class ForwardHook(Hook):
             compiled_backward.end_call(self.input_gradient_handle, found)
 
 
-def _observe_compiled(handle: Tensor | None, found: list[tuple[str, Tensor]], otherwise: str) -> None:
-    """Put operators into the graph. An exported program leaves this process, so it gets none."""
+def _observe_compiled(handle: Tensor | None, found: list[tuple[str, Tensor]], otherwise: str, value: Any) -> None:
+    """Put operators into the graph: for every tensor found in a value, and for the objects that were not entered.
+
+    An exported program leaves this process, so it gets none.
+    """
     if handle is None or is_exporting():
         return
     if found:
         compiled.observe(handle, found)
     else:
         compiled.notify(handle, otherwise)
+    for name in objects_in_containers(value):
+        compiled.notify(handle, NOT_ENTERED + name)
 
 
 def _take_all(

@@ -1,12 +1,16 @@
 """Find the tensors inside what a module takes or returns, each with a readable slot.
 
-Outputs are looked into whatever they are made of: containers, dataclasses and other objects, by what their `__dict__`
+Values are looked into whatever they are made of: containers, dataclasses and other objects, by what their `__dict__`
 and `__slots__` hold. No property, descriptor or method of an object runs. Classes that have neither are entered by
-their pytree registration. What cannot be entered is reported by type.
+their pytree registration. What cannot be entered is reported by type. An object that is given to several modules in a
+step, such as a cache, is looked into where it is given first: else every layer would read all of it.
+
+torch.compile traces containers and dataclasses; other objects are reported by type.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -21,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from tensortap.adapters.nested import arguments_by, arguments_in, items_of, values_in
+from tensortap.adapters.nested import arguments_by, arguments_in, items_of, named_arguments, names_of, values_in
 
 _DEPTH: Final = 8
 _MOST_OBJECTS: Final = 512  # entered in one value
@@ -56,12 +60,30 @@ def tensors_in_containers(value: Any, slot: str = "") -> Iterator[tuple[str, Ten
     return values_in(value, Tensor, slot)
 
 
-def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
-    """Return the tensors a module was called with, in containers and dataclasses.
+def objects_in_containers(value: Any, depth: int = _DEPTH) -> list[str]:
+    """Return the classes of the objects that `tensors_in_containers` does not enter. torch.compile can trace it."""
+    if isinstance(value, (Tensor, *_WITHOUT_TENSORS)):
+        return []
+    if not (isinstance(value, (Mapping, tuple, list)) or dataclasses.is_dataclass(value)):
+        return [f"{type(value).__module__}.{type(value).__qualname__}"]
+    return [name for _, item in items_of(value) for name in objects_in_containers(item, depth - 1)] if depth else []
 
-    Other objects are not entered: a cache that every layer is given would be read by every layer.
-    """
+
+def inputs_in(forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
+    """Return the tensors a module was called with, in containers and dataclasses."""
     return arguments_in(forward, args, kwargs, Tensor)
+
+
+def object_inputs_in(
+    forward: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], objects: GivenObjects
+) -> list[tuple[str, Tensor]]:
+    """Return the tensors in the other objects that a module was called with."""
+    if all(isinstance(value, (Tensor, *_SCALARS)) for value in (*args, *kwargs.values())):
+        return []
+    search = _Search(objects.not_entered, objects)
+    for slot, value in named_arguments(names_of(forward), args, kwargs):
+        search.look_into(value, slot, _DEPTH)
+    return search.found_in_objects
 
 
 def inputs_by(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Tensor]]:
@@ -69,20 +91,51 @@ def inputs_by(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str
     return arguments_by(names, args, kwargs, Tensor)
 
 
+class GivenObjects:
+    """The objects that modules were given in the open step. It keeps none of them alive."""
+
+    __slots__ = ("_seen", "_step", "given_again", "not_entered")
+
+    def __init__(self, not_entered: Callable[[type], None], given_again: Callable[[], None]) -> None:
+        self.not_entered = not_entered
+        self.given_again = given_again
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._step: object = None
+
+    def begin(self, step: object) -> None:
+        """Forget what was given in another step."""
+        if step is not self._step:
+            self._step = step
+            self._seen = {}
+
+    def is_first(self, value: Any) -> bool:
+        """Return whether an object is given for the first time; one that takes no weak reference always is."""
+        known = self._seen.get(id(value))
+        if known is not None and known() is value:
+            self.given_again()
+            return False
+        with contextlib.suppress(TypeError):
+            self._seen[id(value)] = weakref.ref(value)
+        return True
+
+
 class _Search:
     """One search through a value; objects are entered once, so that cycles end."""
 
-    __slots__ = ("entered", "found", "not_entered")
+    __slots__ = ("entered", "found", "found_in_objects", "given", "inside", "not_entered")
 
-    def __init__(self, not_entered: Callable[[type], None]) -> None:
+    def __init__(self, not_entered: Callable[[type], None], given: GivenObjects | None = None) -> None:
         self.found: list[tuple[str, Tensor]] = []
+        self.found_in_objects: list[tuple[str, Tensor]] = []  # but not in dataclasses alone
         self.entered: set[int] = set()
+        self.inside = 0  # how many such objects are entered here
         self.not_entered = not_entered
+        self.given = given
 
     def look_into(self, value: Any, slot: str, depth: int) -> None:
         kind: Any = type(value)
         if isinstance(value, Tensor):
-            self.found.append((slot, value))
+            (self.found_in_objects if self.inside else self.found).append((slot, value))
         elif kind not in _EMPTY:
             items, is_object = _items_by_type(kind)
             if items is None:
@@ -100,9 +153,14 @@ class _Search:
         if not depth or len(self.entered) >= _MOST_OBJECTS:
             self.not_entered(type(value))
             return
+        counts = self.given is not None and not dataclasses.is_dataclass(value)
+        if counts and self.given is not None and not self.inside and not self.given.is_first(value):
+            return
         self.entered.add(id(value))
+        self.inside += counts
         for name, item in list(items(value)):
             self.look_into(item, slot + name, depth - 1)
+        self.inside -= counts
 
 
 @functools.lru_cache(maxsize=1024)

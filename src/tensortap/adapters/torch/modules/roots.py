@@ -92,6 +92,7 @@ class RootForwardPreHook(Hook):
 # It must be able to ask whether the compiler is active, and `begin` must not be compiled.
 skip_compiling(RootForwardPreHook.__call__, inside=False)
 skip_compiling(RootReceiver.begin)
+skip_compiling(type(CONTEXT).model_called)
 
 
 class RootForwardHook(Hook):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from tensortap.adapters.torch.device.devices import VARIABLE, DeviceReducer
 from tensortap.adapters.torch.distributed.shards import ShardRegistry, tensor_for_function
+from tensortap.adapters.torch.modules.nested import GivenObjects
 from tensortap.adapters.torch.modules.values import CODES, values_of
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce import kernel as kernels
@@ -34,7 +36,7 @@ mode_is_on: Final = (
 
 
 _NOT_ENTERED: Final = (
-    "outputs hold objects of {}, in which tensors cannot be found (counted as objects_not_entered): name the tensors, "
+    "values hold objects of {}, in which tensors cannot be found (counted as objects_not_entered): name the tensors, "
     "tensortap.tap(x, 'name'), or register the class with torch.utils._pytree"
 )
 
@@ -42,13 +44,14 @@ _NOT_ENTERED: Final = (
 class TensorObserver:
     """Record tensors. Every hook ends in `take`."""
 
-    __slots__ = ("_reader", "devices", "leaves", "reads_in_c", "recorder", "shards")
+    __slots__ = ("_reader", "devices", "given_objects", "leaves", "reads_in_c", "recorder", "shards")
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.devices = DeviceReducer(recorder)
         self.reads_in_c = _reads_in_c()
         self.leaves: list[Any] = []  # hooks on leaf tensors, to be taken off when the step closes
+        self.given_objects = GivenObjects(self.not_entered, partial(recorder.counters.add, "objects_given_again"))
         self.shards: ShardRegistry | None = None  # where there are several ranks
         self._reader: kernels.Reader | None = None
 
@@ -180,8 +183,11 @@ class TensorObserver:
         return row if row >= 0 else self._too_late()
 
     def not_entered(self, kind: type) -> None:
-        """Count an object in an output that cannot be looked into, and name its type once."""
-        name = f"{kind.__module__}.{kind.__qualname__}"
+        """Count an object that cannot be looked into, and name its type once."""
+        self.not_entered_by_name(f"{kind.__module__}.{kind.__qualname__}")
+
+    def not_entered_by_name(self, name: str) -> None:
+        """Count an object of a class that is known by its name only."""
         self.recorder.counters.add("objects_not_entered")
         self.recorder.counters.warn(f"objects_not_entered:{name}", _NOT_ENTERED.format(name))
 
