@@ -52,7 +52,7 @@ def test_what_is_found(example):
     rows = Counter((record.phase, record.step) for record in run.records())  # each phase has its own numbers
     steps = set(rows)
     phases = [phase for phase, _ in steps]
-    sites = {"digits_cnn.py": 14, "small_gpt.py": 19, "serve.py": 8}[name]
+    sites = {"digits_cnn.py": 15, "small_gpt.py": 21, "serve.py": 8}[name]
     expected = {"digits_cnn.py": (24, 3), "small_gpt.py": (4, 6), "serve.py": (0, 60)}[name]
     assert (phases.count("train"), phases.count("eval")) == expected
     assert len(run.sites) == sites
