@@ -71,7 +71,7 @@ def _torchvision(name: str) -> Any:
         model = _built(lambda: get_model(name, **options), 90_000_000)
         torch.manual_seed(1)
         if name in VIDEO:
-            side = 224 if name == "mvit_v1_b" else 64
+            side = 224 if name in ("mvit_v1_b", "s3d") else 64
             return model, torch.randn(1, 3, 16, side, side)
         side = {"inception_v3": 299, "vit_b_16": 224, "maxvit_t": 224}.get(name, 64)
         return model, torch.randn(2, 3, side, side)

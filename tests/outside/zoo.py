@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from outside import zoo_more
 from outside.checks import Subject
 
 X = (4, 8)
@@ -19,7 +20,7 @@ _MAKERS: list[tuple[str, Callable[[], tuple[nn.Module, Any]], bool]] = []
 
 def subjects() -> list[Subject]:
     """Every shape of this file."""
-    return [Subject(f"zoo/{name}", make, train) for name, make, train in _MAKERS]
+    return [Subject(f"zoo/{name}", make, train) for name, make, train in (*_MAKERS, *zoo_more.MAKERS)]
 
 
 def _shape(train: bool = True) -> Callable[[type[nn.Module]], type[nn.Module]]:
