@@ -24,6 +24,7 @@ from tensortap.view.terminal.progress import waiting
 @click.option("--rtol", type=click.FloatRange(0), help="Relative to scale, instead of what goes with the types.")
 @click.option("--atol", type=click.FloatRange(0), help="What may differ whatever the scale.  [default: 0]")
 @click.option("--mesh", metavar="SIDE=N,…", help="How B's ranks lie where they did not record it: 'dp=2,tp=4'.")
+@click.option("--bitwise", is_flag=True, help="Ask whether the runs are the same to the last bit.")
 @site_option
 @step_option
 @limit_option(20)
@@ -31,7 +32,7 @@ from tensortap.view.terminal.progress import waiting
 @click.pass_context
 def command(
     ctx: click.Context, a: str, b: str, renames: tuple[str, ...], rtol: float | None, atol: float | None,
-    mesh: str | None, sites: tuple[str, ...], step: int | slice | None, limit: int, as_json: bool,
+    mesh: str | None, bitwise: bool, sites: tuple[str, ...], step: int | slice | None, limit: int, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare run B with run A and report where they first diverge.
 
@@ -41,7 +42,8 @@ def command(
         with waiting(f"comparing {a} and {b}") as advance:
             first, second = open_run(a), open_run(b)
             found = diff(first, second, map=renames, rtol=rtol, atol=atol, sites=list(sites) or None,
-                         steps=resolve_steps(first, step), mesh=_mesh(mesh), progress=advance)  # fmt: skip
+                         steps=resolve_steps(first, step), mesh=_mesh(mesh), bitwise=bitwise,
+                         progress=advance)  # fmt: skip
     except (TensortapError, OSError) as error:
         explain(error)
         ctx.exit(UNDECIDED)

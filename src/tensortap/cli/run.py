@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tensortap.cli.errors import explain
+from tensortap.cli.twice import run_twice
 from tensortap.errors import TensortapError
 from tensortap.script.options import PRESETS, RunOptions
 from tensortap.script.session import ScriptRun
@@ -28,15 +29,16 @@ from tensortap.script.session import ScriptRun
     "--keep",
     multiple=True,
     metavar="WHAT",
-    help="stats, histogram, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two).",
+    help="stats, histogram, hash, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two).",
 )
 @click.option("--to", metavar="RUN", help="The folder to write (default: a new one in runs/).")
 @click.option("--resume", is_flag=True, help="Go on with the run that is there.")
 @click.option("--overwrite", is_flag=True, help="Replace the run that is there.")
+@click.option("--twice", is_flag=True, help="Run the script twice, and tell where the runs first differ in any bit.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("target", metavar="SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def command(**options: Any) -> None:
+def command(twice: bool, **options: Any) -> None:
     """Run a PyTorch script as `python` would, and record the models in it.
 
     The script needs no edit. What follows its name is the script's own.
@@ -47,8 +49,10 @@ def command(**options: Any) -> None:
 def run_script(arguments: list[str]) -> None:
     """Parse our options, then run the script with Python's own streams, warnings and exit codes."""
     try:
-        with command.make_context("tensortap run", arguments) as context:
+        with command.make_context("tensortap run", list(arguments)) as context:
             _check_script(context)
+            if context.params.pop("twice"):
+                sys.exit(run_twice(arguments, context))
             run = ScriptRun(RunOptions(**context.params))
     except click.exceptions.Exit as done:
         sys.exit(done.exit_code)

@@ -8,6 +8,7 @@ from typing import Any
 from tensortap.diff.align import Alignment
 from tensortap.diff.cause import Cause, first_cause
 from tensortap.diff.pair import Pair, batch_of
+from tensortap.diff.records import to_the_last_bit
 from tensortap.diff.result import Diff, SiteDiff
 from tensortap.errors import RunError
 from tensortap.store.run import Run
@@ -16,7 +17,8 @@ from tensortap.store.run import Run
 class DiffBuilder:
     """Collects pairs by site, step by step."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bitwise: bool = False) -> None:
+        self._bitwise = bitwise
         self._sites: dict[tuple[str, str], SiteDiff] = {}
         self._batches: list[Any] = []
         self._first: Pair | None = None
@@ -26,6 +28,7 @@ class DiffBuilder:
 
     def add(self, pairs: Sequence[Pair], alone_a: int, alone_b: int) -> None:
         """Add the pairs of one step."""
+        pairs = [to_the_last_bit(pair) for pair in pairs] if self._bitwise else pairs
         self._alone = [self._alone[0] + alone_a, self._alone[1] + alone_b]
         self._cause = self._cause or first_cause(pairs)
         self._batches.append(batch_of(pairs))
@@ -69,6 +72,7 @@ class DiffBuilder:
             first=self._first,
             cause=self._cause,
             layouts=layouts,
+            bitwise=self._bitwise,
             first_unequal=self._unequal,
             aligned_by=aligned.by,
             only_in_a=tuple(map(str, aligned.only_in_a)),

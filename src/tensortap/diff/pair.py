@@ -59,6 +59,8 @@ class Pair:
     bit_equal: float | None = None
     step_b: int = -1  # the step of `b` that it was compared with
     ratio: float | None = None  # of the norms, b's to a's
+    phase: str = ""
+    hash_equal: float | None = None  # 1 where the content hashes are equal, 0 where not, None where one was not kept
 
     @property
     def differs(self) -> bool:
@@ -68,7 +70,8 @@ class Pair:
     @property
     def unequal(self) -> bool:
         """Whether anything at all differs: bits where elements were kept, else statistics and histogram."""
-        return bool(self.excess or self.error or self.tv) or (self.bit_equal is not None and self.bit_equal < 1)
+        bits = any(share is not None and share < 1 for share in (self.bit_equal, self.hash_equal))
+        return bool(self.excess or self.error or self.tv) or bits
 
     @property
     def name(self) -> str:
@@ -87,6 +90,11 @@ class Pair:
         what = "" if self.of == "elements" else f" in its {self.of}"
         off = f"off by {text.number(self.error)} of its scale{what}"
         return off if math.isinf(self.excess) else f"{off}, {times(self.excess)} the tolerance"
+
+    @property
+    def by_bits(self) -> bool:
+        """Whether all its bits were compared, by hash or element by element, and not statistics alone."""
+        return self.hash_equal is not None or self.kept == "full"
 
     @property
     def bound(self) -> str:

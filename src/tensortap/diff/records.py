@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from tensortap.diff.elements import CommonElements
@@ -20,15 +21,15 @@ def compare_records(
     tolerance: Tolerance,
     kept: CommonElements | None,
     *,
-    site_b: str = "",
     rank: int | None = None,
 ) -> Pair:
     """Return how far two records differ; `kept` are the elements that both runs kept, in one order."""
     x, y = a.summary, b.summary
     known: dict[str, Any] = {
         "step": a.step, "step_b": b.step, "rank": a.rank if rank is None else rank, "site": str(a.place),
-        "site_b": site_b or str(b.place), "call": a.call, "seq": a.seq, "dtype": x.dtype, "dtype_b": y.dtype,
-        "shape": x.shape, "shape_b": y.shape, "rtol": tolerance.rtol, "atol": tolerance.atol,
+        "site_b": str(b.place), "call": a.call, "seq": a.seq, "dtype": x.dtype, "dtype_b": y.dtype,
+        "shape": x.shape, "shape_b": y.shape, "rtol": tolerance.rtol, "atol": tolerance.atol, "phase": a.phase,
+        "hash_equal": None if x.hash is None or y.hash is None else float(x.hash == y.hash),
     }  # fmt: skip
     if x.numel != y.numel:
         note = f"shape {_shape(x.shape)} in a, {_shape(y.shape)} in b"
@@ -64,3 +65,14 @@ def _nonfinite(x: Summary, y: Summary, misplaced: int) -> str:
 
 def _shape(shape: Iterable[int]) -> str:
     return "[" + ",".join(map(str, shape)) + "]"
+
+
+def to_the_last_bit(pair: Pair) -> Pair:
+    """Return the pair as a comparison of bits sees it: whatever is not equal differs beyond every tolerance."""
+    same = not pair.error and not pair.tv if pair.hash_equal is None else pair.hash_equal == 1
+    if pair.bit_equal is not None and pair.hash_equal is None:
+        same = same and pair.bit_equal == 1
+    if same and pair.dtype == pair.dtype_b and pair.shape == pair.shape_b:
+        return replace(pair, error=0.0, excess=0.0, rtol=0.0, atol=0.0)
+    note = pair.note or ("" if pair.error else "its bits differ, its statistics do not")
+    return replace(pair, excess=math.inf, rtol=0.0, atol=0.0, note=note)

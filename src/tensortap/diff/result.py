@@ -68,10 +68,17 @@ class Diff:
     shapes: int
     batches: tuple[Any, ...]
     cause: Cause | None = None
+    bitwise: bool = False
     layouts: str = ""  # how the ranks of each run lie, where whole tensors were put together from theirs
 
     def __bool__(self) -> bool:
-        return self.first is None
+        return self.first is None and not (self.bitwise and self.unpaired)
+
+    @property
+    def unpaired(self) -> bool:
+        """Whether one run has sites, steps or records that the other has not."""
+        only = (self.only_in_a, self.only_in_b, self.steps_only_in_a, self.steps_only_in_b)
+        return any(only) or bool(self.alone_in_a or self.alone_in_b)
 
     def __repr__(self) -> str:
         return f"<Diff of {self.a} and {self.b}: {self.headline}>"
@@ -107,6 +114,7 @@ class Diff:
                 "a": self.a,
                 "b": self.b,
                 "same": bool(self),
+                "bitwise": self.bitwise,
                 "first": first,
                 "first_unequal": unequal,
                 "cause": None if self.cause is None else self.cause.to_dict(),
@@ -132,11 +140,24 @@ class Diff:
     @property
     def headline(self) -> str:
         """The one sentence: whether they agree, and if not where they first part and by how much."""
+        if self.bitwise:
+            return self._bits
         if self.first is None:
             exactly = "" if self.first_unequal else ", bit for bit as far as was recorded"
             return f"same within tolerance{exactly}: {many(len(self.rows), 'site')}, {many(len(self.steps), 'step')}"
         where = f"{self.first.name} at step {self.first.step}"
         return f"differs first in {where}: {self.first.how_much}"
+
+    @property
+    def _bits(self) -> str:
+        """The one sentence of a comparison of bits."""
+        compared = f"{many(len(self.rows), 'site')}, {many(len(self.steps), 'step')}"
+        if self.first is None:
+            if self.unpaired:
+                return f"what both have is the same to the last bit ({compared}), but one has more than the other"
+            return f"the same to the last bit: {compared}"
+        phase = f" ({self.first.phase})" if self.first.phase else ""
+        return f"not the same: first {self.first.name} at step {self.first.step}{phase}: {self.first.how_much}"
 
     @property
     def explanation(self) -> str:
@@ -155,7 +176,11 @@ class Diff:
         """Yield what else there is to say: one line each."""
         if self.explanation:
             yield self.explanation
-        if self.first:
+        rough = sum(not row.worst.by_bits for row in self.rows) if self.bitwise else 0
+        if rough:
+            count = many(rough, "site")
+            yield f"only statistics were compared of {count}: keep=[tt.stats(), tt.hash()] records every bit"
+        if self.first and not self.bitwise:
             count = f"{self.differing} of {many(len(self.rows), 'site')} differ"
             yield f"{count}; the tolerance there is {self.first.bound}"
         if self.layouts:

@@ -31,12 +31,16 @@ RunLike = Run | str | os.PathLike[str]
 _SIGNATURE_STEPS: Final = 8  # steps from which a site's shape is taken when names say nothing
 _ROWS_AT_ONCE: Final = 8192
 Key = tuple[int, Place, int]  # rank, place, call
+_OTHER_LAYOUTS: Final = (
+    "{} and {} are of other layouts, whose sums round otherwise: they cannot be the same to the last bit. Compare them "
+    "without bitwise (--bitwise), and the ranks of one run by run.findings('replicas_differ')"
+)
 
 
 def diff(
     a: RunLike, b: RunLike, *, map: Renaming = None, rtol: float | None = None, atol: float | None = None,
     sites: SiteSelection = None, steps: StepSelection = None, mesh: Mapping[str, int] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    bitwise: bool = False, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
     """Compare two runs and report the first divergence.
 
@@ -44,13 +48,18 @@ def diff(
     those in `b` (with all below them; `*` is allowed); by name; and where fewer than half of the names match by order
     of execution and shape. Elements are compared where both runs kept them. `rtol` and `atol` replace the tolerance
     that goes with the types; `sites` and `steps` limit what is compared, as in `run.table`.
+
+    Runs of different layouts (other ranks, other shards, other microbatches) are compared as one process would see
+    them; `mesh`, such as `{"dp": 2, "tp": 4}`, says how the ranks of `b` lie where they did not record it, and `map`
+    may be a function from a name in `b` to that in `a`. `bitwise=True` asks whether the runs are the same to the last
+    bit: by `tt.hash()` or all elements where they were kept, else by all statistics.
     """
     first, second = (run if isinstance(run, Run) else open_run(run) for run in (a, b))
 
     def compare() -> Diff:
         sides = (Side(run, run.snapshots.take()) for run in (first, second))
         return diff_snapshots(*sides, map=map, rtol=rtol, atol=atol, sites=sites, steps=steps, mesh=mesh,
-                              progress=progress)  # fmt: skip
+                              bitwise=bitwise, progress=progress)  # fmt: skip
 
     return retry_if_moved(compare)  # once more when one of them was compacted meanwhile
 
@@ -69,7 +78,7 @@ class Side(NamedTuple):
 def diff_snapshots(
     a: Side, b: Side, *, map: Renaming = None, rtol: float | None = None, atol: float | None = None,
     sites: SiteSelection = None, steps: StepSelection = None, mesh: Mapping[str, int] | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    bitwise: bool = False, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
     """Compare two runs as they were when the snapshots were taken."""
     wanted = step_test(steps)
@@ -78,12 +87,16 @@ def diff_snapshots(
     if not both:
         raise RunError(_no_step(a, b, steps))
     of_a, of_b = [pair[0] for pair in both], [pair[1] for pair in both]
-    found = DiffBuilder()
+    found = DiffBuilder(bitwise=bitwise)
+    if bitwise and (rtol or atol or mesh is not None):
+        raise RunError("bitwise=True allows no difference: leave out rtol, atol and mesh")
 
     def signatures() -> tuple[dict[Place, SiteSignature], dict[Place, SiteSignature]]:
         return _signatures(a, of_a), _signatures(b, of_b)
 
     if mesh is not None or callable(map) or _spread_differently(a, b, both[0]):
+        if bitwise:
+            raise RunError(_OTHER_LAYOUTS.format(a.run.path, b.run.path))
         for side in (a, b):
             require_all_ranks(side.run.path, side.snapshot.ranks, shards(side.snapshot), side.snapshot.run_json)
         names = common_names(_places(a)), common_names(_places(b), map if callable(map) else None)

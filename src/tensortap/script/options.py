@@ -9,15 +9,20 @@ from typing import Final, NamedTuple
 
 from tensortap.adapters.protocol import watched_by_default
 from tensortap.errors import ProbeError, RunError, RunExistsError
-from tensortap.reduce.reducers import Reducer, full, histogram, quantiles, rows, sample, stats
+from tensortap.reduce.reducers import Reducer, content_hash, full, histogram, quantiles, rows, sample, stats
 from tensortap.select.patterns import Candidate
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import every
 from tensortap.store.files import Files
 from tensortap.store.names import RUN_JSON
 
-_KEEPS: Final = "stats, histogram, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
-_PLAIN: Final[dict[str, Callable[[], Reducer]]] = {"stats": stats, "histogram": histogram, "full": full}
+_KEEPS: Final = "stats, histogram, hash, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
+_PLAIN: Final[dict[str, Callable[[], Reducer]]] = {
+    "stats": stats,
+    "histogram": histogram,
+    "hash": content_hash,
+    "full": full,
+}
 
 
 # What `--watch` chooses; `recommended` is what the rules of `tensortap check` read.
