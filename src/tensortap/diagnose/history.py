@@ -21,7 +21,7 @@ from tensortap.reduce.statistics import NUMBERS
 from tensortap.select.ports import module_of
 from tensortap.store import facts, queries
 from tensortap.store.blocks import RowBlock, array_of, blocks
-from tensortap.store.columns import SingleRows
+from tensortap.store.columns import PlaceColumns, SingleRows
 from tensortap.store.merging import fold
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
@@ -216,7 +216,7 @@ class RunHistory:
     def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
         """Return a named number of each site at a port over steps; of several in a step, the largest."""
         found: dict[Place, list[tuple[npt.NDArray[np.int64], Floats]]] = {}
-        for block in self.blocks(port, ["numbers"]):
+        for block in _blocks(self, port, ["numbers"]):
             values = array_of(pc.map_lookup(block.columns["numbers"], pa.scalar(name), "first"))
             steps, known = block.number("step"), ~np.isnan(values)
             for i, place in enumerate(block.places):
@@ -225,22 +225,10 @@ class RunHistory:
                     found.setdefault(place, []).append((steps[mine], values[mine]))
         return {place: _largest_by_step(parts) for place, parts in found.items()}
 
-    def blocks(self, port: str, columns: Sequence[str], recomputed: bool = True) -> Iterator[RowBlock]:
-        """Yield the records at a port, file by file."""
-        return blocks(
-            self.snapshot, columns, chosen=lambda place: place.port == port, steps=self.only, phase=self.phase,
-            recomputed=recomputed,
-        )  # fmt: skip
-
     def _of_port(self, port: str) -> list[SiteHistory]:
         if port not in self._sites:
             self._sites[port] = _SitesAtPort(self, port).read()
         return self._sites[port]
-
-    def folded(self, table: Any, over: Iterable[Any]) -> Any:
-        """Return rows merged over ranks, calls or steps."""
-        table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
-        return fold(table, list(over), queries.replicas(self.snapshot))
 
     def type_of(self, place: Place) -> str:
         """Return the class of a place's module, or its operation."""
@@ -252,7 +240,7 @@ class RunHistory:
         ends = [site.steps[-last:] for site in self._of_port(port)]
         wanted = np.unique(np.concatenate(ends)).tolist() if ends else []
         table = self.table(ports=port, steps=wanted, columns=[*_KEYS, *NUMBERS, "hist_offset", "hist_counts"])
-        rows = self.folded(table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
+        rows = _folded(self, table.filter(pc.is_valid(table["hist_counts"])), ("ranks", "calls", "steps"))
         for place, index in _by_place(rows):
             row = rows.slice(int(index[0]), 1).to_pylist()[0]
             if row["min"] is not None and row["hist_counts"] is not None:
@@ -278,7 +266,7 @@ class _SitesAtPort:
         if len(self._history.snapshot.ranks) > 1:
             return None
         rows = SingleRows(self._history.snapshot, self._history.snapshot.steps)
-        for block in self._history.blocks(self._port, (), recomputed=False):
+        for block in _blocks(self._history, self._port, (), recomputed=False):
             rows.add(block)
         return rows if rows.arrange() else None
 
@@ -299,7 +287,7 @@ class _SitesAtPort:
                 row["dtype"],
                 tuple(row["shape"] or ()),
                 steps,
-                SiteColumns(rows, part),
+                PlaceColumns(rows, part),
             )
 
     def _merged_sites(self) -> Iterator[SiteHistory]:
@@ -311,7 +299,7 @@ class _SitesAtPort:
         for start in range(0, len(steps), at_once):
             chosen = steps[start : start + at_once]
             table = self._history.table(ports=self._port, steps=chosen, columns=[*_KEYS, "dtype", "shape", *NUMBERS])
-            parts.append(self._history.folded(table, ("ranks", "calls")))
+            parts.append(_folded(self._history, table, ("ranks", "calls")))
         if parts:
             yield from self._split(pa.concat_tables(parts))
 
@@ -328,23 +316,18 @@ class _SitesAtPort:
             )  # fmt: skip
 
 
-class SiteColumns(Mapping[str, Floats]):
-    """The columns of one site: its part of columns that hold every site."""
+def _blocks(
+    history: RunHistory, port: str, columns: Sequence[str], recomputed: bool = True
+) -> Iterator[RowBlock]:  # fmt: skip
+    return blocks(
+        history.snapshot, columns, chosen=lambda place: place.port == port, steps=history.only, phase=history.phase,
+        recomputed=recomputed,
+    )  # fmt: skip
 
-    def __init__(self, rows: SingleRows, part: slice) -> None:
-        self._rows = rows
-        self._part = part
 
-    def __getitem__(self, name: str) -> Floats:
-        if name not in NUMBERS:
-            raise KeyError(name)
-        return self._rows.column(name)[self._part]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(NUMBERS)
-
-    def __len__(self) -> int:
-        return len(NUMBERS)
+def _folded(history: RunHistory, table: Any, over: Iterable[Any]) -> Any:
+    table = table.filter(pc.invert(table["recomputed"]))  # the same tensors once more, for the backward pass
+    return fold(table, list(over), queries.replicas(history.snapshot))
 
 
 def _largest_by_step(

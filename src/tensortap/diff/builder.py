@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tensortap.diff.align import Alignment
 from tensortap.diff.cause import Cause, first_cause
 from tensortap.diff.pair import Pair, batch_of
 from tensortap.diff.records import to_the_last_bit
-from tensortap.diff.result import Diff, SiteDiff
+from tensortap.diff.result import Diff, EqualPairs, SiteDiff
 from tensortap.errors import RunError
 from tensortap.store.run import Run
+from tensortap.types import Place
 
 
 class DiffBuilder:
@@ -28,7 +30,7 @@ class DiffBuilder:
 
     def add(self, pairs: Sequence[Pair], alone_a: int, alone_b: int) -> None:
         """Add the pairs of one step."""
-        pairs = [to_the_last_bit(pair) for pair in pairs] if self._bitwise else pairs
+        pairs = self._judged(pairs)
         self._alone = [self._alone[0] + alone_a, self._alone[1] + alone_b]
         self._cause = self._cause or first_cause(pairs)
         self._batches.append(batch_of(pairs))
@@ -43,6 +45,17 @@ class DiffBuilder:
             )
             self._first = self._first or (pair if pair.differs else None)
             self._unequal = self._unequal or (pair if pair.unequal else None)
+
+    def _judged(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
+        return [to_the_last_bit(pair) for pair in pairs] if self._bitwise else pairs
+
+    def add_equal(self, counts: Mapping[Place, int], load: Callable[[], Iterable[Sequence[Pair]]]) -> None:
+        """Add pairs of equal records of sites that were seen before; `load` makes them when somebody wants them all."""
+        for place, count in counts.items():
+            key = (str(place), str(place))
+            self._sites[key] = replace(self._sites[key], pairs=self._sites[key].pairs + count)
+        rows = lambda: [batch_of(self._judged(pairs)) for pairs in load()]  # noqa: E731
+        self._batches.append(EqualPairs(sum(counts.values()), rows))
 
     def diff(
         self,

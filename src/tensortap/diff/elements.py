@@ -46,6 +46,10 @@ class KeptElements:
                 call = (key.step, key.rank, key.place, key.call)
                 self._kept[call] = min(self._kept.get(call, kept), kept, key=_rank_of_kind)
 
+    def steps(self) -> set[int]:
+        """Return the steps at which something was kept."""
+        return {call[0] for call in self._kept}
+
     def best(self, call: Call) -> TensorEntry | None:
         """Return what tells most of one tensor; None when nothing was kept of it."""
         return self._kept.get(call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,6 +40,17 @@ class SiteDiff:
         """Return plain values, for JSON."""
         first = None if self.first is None else self.first.step
         return {"pairs": self.pairs, "differing": self.differing, "first_step": first, **pair_to_dict(self.worst)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EqualPairs:
+    """Pairs of records that are equal bit for bit: how many, and how to make the rows that say so."""
+
+    pairs: int
+    load: Callable[[], Sequence[Any]]
+
+    def __len__(self) -> int:
+        return self.pairs
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -104,7 +115,11 @@ class Diff:
 
     def table(self) -> Any:
         """Return every pair as a row of a `pyarrow.Table`, in order of execution."""
-        return pa.Table.from_batches(self.batches, SCHEMA)
+        return pa.Table.from_batches(self._loaded(), SCHEMA)
+
+    def _loaded(self) -> Iterator[Any]:
+        for batch in self.batches:
+            yield from batch.load() if isinstance(batch, EqualPairs) else (batch,)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; null for what is not finite or not known."""
@@ -192,7 +207,8 @@ class Diff:
             yield f"its parameters differ: {listed(causes)}"
         if (unequal := self.first_unequal) and unequal is not self.first:
             yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
-        pairs = (zip(b["step"].to_pylist(), b["step_b"].to_pylist(), strict=True) for b in self.batches)
+        different = (b for b in self.batches if not isinstance(b, EqualPairs))
+        pairs = (zip(b["step"].to_pylist(), b["step_b"].to_pylist(), strict=True) for b in different)
         if moved := next(((a, b) for batch in pairs for a, b in batch if a != b), None):
             example = f"step {moved[0]} of a with step {moved[1]} of b"
             yield f"steps of one number are of different phases: they were paired by phase, such as {example}"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import itertools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tensortap.diff.align import Alignment, Renaming, SiteSignature, align, renames
 from tensortap.diff.builder import DiffBuilder
 from tensortap.diff.elements import Call, KeptElements, common_elements
+from tensortap.diff.equal_steps import equal_steps
 from tensortap.diff.layout_runs import LayoutComparison
 from tensortap.diff.layouts import LayoutSide
 from tensortap.diff.pair import Pair
@@ -111,13 +115,51 @@ def diff_snapshots(
     aligned = align(_places(a), _places(b), renames(map), signatures)
     aligned = _chosen(aligned, sites)
     precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
-    read = (_by_step(a, of_a, aligned.pairs), _by_step(b, of_b, aligned.pairs.values()))
     kept = KeptElements(*a), KeptElements(*b)
-    for n, (records_a, records_b) in enumerate(zip(*read, strict=True)):
-        progress(n, len(both))
-        precision.next_step()
-        found.add(*_pairs(records_a, records_b, *kept, aligned.pairs, precision))
+    pairing = _PairComparison(a, b, aligned, *kept)
+    for skipped, part in _stretches(a, b, both, aligned, kept[0].steps() | kept[1].steps()):
+        progress(both.index(part[0]), len(both))
+        if skipped is not None:
+            later = functools.partial(pairing.pairs, part, copy.copy(precision))
+            found.add_equal(skipped, later)
+            continue
+        for n, compared in enumerate(pairing.steps(part, precision)):
+            progress(both.index(part[0]) + n, len(both))
+            found.add(*compared)
     return found.diff(a.run, b.run, aligned, both, steps_a, steps_b)
+
+
+def _stretches(
+    a: Side, b: Side, both: Sequence[tuple[int, int]], aligned: Alignment, kept: Collection[int]
+) -> Iterator[tuple[dict[Place, int] | None, list[tuple[int, int]]]]:
+    """Yield the steps to compare, in order: those to go through, with None, and those that are equal, with counts."""
+    same = [x for x, y in both if x == y and x not in kept]
+    known = equal_steps(a.snapshot, b.snapshot, same, aligned.pairs)
+    for is_equal, part in itertools.groupby(both, key=lambda pair: pair[0] == pair[1] and pair[0] in known.steps):
+        steps = list(part)
+        yield (known.counts([step for step, _ in steps]) if is_equal else None), steps
+
+
+class _PairComparison:
+    """Compares the records of two runs pair by pair."""
+
+    def __init__(self, a: Side, b: Side, aligned: Alignment, kept_a: KeptElements, kept_b: KeptElements) -> None:
+        self._sides = a, b
+        self._partners = aligned.pairs
+        self._kept = kept_a, kept_b
+
+    def steps(self, both: Sequence[tuple[int, int]], precision: Precision) -> Iterator[tuple[list[Pair], int, int]]:
+        """Yield the pairs of each step, and how many records have no partner."""
+        a, b = self._sides
+        of_a, of_b = [pair[0] for pair in both], [pair[1] for pair in both]
+        read = (_by_step(a, of_a, self._partners), _by_step(b, of_b, self._partners.values()))
+        for records_a, records_b in zip(*read, strict=True):
+            precision.next_step()
+            yield _pairs(records_a, records_b, *self._kept, self._partners, precision)
+
+    def pairs(self, both: Sequence[tuple[int, int]], precision: Precision) -> Iterator[list[Pair]]:
+        """Yield the pairs of each step."""
+        return (pairs for pairs, _, _ in self.steps(both, precision))
 
 
 def paired_steps(a: Mapping[int, str], b: Mapping[int, str]) -> list[tuple[int, int]]:
@@ -145,8 +187,9 @@ def paired_steps(a: Mapping[int, str], b: Mapping[int, str]) -> list[tuple[int, 
 
 def _phases(side: Side, steps: Sequence[int]) -> dict[int, str]:
     """Return the phase of each step."""
-    rows = table(side.snapshot, columns=("step", "phase")).group_by(["step"]).aggregate([("phase", "min")])
-    known = dict(zip(rows["step"].to_pylist(), rows["phase_min"].to_pylist(), strict=True))
+    known: dict[int, str] = {}
+    for phase in reversed(side.snapshot.phases):  # of several phases of one step the first by name counts
+        known |= dict.fromkeys(side.snapshot.of_phase(phase).steps.tolist(), phase)
     return {step: str(known.get(step) or "") for step in steps}
 
 

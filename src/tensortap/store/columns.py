@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tensortap.reduce.statistics import COUNTS
+from tensortap.reduce.statistics import COUNTS, NUMBERS
 from tensortap.store.blocks import BlockSource, Ints, RowBlock, numbers
 from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
+
+Floats = npt.NDArray[np.float64]
 
 
 class SingleRows:
@@ -29,7 +32,7 @@ class SingleRows:
         self._read: list[tuple[BlockSource, Ints | None]] = []
         self._keys: list[Ints] = []
         self._target: Ints = np.zeros(0, np.int64)
-        self._columns: dict[str, npt.NDArray[np.float64]] = {}
+        self._columns: dict[str, Floats] = {}
 
     def add(self, block: RowBlock) -> None:
         """Take the rows of a block: only which they are, not what they hold."""
@@ -54,14 +57,14 @@ class SingleRows:
         self.parts = {name: slice(int(ends[i]), int(ends[i + 1])) for name, i in self._places.items()}
         return True
 
-    def column(self, name: str) -> npt.NDArray[np.float64]:
+    def column(self, name: str) -> Floats:
         """Return a column, place by place, each by step."""
         if name not in self._columns:
             self._columns[name] = self._filled(name)
         return self._columns[name]
 
-    def _filled(self, name: str) -> npt.NDArray[np.float64]:
-        column: npt.NDArray[np.float64] | None = None
+    def _filled(self, name: str) -> Floats:
+        column: Floats | None = None
         start = 0
         for source, rows in self._read:
             table = self._table(source, name)
@@ -82,3 +85,22 @@ class SingleRows:
         except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
             self._snapshot.catalog.mark_damaged(source.name, error)
             raise FileNotFoundError(f"{source.name} cannot be read: take another snapshot, without it") from error
+
+
+class PlaceColumns(Mapping[str, Floats]):
+    """The columns of one place: its part of columns that hold every place."""
+
+    def __init__(self, rows: SingleRows, part: slice) -> None:
+        self._rows = rows
+        self._part = part
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in NUMBERS:
+            raise KeyError(name)
+        return self._rows.column(name)[self._part]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(NUMBERS)
+
+    def __len__(self) -> int:
+        return len(NUMBERS)

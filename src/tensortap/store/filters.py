@@ -24,7 +24,8 @@ def places_matching(sites: str | Pattern | Sequence[str | Pattern], known: Itera
     places = list(known)
     found: dict[Place, None] = {}
     for pattern in patterns:
-        fitting = [place for place in places if _fits(Pattern.parse(pattern), place)]
+        parsed = Pattern.parse(pattern)
+        fitting = [place for place in places if _fits(parsed, place)]
         if not fitting:
             raise PatternError(f"{pattern!s} matches nothing in this run.{suggest(str(pattern), map(str, places))}")
         found.update(dict.fromkeys(fitting))
