@@ -279,7 +279,8 @@ def test_many_taps_leave_nothing() -> None:
     cycle(times)
     more_objects, more_kilobytes = count()
     assert more_objects - objects < times // 2
-    assert more_kilobytes - kilobytes < 4 << 10
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # the sanitizer keeps what is freed for a while
+        assert more_kilobytes - kilobytes < 4 << 10
 
 
 SUBINTERPRETER = """
