@@ -29,7 +29,7 @@ from torch import nn
 
 import tensortap as tt
 
-BATCHES, BATCH, LENGTH = 24, 16, 128
+BATCHES, BATCH, LENGTH = int(os.environ.get("BATCHES", "24")), 16, 64
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 Run = Callable[[Path], object]
 

@@ -77,6 +77,22 @@ def as_array(value: Any) -> Array:
     return np.asarray(detached)
 
 
+def arrays_of_object(value: Any, name: str = "", depth: int = 6) -> dict[str, Array]:
+    """Return the arrays in an object's attributes, at any depth: the weights of a model that is a plain object."""
+    if isinstance(value, TensorLike):
+        return {name: as_array(value)}
+    if isinstance(value, Mapping):
+        inside: Any = value.items()
+    elif isinstance(value, (list, tuple)):
+        inside = enumerate(value)
+    else:
+        inside = getattr(value, "__dict__", {}).items()
+    found: dict[str, Array] = {}
+    for key, item in inside if depth else ():
+        found |= arrays_of_object(item, f"{name}.{key}", depth - 1)
+    return found
+
+
 def _rows(value: Any, chosen: Ints, size: int) -> Any:
     if isinstance(value, TensorLike):
         return value[chosen] if value.shape and value.shape[0] == size else value

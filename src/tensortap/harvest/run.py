@@ -10,7 +10,7 @@ from tensortap import text
 from tensortap.adapters.lookup import framework_for
 from tensortap.distributed.ranks import of_environment
 from tensortap.errors import HarvestError
-from tensortap.harvest.batch import Key
+from tensortap.harvest.batch import Key, arrays_of_object
 from tensortap.harvest.dtypes import dtype_name
 from tensortap.harvest.engines import Engine, engine_for
 from tensortap.harvest.folder import HarvestFolder
@@ -138,7 +138,7 @@ class _Harvesting:
         model, framework = self._model, framework_for(self._model)
         name = f"{framework.capabilities.title} {type(model).__qualname__}"
         return {
-            "model": fingerprint_of_arrays(name, framework.weights(model)),
+            "model": fingerprint_of_arrays(name, framework.weights(model) or arrays_of_object(model)),
             "data": self._source.fingerprint(),
             "options": fingerprint_of_options(self._options),
         }

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import onnxruntime
 
 from tensortap.adapters.array_framework import ArrayFramework
+from tensortap.adapters.arrays import Array
 from tensortap.adapters.onnx.adapter import OnnxAdapter
 from tensortap.adapters.onnx.capabilities import CAPABILITIES
 
@@ -27,6 +30,15 @@ class OnnxFramework(ArrayFramework):
             values = inputs if isinstance(inputs, tuple) else (inputs,)
             inputs = dict(zip((given.name for given in model.get_inputs()), values, strict=True))
         return model.run(None, dict(inputs))  # type: ignore[no-any-return]
+
+    def weights(self, model: Any) -> dict[str, Array]:
+        """Return the bytes of the model, as the session was given them."""
+        data = model._model_bytes or Path(model._model_path).read_bytes()
+        return {"model": np.frombuffer(data, np.uint8)}
+
+    def parameters_of_call(self, model: Any) -> frozenset[str]:
+        """Return the names of the session's inputs."""
+        return frozenset(given.name for given in model.get_inputs())
 
     def traces(self, model: Any) -> dict[str, Any]:
         """Return every attribute of the session."""

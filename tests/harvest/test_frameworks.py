@@ -1,0 +1,149 @@
+"""Harvests of models of other frameworks, by the same call."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tensortap as tt
+
+ROWS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
+
+
+def values(acts: tt.Harvest) -> np.ndarray:
+    """The rows in the order of the samples."""
+    (batch,) = acts.batches(100)
+    assert sorted(batch.sample.tolist()) == list(range(12))
+    return batch.values[np.argsort(batch.sample)]
+
+
+def harvest(model: Any, to: Path, site: str) -> tt.Harvest:
+    return tt.harvest(model, list(ROWS), site, to=to, batch_size=5, progress=False)
+
+
+def test_onnx(tmp_path: Path) -> None:
+    """A session of ONNX Runtime."""
+    ort, onnx = pytest.importorskip("onnxruntime"), pytest.importorskip("onnx")
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    weight = np.arange(12, dtype=np.float32).reshape(4, 3)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"], name="act")],
+        "g", [helper.make_tensor_value_info("x", kind, [None, 4])],
+        [helper.make_tensor_value_info("y", kind, [None, 3])], [onnx.numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    session = ort.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    site = next(site.path for site in tt.sites(session) if "act" in site.path or "Relu" in site.types)
+    assert np.array_equal(values(harvest(session, tmp_path / "acts", site)), session.run(None, {"x": ROWS})[0])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own, of NumPy
+def test_keras(tmp_path: Path) -> None:
+    """A Keras model."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="first"), keras.layers.ReLU(name="act")])
+    got = values(harvest(model, tmp_path / "acts", "first:output"))
+    layer = model.get_layer("first")
+    want = ROWS @ np.asarray(keras.ops.convert_to_numpy(layer.kernel)) + keras.ops.convert_to_numpy(layer.bias)
+    assert np.allclose(got, want, atol=1e-5)
+    weights = [np.ones_like(each) for each in model.get_weights()]
+    model.set_weights(weights)
+    with pytest.raises(tt.TensortapError, match="fingerprint of the model"):
+        harvest(model, tmp_path / "acts", "first:output")
+
+
+def test_numpy(tmp_path: Path) -> None:
+    """A NumPy-style model of objects with __call__."""
+
+    class Layer:
+        def __init__(self, width: int) -> None:
+            self.weight = np.full((4, width), 0.5, np.float32)
+
+        def __call__(self, x: np.ndarray) -> np.ndarray:
+            return x @ self.weight
+
+    class Model:
+        def __init__(self) -> None:
+            self.first, self.second = Layer(4), Layer(2)
+
+        def __call__(self, x: np.ndarray) -> np.ndarray:
+            return self.second(self.first(x))
+
+    model = Model()
+    assert np.array_equal(values(harvest(model, tmp_path / "acts", "first")), model.first(ROWS))
+    model.second.weight[0] = 0.0
+    with pytest.raises(tt.TensortapError, match="fingerprint of the model"):
+        harvest(model, tmp_path / "acts", "first")
+
+
+def test_jax(tmp_path: Path) -> None:
+    """A model of Equinox, by JAX's adapter."""
+    eqx, jax = pytest.importorskip("equinox"), pytest.importorskip("jax")
+    model = eqx.nn.Sequential([eqx.nn.Linear(4, 3, key=jax.random.key(0)), eqx.nn.Lambda(jax.nn.relu)])
+
+    class Batched(eqx.Module):
+        inner: Any
+
+        def __call__(self, x: Any) -> Any:
+            return jax.vmap(self.inner)(x)
+
+    acts = harvest(Batched(model), tmp_path / "acts", "**:output")
+    want = np.asarray(jax.vmap(model.layers[0])(ROWS))
+    sites = [site for site in acts.sites if "layers" in site and acts.site(site).width == 3]
+    found = [next(acts.batches(100, site)) for site in sites]
+    assert any(np.allclose(batch.values[np.argsort(batch.sample)], want, atol=1e-6) for batch in found)
+
+
+@pytest.mark.parametrize("kind", ["loader", "dataset", "parquet", "hf"])
+def test_data_of_all_kinds(kind: str, tmp_path: Path) -> None:
+    """A DataLoader, a Dataset, Parquet files and an HF dataset give the same rows."""
+    import torch
+
+    model = torch.nn.Identity()
+    options: dict[str, Any] = {"to": tmp_path / "acts", "progress": False, "dtype": "f32"}
+    tensors = torch.utils.data.TensorDataset(torch.from_numpy(ROWS))
+    if kind == "loader":
+        acts = tt.harvest(model, torch.utils.data.DataLoader(tensors, batch_size=5), ":output", **options)
+    elif kind == "dataset":
+        acts = tt.harvest(model, tensors, ":output", batch_size=5, **options)
+    else:
+        datasets = pytest.importorskip("datasets")
+        datasets.disable_progress_bars()
+        rows = datasets.Dataset.from_dict({"input": ROWS.tolist(), "text": ["…"] * 12})
+        if kind == "parquet":
+            rows.to_parquet(str(tmp_path / "rows.parquet"))
+        data = rows if kind == "hf" else str(tmp_path / "*.parquet")
+        acts = tt.harvest(model, data, ":output", batch_size=5, **options)
+    assert np.array_equal(values(acts), ROWS)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_hugging_face_model(tmp_path: Path) -> None:
+    """Of a tokenized data set, an HF model is given what it takes, and padding is left out."""
+    import torch
+
+    transformers = pytest.importorskip("transformers")
+
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=40, n_positions=16)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    data = [
+        {"input_ids": list(range(3 + i)), "attention_mask": [1] * (3 + i), "labels": [0], "text": "…"} for i in range(6)
+    ]
+    keep = tt.tokens(mask="attention_mask")
+    options: dict[str, Any] = {"keep": keep, "batch_size": 2, "progress": False}
+    acts = tt.harvest(model, data, "transformer.h.0:output", to=tmp_path / "acts", **options)
+    with torch.no_grad():
+        ids = torch.tensor([data[5]["input_ids"]])
+        want = model(ids, output_hidden_states=True).hidden_states[1][0].numpy()
+    site = acts.sites[0]
+    (batch,) = acts.batches(100, site)
+    mine = batch.sample == 5
+    assert np.allclose(batch.values[mine][np.argsort(batch.position[mine])], want, atol=1e-5)
+    assert len(batch) == sum(3 + i for i in range(6))
