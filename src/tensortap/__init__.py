@@ -13,6 +13,8 @@ from tensortap.record.counters import TensortapWarning
 from tensortap.record.step import Record
 from tensortap.reduce.reducers import content_hash, full, histogram, quantiles, rows, sample, stats, units
 from tensortap.reduce.summary import Summary, summarize
+from tensortap.script.notebook import load_ipython_extension as load_ipython_extension  # what `%load_ext` looks for
+from tensortap.script.notebook import unload_ipython_extension as unload_ipython_extension
 from tensortap.select.probes import Probe, escalation, probe
 from tensortap.select.triggers import (
     Trigger,

@@ -12,7 +12,8 @@ from typing import Final
 import click
 
 COMMANDS: Final = {
-    "run": "Run a PyTorch script as `python` would, and record the models in it.",
+    "run": "Run a script as `python` would, and record the models of PyTorch or Keras in it.",
+    "env": "Print the line that lets TENSORTAP=RUN record any Python process of this shell.",
     "show": "Show a run: a line for every site, the worst first; or one site in detail.",
     "check": "Ask the rules what is wrong with a run, where, and what to do about it.",
     "harvest": "Run a model over a data set and keep the activations of some sites, each row once.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
@@ -37,11 +37,15 @@ class Seen(NamedTuple):
     left_out: dict[str, str]
     unmatched: list[str]
     further: list[str]
+    spawned: Mapping[str, int]  # processes that PyTorch started, by start method
 
 
 def closing_lines(seen: Seen, tap: Tap | None, totals: Totals) -> Iterator[str]:
     """Yield what was recorded and what was not; the most important line comes last, where the reader looks."""
     yield from _left_out(seen, tap)
+    yield from _spawned(seen.spawned)
+    if tap is None and seen.spawned:
+        return
     if tap is None:
         yield f"no model was seen: {_why_none()}" if not seen.left_out else "nothing was kept"
         return
@@ -68,6 +72,12 @@ def _left_out(seen: Seen, tap: Tap | None) -> Iterator[str]:
     for name, count in ({} if tap is None else tap.counts).items():
         if name != "unseen":
             yield f"{name.replace('_', ' ')}: {count}"
+
+
+def _spawned(spawned: Mapping[str, int]) -> Iterator[str]:
+    for method, count in spawned.items():
+        told = "are not seen" if method == "fork" else "record by themselves, as ranks where they are some"
+        yield f"{count} process{'' if count == 1 else 'es'} started by torch.multiprocessing ({method}) {told}"
 
 
 def _models(seen: Seen) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from tensortap.adapters.lookup import world_now
 from tensortap.adapters.protocol import watched_by_default
 from tensortap.errors import ProbeError, RunError, RunExistsError
 from tensortap.reduce.reducers import Reducer, content_hash, full, histogram, quantiles, rows, sample, stats
@@ -84,7 +85,8 @@ def checked_path(options: RunOptions) -> str | None:
     if options.to is None:
         return None
     files = Files(options.to if "://" in options.to else Path(options.to).absolute())
-    if files.exists(RUN_JSON) and not (options.resume or options.overwrite):
+    first = world_now().rank == 0  # another rank may find what the first one has begun
+    if first and files.exists(RUN_JSON) and not (options.resume or options.overwrite):
         raise RunExistsError(
             f"{options.to!r} already holds a run, and it is not overwritten. Give another path, go on with it "
             "(--resume), or begin it anew (--overwrite)"

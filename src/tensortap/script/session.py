@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import re
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tensortap.adapters.lookup import world_now
 from tensortap.errors import TensortapError
 from tensortap.portable import after_fork
 from tensortap.record import at_exit
 from tensortap.script.closing import Seen, closing_lines, say
+from tensortap.script.environment import RUN, is_launcher, joined, options_here, variables
 from tensortap.script.imports import after_import
 from tensortap.script.launch import launch
 from tensortap.script.options import RunOptions, checked_path, probe_for, script_name
@@ -31,8 +36,9 @@ if TYPE_CHECKING:
 class ScriptRun:
     """One script that is run and recorded. Options that cannot work raise here, before anything runs."""
 
-    def __init__(self, options: RunOptions) -> None:
+    def __init__(self, options: RunOptions, *, joined: bool = False) -> None:
         self.options = options
+        self.joined = joined  # nobody started this process by `tensortap run`: its environment says to record
         self.probe = probe_for(options)
         self.totals = Totals()
         self.tap: Tap | None = None
@@ -41,26 +47,36 @@ class ScriptRun:
         self.models: dict[str, tuple[str, Tap]] = {}  # of Keras: class and tap by name
         self.left_out: dict[str, str] = {}
         self._start = Path.cwd()
-        self._to = checked_path(options)
+        self._to = options.to if joined else checked_path(options)
+        self.spawned: Counter[str] = Counter()  # processes that PyTorch has started, by start method
         self._pid = os.getpid()
         self._over = False
         self._ended_by = ""  # the error that ended the script
 
     def run(self) -> None:
         """Run the script as `python` would, and record the models in it. It ends as the script ends."""
-        after_import("torch", self.watch_torch)
-        after_import("keras", self.watch_keras)
-        atexit.register(self.finish)
+        if is_launcher(self.options):
+            os.environ.update(variables(self._path(), self.options))
+        else:
+            self.start()
         try:
             launch(self.options.target, self.options.args, module=self.options.module)
         except BaseException as error:
             self._ended_by = "" if isinstance(error, SystemExit) and not error.code else type(error).__name__
             raise
 
+    def start(self) -> None:
+        """Look for models from now on, until the process ends."""
+        after_import("torch", self.watch_torch)
+        after_import("keras", self.watch_keras)
+        atexit.register(self.finish)
+
     def watch_torch(self) -> None:
         """Look for models, now that PyTorch has been imported."""
+        from tensortap.adapters.torch.script.spawning import watch_spawning
         from tensortap.adapters.torch.script.watcher import ScriptWatcher
 
+        watch_spawning(self._spawning)
         self.watcher = ScriptWatcher(self.probe.patterns, self.begin, say)
         after_fork(self.watcher.forget)
 
@@ -88,7 +104,22 @@ class ScriptRun:
         self.models[name] = (type(model).__name__, tap)
 
     def _path(self) -> str:
-        return self._to or default_path(script_name(self.options), world_now().rank, str(self._start / "runs"))
+        if self._to is None:
+            return default_path(script_name(self.options), world_now().rank, str(self._start / "runs"))
+        alone = self.joined and world_now().size == 1 and multiprocessing.parent_process() is not None
+        return f"{self._to}-{multiprocessing.current_process().name}" if alone else self._to
+
+    def _spawning(self, count: int, method: str) -> AbstractContextManager[None]:
+        """Let processes that PyTorch starts record as ranks of this run, or beside it where this process records."""
+        if os.getpid() != self._pid or self._over:
+            return nullcontext()
+        self.spawned[method] += count
+        if self.tap is None:
+            to = self._path()
+            self._to = f"{to}-parent"  # should this process call a model later on
+        else:
+            to = f"{self.tap.path}-spawned"
+        return joined(to, self.options)
 
     def _open_further(self, model: Any, to: str) -> Tap:
         return watch(model, self.probe, to=to, resume=self.options.resume, overwrite=self.options.overwrite)
@@ -106,6 +137,8 @@ class ScriptRun:
         if self._over or os.getpid() != self._pid:
             return
         self._over = True
+        if self.joined and (ended := getattr(sys, "last_type", None)) is not None:
+            self._ended_by = ended.__name__
         for watcher in (self.watcher, self.keras):
             if watcher is not None:
                 watcher.stop()
@@ -113,16 +146,31 @@ class ScriptRun:
             if tap is not None:
                 tap.ended_by = self._ended_by
                 tap.close()
-        if world_now().rank == 0:  # of a job of many processes one speaks
+        rank = world_now().rank if self.tap is None else self.tap.recorder.rank  # its process group may be gone
+        if rank == 0 and (self.tap is not None or not self.joined):  # of a job one process speaks
             for line in closing_lines(self.seen(), self.tap, self.totals):
                 say(line)
 
     def seen(self) -> Seen:
         """Return what was seen of the script, for the closing lines."""
-        found = Seen({name: kind for name, (kind, _) in self.models.items()}, dict(self.left_out), [], [])
+        found = Seen({name: kind for name, (kind, _) in self.models.items()}, dict(self.left_out), [], [], self.spawned)
         found.further.extend(str(tap.path) for _, tap in self.models.values() if tap is not self.tap)
         if self.watcher is not None:
             found.models.update(self.watcher.models.described())
             found.left_out.update(self.watcher.left_out)
             found.unmatched.extend(self.watcher.models.unmatched.values())
         return found
+
+
+_HERE: Final[list[ScriptRun]] = []  # the run of a process whose environment says to record
+
+
+def watch_this_process() -> None:
+    """Record what this process runs from now on, as its environment says. Nothing here raises into it."""
+    if _HERE or not os.environ.get(RUN):
+        return
+    try:
+        _HERE.append(ScriptRun(options_here(sys.argv[0] or "python"), joined=True))
+        _HERE[0].start()
+    except Exception as error:
+        say(f"not watched: {type(error).__name__}: {error}")
