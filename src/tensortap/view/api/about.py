@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ Facts = Mapping[Triple, Mapping[str, Any]]
 _COLUMNS: Final = ("site", "port", "slot", "call", "dtype", "shape", "hist_offset")
 _LAST_STEPS: Final = 8  # files of which the last step alone is read, before whole ones are
 Fact = dict[str, Any]
+Groups = dict[str, list[Triple]]
 
 
 def listed(ident: str, snapshot: Snapshot) -> dict[str, Any]:
@@ -112,10 +114,38 @@ def site_name(triple: Triple) -> str:
 
 def triple_of(snapshot: Snapshot, name: str) -> Triple:
     """Return the place of a name."""
-    for triple in snapshot.rows:
-        if site_name(triple) == name:
-            return triple
-    raise RunError(f"no site {name!r} in this run")
+    found = _by_name(snapshot).get(name)
+    if found is None:
+        raise RunError(f"no site {name!r} in this run")
+    return found
+
+
+def akin(snapshot: Snapshot, place: Triple) -> list[Triple]:
+    """Return the other ports of the same module, and its own parameters, in order of execution."""
+    by_path, by_owner = _related(snapshot)
+    found = {*by_path.get(place[0], ()), *by_owner.get(owner(place), ())} - {place}
+    return sorted(found, key=snapshot.rows.__getitem__)
+
+
+# A report asks for every site: what is looked up for each is put together once for a snapshot.
+_NAMES: weakref.WeakKeyDictionary[Snapshot, dict[str, Triple]] = weakref.WeakKeyDictionary()
+_RELATED: weakref.WeakKeyDictionary[Snapshot, tuple[Groups, Groups]] = weakref.WeakKeyDictionary()
+
+
+def _by_name(snapshot: Snapshot) -> dict[str, Triple]:
+    if snapshot not in _NAMES:
+        _NAMES[snapshot] = {site_name(triple): triple for triple in reversed(snapshot.rows)}
+    return _NAMES[snapshot]
+
+
+def _related(snapshot: Snapshot) -> tuple[Groups, Groups]:
+    if snapshot not in _RELATED:
+        by_path, by_owner = Groups(), Groups()
+        for triple in snapshot.rows:
+            by_path.setdefault(triple[0], []).append(triple)
+            by_owner.setdefault(owner(triple), []).append(triple)
+        _RELATED[snapshot] = by_path, by_owner
+    return _RELATED[snapshot]
 
 
 def facts_by_place(snapshot: Snapshot) -> dict[Triple, Fact]:

@@ -14,7 +14,7 @@ from tensortap.reduce.statistics import NONFINITE, NUMBERS
 from tensortap.sinks.plain import plain
 from tensortap.store import facts
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.view.api.about import owner, site_name, triple_of
+from tensortap.view.api.about import akin, site_name, triple_of
 from tensortap.view.api.bins import StepBins, bins_for, edges
 from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
@@ -130,14 +130,9 @@ def _about(read: ReadColumns, snapshot: Snapshot, place: Triple, rows: Any) -> d
     return {
         "site": site_name(place), "version": snapshot.version, "calls": calls, "ranks": ranks,
         "slots": [triple[2] for triple in snapshot.rows if triple[:2] == place[:2]],
-        "siblings": [site_name(triple) for triple in snapshot.rows if triple != place and _akin(triple, place)],
+        "siblings": [site_name(triple) for triple in akin(snapshot, place)],
         "record": _last_record(read, rows),
     }  # fmt: skip
-
-
-def _akin(a: Triple, b: Triple) -> bool:
-    """Another port of the same module, or one of its own parameters."""
-    return a[0] == b[0] or owner(a) == owner(b)
 
 
 def _with_line(record: dict[str, Any] | None, snapshot: Snapshot, place: Triple) -> dict[str, Any] | None:
