@@ -80,8 +80,8 @@ def test_the_forward_pass_stops_after_the_last_site(stop: Any, tmp_path: Path) -
     tt.harvest(model, make_data(), "blocks.1", to=tmp_path / "acts", stop=stop, **MASKED)
     tt.harvest(model, make_data(), "blocks.1", to=tmp_path / "whole", stop=None, **MASKED)
     passes = [block.calls for block in model.blocks]
-    assert passes[1] == 2 * (8 + 1)  # the first batch is run once more, for the plan
-    assert passes[2] == (9 + 9 if stop is None else 9 + 1 + 1)  # the first of a process runs in full
+    assert passes[1] == 2 * 8
+    assert passes[2] == (8 + 8 if stop is None else 8 + 1 + 1)  # the plan's batch, and the first behind it
     assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
 
 

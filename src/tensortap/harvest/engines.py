@@ -43,7 +43,7 @@ class Processes:
         """Do this process's parts."""
         done = folder.committed()
         with job.forward(model) as forward:
-            worker = PartWorker(folder, plan, source, forward, progress.advance)
+            worker = PartWorker(folder, plan, source, forward, progress.advance, job.first_rows)
             part = self._world.rank
             while source.batches is None or part * plan.batches_per_part < source.batches:
                 if part in done:

@@ -37,6 +37,7 @@ class Job:
     inputs: tuple[str, ...] | None = None
     token_ids: Key = "input_ids"
     stop: bool = True
+    first_rows: Mapping[str, KeptRows] | None = None  # of the batch that was run for the plan
 
     def source(self) -> Source:
         """Return the data as numbered batches."""

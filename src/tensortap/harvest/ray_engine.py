@@ -44,7 +44,8 @@ class Ray:
         missing = sorted(set(range(parts)) - folder.committed())
         if not missing:
             return parts
-        sent = dataclasses.replace(job, data=source.data if isinstance(source, IndexedSource) else job.data)
+        data = source.data if isinstance(source, IndexedSource) else job.data
+        sent = dataclasses.replace(job, data=data, first_rows=None)
         where = str(folder.files.local.absolute()) if folder.files.local is not None else folder.files.url
         items = ray.data.from_items([{"part": part} for part in missing], override_num_blocks=len(missing))
         done = items.map_batches(

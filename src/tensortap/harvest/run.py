@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -146,6 +147,7 @@ class _Harvesting:
     def _plan(self, fingerprints: dict[str, str]) -> HarvestPlan:
         """Run the first batch to learn which sites there are, how wide they are and how many rows a batch gives."""
         found, samples = self._first_rows()
+        self._job = dataclasses.replace(self._job, first_rows=found)
         plans: list[SitePlan] = []
         for site, rows in found.items():
             folder = folder_name(site, [plan.folder for plan in plans])

@@ -9,7 +9,7 @@ last byte.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,13 +34,15 @@ class PartWorker:
     """Does parts of one harvest, one after another."""
 
     def __init__(
-        self, folder: HarvestFolder, plan: HarvestPlan, source: Source, forward: BatchForward, advance: Advance
-    ) -> None:
+        self, folder: HarvestFolder, plan: HarvestPlan, source: Source, forward: BatchForward, advance: Advance,
+        first_rows: Mapping[str, KeptRows] | None = None,
+    ) -> None:  # fmt: skip
         self._folder = folder
         self._plan = plan
         self._source = source
         self._forward = forward
         self._advance = advance
+        self._first_rows = first_rows
         self._sites = {site.site for site in plan.sites}
 
     def do(self, part: int) -> Entry | None:
@@ -90,6 +92,8 @@ class PartWorker:
         self._advance(len(batch.samples), kept, sum(rows.values.nbytes for _, rows in found))
 
     def _rows(self, batch: InputBatch) -> list[tuple[str, KeptRows]]:
+        if batch.number == 0 and self._first_rows is not None:
+            return list(self._first_rows.items())
         found: list[tuple[str, KeptRows]] = []
         self._forward(batch, lambda site, rows: found.append((site, rows)))
         if more := {site for site, _ in found} - self._sites:
