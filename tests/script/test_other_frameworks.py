@@ -1,5 +1,6 @@
-"""Scripts of other frameworks under `tensortap run`: Keras is recorded, and JAX gets a word that helps."""
+"""Scripts of other libraries under `tensortap run`: Keras and Transformers are recorded, JAX gets a word that helps."""
 
+import pytest
 from tests.script.conftest import ours
 
 KERAS = """
@@ -17,6 +18,32 @@ import jax, jax.numpy as jnp
 step = jax.jit(jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).sum()))
 print(step(jnp.ones((3, 2)), jnp.ones((4, 3)))[0])
 """
+TRAINER = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+shape = dict(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+model = BertForSequenceClassification(BertConfig(**shape))
+data = [{"input_ids": torch.randint(0, 50, (6,)), "labels": torch.tensor(i % 2)} for i in range(8)]
+args = TrainingArguments("out", per_device_train_batch_size=4, max_steps=3, report_to=[], use_cpu=True,
+                         save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=2)
+Trainer(model, args, train_dataset=data, eval_dataset=data).train()
+"""
+
+
+def test_a_trainer_of_transformers(scripts):
+    """Hugging Face's Trainer, which trains by accelerate: steps count as its optimizer's, evaluation apart."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    done, run = scripts.observe(TRAINER)
+    assert done.returncode == 0, done.stderr
+    rows = run.table(columns=["step", "phase"]).to_pylist()
+    assert {(row["phase"], row["step"]) for row in rows} == {
+        *(("train", n) for n in range(3)),
+        ("eval", 0),
+        ("eval", 1),
+    }
+    assert [(row["name"], row["step"]) for row in run.metrics().to_pylist()] == [("loss", n) for n in range(3)]
+    assert run.info["model"]["class"] == "BertForSequenceClassification"
 
 
 def test_a_keras_script(scripts):
