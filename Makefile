@@ -12,7 +12,7 @@ ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/adapters/torch/modul
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit browser format bench outside fuzz kills picture page dist clean
+.PHONY: help demo test lint types imports unit browser format bench outside faults fuzz kills picture page dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -64,6 +64,9 @@ $(VENV)/outside/.ready: $(VENV)/.ready
 outside: $(VENV)/outside/.ready  ## hold models and training loops of others to the promises; writes docs/outside.md
 	PYTHONPATH=tests:$(VENV)/outside OMP_NUM_THREADS=1 $(BIN)/python -m outside --table docs/outside.md \
 	  --results $(VENV)/outside/results.jsonl; status=$$?; rm -f $(VENV)/outside/results.jsonl; exit $$status
+
+faults: $(VENV)/.ready  ## score the rules on faults of published studies and on healthy trainings
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m outside.faults
 
 fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
 	$(BIN)/python tests/store/mutations.py 10000

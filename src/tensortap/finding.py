@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
@@ -48,18 +48,29 @@ class Finding:
     evidence: Mapping[str, Any]
     message: str
     advice: str = ""
+    code: str = ""  # `file:line` of the user's code that is to be changed
+    places: tuple[str, ...] = ()  # where else the same is found
+    consequences: tuple[Finding, ...] = ()  # what other rules found and this explains
 
     def __str__(self) -> str:
         where = f" at {self.site}" if self.site else ""
+        code = f" ({self.code})" if self.code else ""
         when = f", {self.steps}" if self.steps else ""
-        return f"{self.severity} {self.rule}{where}{when}: {self.message}"
+        more = f" Also at {_few(self.places)}." if self.places else ""
+        return f"{self.severity} {self.rule}{where}{code}{when}: {self.message}{more}"
 
     def _repr_html_(self) -> str:
         return markup.page(_html(self))
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values; what is not finite is null."""
-        return {**asdict(self), "evidence": _plain(self.evidence)}
+        follows = [other.as_json() for other in self.consequences]
+        said = {each.name: getattr(self, each.name) for each in fields(self)}
+        steps = None if self.steps is None else asdict(self.steps)
+        places = list(self.places)
+        return said | {
+            "steps": steps, "evidence": _plain(self.evidence), "places": places, "consequences": follows
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,8 +121,7 @@ class Findings(Sequence[Finding]):
         return f"{', '.join(parts) or 'nothing'} found by {_many(len(self.rules), 'rule')}{idle}"
 
     def __str__(self) -> str:
-        lines = [line for f in self.found for line in (str(f), f"    {f.advice}" if f.advice else "") if line]
-        return "\n".join([self.summary(), *lines])
+        return "\n".join([self.summary(), *(line for finding in self.found for line in _lines(finding))])
 
     def __repr__(self) -> str:
         return f"<Findings: {self.summary()}>"
@@ -126,11 +136,22 @@ class Findings(Sequence[Finding]):
         return {"counts": counts, "findings": findings, "rules": list(self.rules), "skipped": dict(self.skipped)}
 
 
+def _lines(finding: Finding) -> list[str]:
+    advice = [f"    {finding.advice}"] if finding.advice else []
+    return [str(finding), *advice, *(f"    follows: {other}" for other in finding.consequences)]
+
+
+def _few(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def _html(finding: Finding) -> str:
     """Return a finding as HTML: rule, site and steps, message, advice, numbers."""
-    where = " ".join(filter(None, [finding.site, str(finding.steps or "")]))
+    where = " ".join(filter(None, [finding.site, finding.code, str(finding.steps or "")]))
     title = [markup.coloured(f"{finding.severity} {finding.rule}", _COLOURS.get(finding.severity, "")), f" {where}"]
-    lines = [line for line in (finding.message, finding.advice) if line]
+    follows = [f"follows: {other}" for other in finding.consequences]
+    also = f"Also at {', '.join(finding.places)}." if finding.places else ""
+    lines = [line for line in (finding.message, also, finding.advice, *follows) if line]
     shown = ", ".join(f"{name} {value}" for name, value in _plain(finding.evidence).items())
     inside = [markup.line(line) for line in lines] + [markup.element("small", shown, style="opacity:.65")]
     return markup.element("div", markup.line(*title), markup.element("div", *inside, style="margin:0 0 6px 16px"))

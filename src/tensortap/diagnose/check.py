@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 
+from tensortap.diagnose.attribution import one_for_each_cause
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import Looks, NoData, Rule, as_rules
 from tensortap.finding import Finding, Findings
@@ -45,7 +46,7 @@ def findings_in(history: RunHistory, rules: Iterable[Rule]) -> Findings:
         except Exception as error:
             error.add_note(f"in the rule {rule.name!r}")
             raise
-    return Findings.of(found, looked, skipped)
+    return Findings.of(one_for_each_cause(found), looked, skipped)
 
 
 def _opened(run: Given) -> Run:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tensortap.diagnose.duplicates import Key, without_duplicates
 from tensortap.diagnose.metrics import MetricHistory
+from tensortap.diagnose.training import TrainingEvent, thin_ratios, thin_sites, training_events
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.statistics import NUMBERS
@@ -172,6 +173,21 @@ class RunHistory:
         found.phase = phase
         return found
 
+    @cached_property
+    def _events(self) -> list[TrainingEvent]:
+        return training_events(self.snapshot)
+
+    def _thin(self, port: str) -> list[SiteHistory]:
+        """Return what the training context has of parameters and gradients, where no probe recorded any."""
+        return [
+            SiteHistory(place, self.modules.get(module_of(place.site, port), ""), "float32", shape, steps, columns)
+            for place, shape, steps, columns in thin_sites(self.events("parameters"), port)
+        ]
+
+    def events(self, kind: str) -> list[TrainingEvent]:
+        """Return the events of a kind, in order; none where the training context was not recorded."""
+        return [event for event in self._events if event.kind == kind]
+
     def table(
         self, ports: str | None = None, steps: list[int] | None = None, columns: Sequence[str] | None = None,
         where: Any = None,
@@ -223,11 +239,13 @@ class RunHistory:
                 mine = known & (block.place == i)
                 if mine.any():
                     found.setdefault(place, []).append((steps[mine], values[mine]))
+        if not found and (port, name) == ("update", "ratio"):
+            return thin_ratios(self.events("parameters"))
         return {place: _largest_by_step(parts) for place, parts in found.items()}
 
     def _of_port(self, port: str) -> list[SiteHistory]:
         if port not in self._sites:
-            self._sites[port] = _SitesAtPort(self, port).read()
+            self._sites[port] = _SitesAtPort(self, port).read() or self._thin(port)
         return self._sites[port]
 
     def type_of(self, place: Place) -> str:

@@ -11,19 +11,28 @@ from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.shared import named
-from tensortap.finding import Finding
+from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS
 
 _HOLDERS: Final = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
 _USED_UNCALLED: Final = frozenset(("NonDynamicallyQuantizableLinear",))  # MultiheadAttention takes its weight only
 
 
-@rule("inputs_not_normalised", needs="input")
+@rule("inputs_not_normalised")
 def inputs_not_normalised(
-    history: RunHistory, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0
+    history: RunHistory, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0, far: float = 10.0
 ) -> Iterator[Finding]:
-    """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`."""
+    """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`.
+
+    Nothing is said where the first layer normalises. Where the input was not recorded, the training context is asked,
+    and values must go beyond `far`.
+    """
+    if _normalises(history):
+        return
     given = _given(history)
+    if not given and history.events("batch"):
+        yield from _of_batches(history, far)
+        return
     sites = [site for site in given if site.floating]
     if not sites:
         raise NoData(
@@ -43,6 +52,30 @@ def inputs_not_normalised(
                 f"and std {text.number(width)}.",
                 "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
             )  # fmt: skip
+
+
+def _normalises(history: RunHistory) -> bool:
+    """Return whether the first layer that ran is a normalisation."""
+    first = next((site for site in history.sites("output") if site.place.site), None)
+    return first is not None and "Norm" in first.type
+
+
+def _of_batches(history: RunHistory, far: float) -> Iterator[Finding]:
+    events = [
+        e for e in history.events("batch") if e.data.get("input", {}).get("dtype", "").startswith(("float", "bf"))
+    ]
+    known = [(event, event.data["input"]) for event in events if "std" in event.data["input"]]
+    wide = [
+        (e, g) for e, g in known if max(abs(g["min"]), abs(g["max"])) > far and max(g["std"], abs(g["mean"])) > far / 4
+    ]
+    if known and len(wide) > len(known) / 2:
+        event, given = wide[0]
+        yield Finding(
+            "", "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
+            f"The input ranges from {text.number(given['min'])} to {text.number(given['max'])}, with mean "
+            f"{text.number(given['mean'])} and std {text.number(given['std'])}.",
+            "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", event.code,
+        )  # fmt: skip
 
 
 def _given(history: RunHistory) -> list[SiteHistory]:
@@ -81,15 +114,26 @@ def _outermost(history: RunHistory, unseen: Mapping[str, str]) -> dict[str, str]
     ran = {place.site for place in history.places if place.port in FORWARD_PORTS}
     used = {site.module for port in ("grad", "update") for site in history.sites(port) if np.any(site["l2"] > 0)}
     silent: dict[str, str] = {}
+    cut = _never_reached(history)
     idle = _without_parameters(history)
     for name, why in unseen.items():
         path, _, port = name.rpartition(":")
         kind = history.modules.get(path)
+        if cut is not None and not any(_within(name, path) for name in cut):
+            continue  # its weights are used without a call, or it has none to train
         if not port.startswith("output") or kind is None or kind in _HOLDERS | _USED_UNCALLED or path in idle:
             continue
         if not any(_within(other, path) for other in ran | used) and not any(_within(path, other) for other in silent):
             silent[path] = why
     return {path: why for path, why in silent.items() if not any(p != path and _within(path, p) for p in silent)}
+
+
+def _never_reached(history: RunHistory) -> list[str] | None:
+    """Return the parameters that no loss depended on, where the training context tells all of them."""
+    totals = history.events("totals")
+    if not totals or not totals[-1].data.get("backwards") or totals[-1].data.get("unreached_count", 0) > 12:
+        return None
+    return list(totals[-1].data.get("unreached", ()))
 
 
 def _without_parameters(history: RunHistory) -> set[str]:

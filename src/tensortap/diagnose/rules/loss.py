@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +11,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.finding import Finding
+from tensortap.finding import Finding, Severity
 
 Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
@@ -49,8 +50,9 @@ def loss_not_decreasing(
         error = min(error, _residual(values) * np.sqrt(2 / len(early)))
         if fall >= drop * abs(early.mean()) and fall > noise * error:
             continue
+        severity: Severity | Literal[""] = "info" if _plays_against_another(history, name) else ""
         yield Finding(
-            "", "", f"metric {name}", steps_where(when, np.ones(len(when), bool)),
+            "", severity, f"metric {name}", steps_where(when, np.ones(len(when), bool)),
             {"first_half": float(early.mean()), "second_half": float(late.mean()), "noise": error},
             f"The {name} does not fall: {text.number(float(early.mean()))} in the first half of {len(values)} steps, "
             f"{text.number(float(late.mean()))} in the second (± {text.number(error)}).",
@@ -58,17 +60,37 @@ def loss_not_decreasing(
         )  # fmt: skip
 
 
+def _plays_against_another(history: RunHistory, name: str) -> bool:
+    """Return whether several models have losses of their own, as in a GAN: there neither has to fall."""
+    return "/" in name and sum(other.startswith("loss/") for other in history.metrics) > 1
+
+
 def _residual(values: npt.NDArray[np.float64]) -> float:
     x = np.arange(len(values))
     return float(np.std(values - np.polyval(np.polyfit(x, values, 1), x)))
 
 
+def _spread(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
+    """Return before each step how far the steps so far lay from the mean of those before them; large ones count too."""
+    mean = np.convolve(values, np.ones(window) / window, "valid")[:-1]
+    apart = np.abs(values[window:] - mean)
+    first = np.abs(values[:window] - np.median(values[:window])).mean()
+    return np.array([max(first, *apart[max(0, i - 50) : i].tolist(), 0.0) / 2 for i in range(len(apart))])
+
+
 @rule("loss_spike")
 def loss_spike(
-    history: RunHistory, *, metric: str = "loss", window: int = 10, factor: float = 2.0, floor: float = 0.1
+    history: RunHistory,
+    *,
+    metric: str = "loss",
+    window: int = 10,
+    factor: float = 2.0,
+    floor: float = 0.1,
+    sigma: float = 4.0,
 ) -> Iterator[Finding]:
     """The loss exceeds the mean of the `window` steps before by `factor` times that mean (Lightning's spike detection).
 
+    It must exceed it by `sigma` times the spread of all steps before, so that the noise of small batches is none, too.
     Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
     loss is found by its name, `metric`, as above.
     """
@@ -77,7 +99,7 @@ def loss_spike(
         above = values[window:] - before
         spikes = np.zeros(len(values), bool)
         high = values[window:] >= floor * np.abs(values[:window]).mean()
-        spikes[window:] = high & (above >= factor * np.abs(before))
+        spikes[window:] = high & (above >= factor * np.abs(before)) & (above >= sigma * _spread(values, window))
         if not spikes.any():
             continue
         first = int(np.flatnonzero(spikes)[0])

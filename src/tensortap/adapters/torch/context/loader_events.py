@@ -21,6 +21,13 @@ class LoaderEvents:
         self._loaders: dict[int, LoaderRecord] = {}
         self._made = 0
         self._epochs = 0
+        self._lines: dict[int, str] = {}  # that made a loader, by the id of its sampler
+
+    @guarded
+    def loader_made(self, loader: Any) -> None:
+        """Remember the line that makes a loader."""
+        if len(self._lines) < 1000:
+            self._lines[id(loader._index_sampler)] = user_line(3)
 
     @guarded
     def loader_started(self, loader: Any) -> None:
@@ -34,6 +41,7 @@ class LoaderEvents:
         if record.epochs <= 3 or self._epochs <= _MOST_EPOCHS:
             self.hub.add("epoch", str(record.number), user_line(3), record.describe() | {
                 "epoch": record.epochs, "batches_before": before,
+                "made_at": self._lines.get(id(loader._index_sampler), ""),
             })  # fmt: skip
 
     @guarded

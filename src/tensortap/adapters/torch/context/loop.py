@@ -88,24 +88,28 @@ class LoopState:
         self._losses = 0
         self._pending_calls = 0  # with gradients, since the last backward
         self._per_backward: Counter[int] = Counter()
-        self._plain_run = 0  # calls without gradients in training mode, one after another
+        self._plain_call: str | None = None  # the model that was called last, without gradients and in training mode
+        self._without_dropout = 0  # calls with gradients in evaluation mode since the last step
         self._told: dict[int, tuple[Any, ...]] = {}
         self._same: Counter[int] = Counter()
 
-    def called(self, mode: str, depends: bool) -> None:
-        """Note a call of a model."""
+    def called(self, model: str, mode: str, depends: bool) -> None:
+        """Note a call of a model; `depends` says whether its output depends on the mode."""
         self._calls[mode] += 1
-        if mode.endswith("no_grad"):
-            self._plain_run += mode == "train_no_grad" and depends
-            self.counts["eval_in_train_mode"] += mode == "train_no_grad" and depends and self._plain_run >= 2
-        else:
+        if mode == "train_no_grad" and depends:
+            self.counts["eval_in_train_mode"] += self._plain_call == model
+            self._plain_call = model
+        elif not mode.endswith("no_grad"):
             self._pending_calls += 1
-            self._plain_run = 0
+            self._without_dropout += mode == "eval" and depends
+            # The model goes on to train: what it gave without gradients was for nobody else.
+            self.counts["eval_in_train_mode"] += self._plain_call == model
+            self._plain_call = None
 
     def loss(self, gradients: bool) -> None:
         """Note a call of a loss; one without gradients, of a model in training mode, is an evaluation."""
         self._losses += 1
-        if not gradients and self._plain_run:
+        if not gradients and self._plain_call is not None:
             self.counts["eval_loss_in_train_mode"] += 1
 
     def backward_begins(self) -> None:
@@ -113,7 +117,8 @@ class LoopState:
         self._backwards += 1
         self.counts["backwards"] += 1
         self._per_backward[self._pending_calls] += 1
-        self._pending_calls = self._plain_run = 0
+        self._pending_calls = 0
+        self._plain_call = None
         for watch in self._watches.values():
             watch.backward_begins()
 
@@ -137,8 +142,7 @@ class LoopState:
         self.counts["steps_without_backward"] += not self._backwards
         self.counts["steps_on_stale_gradients"] += bool(used) and used[0] == STALE
         self.counts["backwards_thrown_away"] += len(states) - len(used)
-        self.counts["steps_with_reset"] += RESET in states
-        self.counts["trained_in_eval_mode"] += self._calls["eval"] > 0 and not self._calls["train"]
+        self.counts["trained_in_eval_mode"] += self._without_dropout > 0 and not self._calls["train"]
         self.counts["steps_in_train_mode"] += self._calls["train"] > 0
         signature = (
             self._backwards,
@@ -161,7 +165,10 @@ class LoopState:
         watch = self._watches.get(record.number)
         if watch is not None:
             watch.stepped()
+        for other in self._watches.values():
+            other.states = []  # what was thrown away before is another optimizer's affair
         self._calls.clear()
+        self._without_dropout = 0
         self._backwards = self._losses = 0
 
     def totals(self) -> dict[str, Any]:

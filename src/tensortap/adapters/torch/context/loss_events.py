@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ class LossEvents:
         self.hub = hub
         self._loop = loop
         self._models = models
+        self.reached: dict[int, weakref.ref[Any]] = {}  # parameters that a loss depended on
 
     @guarded
     def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -39,10 +41,11 @@ class LossEvents:
         """Look at the graph of a loss, now and then, and whether gradients of before are still there."""
         self._loop.backward_begins()
         loss = scalar_of(tensors)
-        if loss is None or not self.hub.due("backward", first=3, then=64):
+        if loss is None or not self.hub.due("backward", first=6, then=32):
             return
         graph = LossGraph(loss, self._models.name_of)
         trainable = self._models.trainable()
+        self.reached |= {id(p): weakref.ref(p) for p in trainable.values() if id(p) in graph.reached}
         missing = [name for name, p in trainable.items() if id(p) not in graph.reached] if graph.complete else []
         self.hub.add("backward", "", user_line(3), {
             "operations": graph.top, "negated": graph.negated, "scaled": graph.scaled,

@@ -46,7 +46,7 @@ class ModelEvents:
         if record is None:
             return
         mode = record.note_call(root.training, grad_mode())
-        self._loop.called(mode, record.has_modes)
+        self._loop.called(record.prefix, mode, record.has_modes)
         if mode != record.mode:
             first, record.mode = record.mode is None, mode
             code = user_line(3)
@@ -62,7 +62,7 @@ class ModelEvents:
         drawn = self._loaders.samples_in(inputs)
         data: dict[str, Any] = {"mode": mode, "fingerprint": known, "call": n, **drawn}
         first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
-        if isinstance(first, torch.Tensor) and (n < 2 or n % 64 == 0):
+        if isinstance(first, torch.Tensor):
             data["input"] = describe(first)
         self.hub.add("batch", record.prefix, user_line(4) if n < 2 else "", data)
 

@@ -26,6 +26,7 @@ class OptimizerEvents:
         self._made = {"optimizer": 0, "scheduler": 0}
         self._sizes: ParameterSizes | None = None
         self._clip: dict[str, Any] = {}
+        self._clip_told = False
 
     @guarded
     def optimizer_made(self, optimizer: Any) -> None:
@@ -34,10 +35,17 @@ class OptimizerEvents:
 
     def _meet(self, optimizer: Any, code: str) -> OptimizerRecord:
         number = self._made["optimizer"] = self._made["optimizer"] + 1
+        held = parameters_of(optimizer)
+        same = any(o.parameters.keys() == held.keys() and o.steps for o in self.optimizers.values())
         record = self.optimizers[id(optimizer)] = OptimizerRecord(optimizer, number, code)
         self._loop.watch(record)
         if number <= _MOST_MADE:
-            self.hub.add("optimizer", record.kind, code, record.describe() | {"steps_before": self._loop.steps})
+            self.hub.add(
+                "optimizer",
+                record.kind,
+                code,
+                record.describe() | {"steps_before": self._loop.steps, "same_parameters": same},
+            )
         return record
 
     @guarded
@@ -47,6 +55,18 @@ class OptimizerEvents:
         if self._made["scheduler"] <= _MOST_MADE:
             options = {k: v for k, v in vars(scheduler).items() if isinstance(v, (int, float)) and k[:1] != "_"}
             self.hub.add("scheduler", type(scheduler).__name__, user_line(3), options)
+
+    @guarded
+    def scheduler_stepped(self, scheduler: Any) -> None:
+        """Note the line that steps a scheduler; making one steps it too."""
+        if scheduler.last_epoch > 0 and self.hub.due("schedule", first=2, then=128):
+            self.hub.add("schedule", type(scheduler).__name__, user_line(3), {"epoch": scheduler.last_epoch})
+
+    @guarded
+    def gradients_reset(self, optimizer: Any) -> None:
+        """Note the line that resets gradients."""
+        if self.hub.due("zero_grad", first=3, then=4096):
+            self.hub.add("zero_grad", type(optimizer).__name__, user_line(3), {})
 
     @guarded
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -98,7 +118,8 @@ class OptimizerEvents:
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
         """Note how much of the gradient clipping leaves."""
         if self.hub.active:
-            self._clip = {"most": most, "norm": norm}
+            self._clip = {"most": most, "norm": norm, "code": user_line(3) if not self._clip_told else ""}
+            self._clip_told = True
 
     def after_clipping(self, parameters: list[Any]) -> None:
         """Do nothing."""
@@ -107,5 +128,5 @@ class OptimizerEvents:
         clip, self._clip = self._clip, {}
         if clip and self.hub.due("clip", first=6, then=8):
             norm = float(clip["norm"])
-            self.hub.add("clip", "clip_grad_norm_", "", {"most": clip["most"], "norm": norm,
+            self.hub.add("clip", "clip_grad_norm_", clip["code"], {"most": clip["most"], "norm": norm,
                                                      "factor": min(1.0, clip["most"] / (norm + 1e-6))})  # fmt: skip

@@ -100,34 +100,39 @@ class ParameterSizes:
     """The sizes of parameters, their gradients and their updates, around one step of an optimizer."""
 
     def __init__(self, named: dict[str, Any]) -> None:
-        self.named = {name: p for name, p in named.items() if p.grad is not None and not p.grad.is_sparse}
+        self.named = {name: p for name, p in named.items() if p.grad is not None and not p.grad.is_sparse and p.numel()}
         self.before = [_part(p).clone() for p in self.named.values()]
 
     def describe(self) -> dict[str, Any]:
-        """Return L2 norms of weights and gradients, and each update relative to its weight."""
-        weights, gradients, ratios, zeros = [], [], [], []
+        """Return statistics of weights and gradients by name (`STATISTICS`), and each update relative to its weight."""
+        weights, gradients, ratios = [], [], []
         for parameter, before in zip(self.named.values(), self.before, strict=True):
-            after = _part(parameter)
-            size = float(before.double().norm())
-            moved = float((after - before).double().norm())
-            weights.append(float(parameter.detach().float().norm()))
-            gradient = parameter.grad
-            gradients.append(0.0 if gradient is None else float(gradient.detach().float().norm()))
-            zeros.append(0.0 if gradient is None else float((_part(gradient) == 0).float().mean()))
+            size, moved = float(before.double().norm()), float((_part(parameter) - before).double().norm())
+            weights.append(_statistics(before, parameter.numel()))
+            gradients.append(_statistics(_part(parameter.grad), parameter.numel()))
             ratios.append(moved / size if size else (0.0 if not moved else -1.0))
-        names = list(self.named)
         shapes = [list(p.shape) for p in self.named.values()]
-        return {"names": names, "shapes": shapes, "weight": weights, "grad": gradients, "update": ratios,
-                "zero_grad": zeros}  # fmt: skip
+        return {"names": list(self.named), "shapes": shapes, "weight": weights, "grad": gradients, "update": ratios}
+
+
+def _statistics(part: Any, numel: int) -> list[float]:
+    """Return L2, mean, std, min, max and the share of zeros; of a part, the L2 norm is that of the whole, estimated."""
+    values = part.double()
+    low, high = values.aminmax()
+    mean = values.mean()
+    scale = (numel / max(values.numel(), 1)) ** 0.5
+    found = [
+        values.norm() * scale,
+        mean,
+        (values - mean).square().mean().sqrt(),
+        low,
+        high,
+        (values == 0).double().mean(),
+    ]
+    return [float(each) for each in torch.stack(found)]
 
 
 def _part(tensor: Any) -> Any:
     """Return at most 65536 elements, evenly spaced."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // 65_536)]
-
-
-@torch.no_grad()
-def has_any_gradient(parameters: list[Any]) -> bool:
-    """Return whether any of the parameters has a gradient."""
-    return any(p.grad is not None for p in parameters)

@@ -45,9 +45,18 @@ class OptimizerListener(Protocol):
     def scheduler_made(self, scheduler: Any) -> None:
         """Called after a scheduler's `__init__`."""
 
+    def scheduler_stepped(self, scheduler: Any) -> None:
+        """Called after a scheduler's `step`."""
+
+    def gradients_reset(self, optimizer: Any) -> None:
+        """Called after an optimizer's `zero_grad`."""
+
 
 class LoaderListener(Protocol):
     """Told of data loaders. None of its methods may raise."""
+
+    def loader_made(self, loader: Any) -> None:
+        """Called after a loader's `__init__`."""
 
     def loader_started(self, loader: Any) -> None:
         """Called when an iteration over a loader begins."""
@@ -77,6 +86,9 @@ class Patches:
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(Optimizer, "__init__", functools.partial(self._after, optimizers.optimizer_made))
         self._replace(LRScheduler, "__init__", functools.partial(self._after, optimizers.scheduler_made))
+        self._replace(LRScheduler, "step", functools.partial(self._after, optimizers.scheduler_stepped))
+        self._replace(Optimizer, "zero_grad", functools.partial(self._after, optimizers.gradients_reset))
+        self._replace(DataLoader, "__init__", functools.partial(self._after, loaders.loader_made))
         self._replace(DataLoader, "__iter__", self._iteration)
         self._replace(_BaseDataLoaderIter, "_next_index", self._indices)
         self._replace(_BaseDataLoaderIter, "__next__", self._batches)

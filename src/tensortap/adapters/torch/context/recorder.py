@@ -98,10 +98,16 @@ class Listeners:
         """Add what is known at the end."""
         try:
             trainable = self.models.trainable()
-            untrained = [name for name, p in trainable.items() if id(p) not in self.optimizers.held]
+            held, reached = self.optimizers.held, self.losses.reached
+            untrained = [
+                n for n, p in trainable.items() if id(p) not in held and (id(p) in reached or p.grad is not None)
+            ]
+            unreached = [n for n, p in trainable.items() if id(p) in held and id(p) not in reached and p.grad is None]
             self.hub.add("totals", "", "", {
                 **self.loop.totals(), "trainable": len(trainable), "untrained": shortened(untrained),
-                "untrained_count": len(untrained), "calls": {m.prefix: m.calls for m in self.models.models.values()},
+                "untrained_count": len(untrained), "unreached": shortened(unreached),
+                "unreached_count": len(unreached), "held": sum(id(p) in held for p in trainable.values()),
+                "calls": {m.prefix: m.calls for m in self.models.models.values()},
                 "broken_ties": [tie for m in self.models.models.values() for tie in m.broken_ties()],
                 "batch_norms": [norm for m in self.models.models.values() for norm in m.batch_norms()],
                 "optimizers": [

@@ -1,0 +1,90 @@
+"""Put findings together: one for each cause, with its places and with what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from tensortap.diagnose.rule import ORDER
+from tensortap.finding import SEVERITIES, Finding
+
+_STUCK: Final = frozenset(("loss_not_decreasing", "loss_at_chance"))
+_WILD: Final = frozenset(
+    ("loss_spike", "exploding_gradients", "outliers", "update_ratio", "learning_rate_high", "saturated")
+)
+_IDLE: Final = frozenset(("unchanged", "update_ratio", "all_zero", "learning_rate_low", "vanishing_gradients"))
+_DULL: Final = frozenset(("dead_units", "saturated", "constant", "vanishing_gradients", "representation_collapse"))
+_ALL: Final = _STUCK | _WILD | _IDLE | _DULL | {"low_precision", "poor_initialisation", "attention_collapse"}
+FOLLOWS: Final[dict[str, frozenset[str]]] = {  # what each cause explains
+    "activation_loss_mismatch": _STUCK | _DULL | _IDLE | _WILD,
+    "softmax_axis": _STUCK | _DULL | _IDLE,
+    "constant_output": _STUCK | _DULL | _IDLE | {"labels_one_class"},
+    "output_bounded": _STUCK | _DULL | _IDLE | {"outliers"},
+    "loss_broadcast": _STUCK,
+    "loss_negated": _ALL | {"nonfinite"},
+    "gradients_not_reset": _ALL | {"nonfinite"},
+    "gradients_reset_early": _STUCK | _IDLE,
+    "step_missing": _STUCK | _IDLE | {"gradients_reset_early"},
+    "backward_missing": _STUCK | _IDLE | {"gradients_reset_early", "graph_detached"},
+    "graph_detached": _STUCK | _IDLE | {"never_ran", "gradients_reset_early"},
+    "optimizer_stale": _STUCK | _IDLE,
+    "optimizer_incomplete": _STUCK | _IDLE,
+    "frozen": _STUCK | _IDLE,
+    "labels_one_class": _STUCK | _DULL | _IDLE,
+    "labels_sorted": _STUCK | {"loss_spike"},
+    "data_changed": _ALL | {"inputs_not_normalised"},
+    "momentum_absurd": _ALL | {"nonfinite"},
+    "weight_decay_high": _STUCK | _IDLE | _DULL,
+    "eps_too_small": _ALL | {"nonfinite"},
+    "scheduler_per_batch": _STUCK | _IDLE | {"learning_rate_zero"},
+    "learning_rate_zero": _STUCK | _IDLE | {"gradients_reset_early"},
+    "clipping_too_hard": _STUCK | _IDLE,
+    "loss_summed": _ALL | {"nonfinite"},
+    "targets_not_normalised": _ALL | {"nonfinite"},
+    "batchnorm_cannot_estimate": _STUCK | {"loss_spike"},
+    "dropout_high": _STUCK,
+    "nonfinite": _ALL,
+    "inputs_not_normalised": _ALL,
+    "poor_initialisation": (_ALL | {"nonfinite"}) - {"poor_initialisation"},
+    "learning_rate_high": (_ALL | {"nonfinite"}) - {"learning_rate_high", "poor_initialisation"},
+    "learning_rate_low": _STUCK | {"update_ratio"},
+    "dead_units": _STUCK | _IDLE,
+    "vanishing_gradients": _STUCK | {"saturated"},
+    "exploding_gradients": _STUCK | {"loss_spike"},
+}
+
+
+def one_for_each_cause(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings with their places joined, and consequences under their cause."""
+    found = _joined(findings)
+    kept: list[Finding] = []
+    for finding in sorted(found, key=_depth):
+        cause = next((i for i, known in enumerate(kept) if _explains(known, finding)), None)
+        if cause is None:
+            kept.append(finding)
+        else:
+            kept[cause] = replace(kept[cause], consequences=(*kept[cause].consequences, finding))
+    return kept
+
+
+def _depth(finding: Finding) -> int:
+    return ORDER.index(finding.rule) if finding.rule in ORDER else len(ORDER)
+
+
+def _explains(cause: Finding, other: Finding) -> bool:
+    return cause.severity != "info" and other.rule in FOLLOWS.get(cause.rule, ())
+
+
+def _joined(findings: Iterable[Finding]) -> list[Finding]:
+    """Make findings of one rule and one severity one, at the first place; the others' places are listed."""
+    first: dict[tuple[str, str, str], Finding] = {}
+    for finding in findings:
+        key = (finding.rule, str(finding.severity), finding.code)
+        known = first.get(key)
+        if known is None or finding.rule not in ORDER:
+            first[key if known is None else (*key[:2], f"{len(first)}")] = finding
+            continue
+        places = (*known.places, *(p for p in (finding.site, *finding.places) if p and p not in known.places))
+        first[key] = replace(known, places=tuple(p for p in places if p != known.site))
+    return sorted(first.values(), key=lambda f: -SEVERITIES.index(f.severity or "warning"))

@@ -1,0 +1,224 @@
+"""Rules on optimizers: rates, what they hold, how often they are made, clipping."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from tensortap import text
+from tensortap.diagnose.history import RunHistory
+from tensortap.diagnose.rule import rule
+from tensortap.diagnose.rules.context.shared import cause, events, goes_wrong, lines_of, modules, owner, totals
+from tensortap.diagnose.training import TrainingEvent
+from tensortap.finding import Finding
+
+_COUPLED: Final = ("SGD", "Adam", "RMSprop", "Adagrad", "NAdam", "RAdam")  # decay is added to the gradient
+
+
+def _made(history: RunHistory) -> list[TrainingEvent]:
+    return events(history, "optimizer")
+
+
+def _groups(event: TrainingEvent) -> list[dict[str, Any]]:
+    return list(event.data.get("groups", ()))
+
+
+@rule("learning_rate_zero", severity="error")
+def learning_rate_zero(history: RunHistory) -> Iterator[Finding]:
+    """The learning rate is zero from the start, or falls to a millionth and training goes on."""
+    for event in _made(history):
+        groups = _groups(event)
+        rising = any(rate.data.get("number") == event.data["number"] for rate in events(history, "rate"))
+        if groups and all(not group.get("lr") for group in groups) and not rising:
+            yield cause([event], "The learning rate is 0: nothing is trained.", "Give the optimizer a rate, such as "
+                        "1e-3 for Adam.")  # fmt: skip
+
+
+def _ratios(history: RunHistory) -> tuple[list[TrainingEvent], list[float]]:
+    """Return for each sample the median update of kernels, relative to the weight."""
+    found, ratios = [], []
+    for event in events(history, "parameters"):
+        shapes, updates = event.data.get("shapes", []), event.data.get("update", [])
+        kernels = [
+            u for u, shape in zip(updates, shapes, strict=True) if len(shape) > 1 and isinstance(u, (int, float))
+        ]
+        kernels = [u for u in kernels if u >= 0]
+        if kernels:
+            found.append(event)
+            ratios.append(float(np.median(kernels)))
+    return found, ratios
+
+
+@rule("learning_rate_low")
+def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 4) -> Iterator[Finding]:
+    """No step moves the weights by more than `ratio` of their size, although there is a gradient."""
+    found, ratios = _ratios(history)
+    moved = [r for r in ratios if r > 0]
+    if len(moved) >= steps and max(ratios) < ratio and not _clipped(history):
+        rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
+        yield cause(found, f"A step moves the weights by at most {text.number(max(ratios))} of their size; 0.001 is "
+                    f"usual. The learning rate is {text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
+                    "Raise the learning rate.", code=_line(history), ratio=max(ratios))  # fmt: skip
+
+
+@rule("learning_rate_high", severity="error")
+def learning_rate_high(history: RunHistory, *, ratio: float = 0.2, steps: int = 2) -> Iterator[Finding]:
+    """Steps move the weights by more than `ratio` of their size, and the loss does not fall."""
+    found, ratios = _ratios(history)
+    early = [(e, r) for e, r in zip(found, ratios, strict=True)][:8]
+    high = [(event, r) for event, r in early if r > ratio or not np.isfinite(r)]
+    if len(high) >= min(steps, len(early)) and high and goes_wrong(history) and not _absurd(history):
+        rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
+        top = max(r for _, r in high)
+        yield cause([e for e, _ in high], f"Steps move the weights by up to {text.number(top)} of their size (0.001 is "
+                    f"usual), and the loss does not fall. The learning rate is "
+                    f"{text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
+                    "Lower the learning rate tenfold, or warm it up.", code=_line(history), ratio=top)  # fmt: skip
+
+
+def _line(history: RunHistory) -> str:
+    return next(iter(lines_of(history, "optimizer")), "")
+
+
+def _clipped(history: RunHistory, most: float = 1e-3) -> bool:
+    factors = [event.data.get("factor", 1.0) for event in events(history, "clip")]
+    return bool(factors) and float(np.median(factors)) < most
+
+
+@rule("clipping_too_hard")
+def clipping_too_hard(history: RunHistory, *, most: float = 1e-3) -> Iterator[Finding]:
+    """Clipping leaves less than `most` of the gradient, in most steps."""
+    found = events(history, "clip")
+    if _clipped(history, most):
+        factor = float(np.median([event.data["factor"] for event in found]))
+        yield cause(found, f"Clipping to {text.number(found[0].data['most'])} leaves {text.number(factor)} of the "
+                    "gradient.", "Clip to about the usual norm of the gradient, such as 1.", factor=factor)  # fmt: skip
+
+
+def _absurd(history: RunHistory) -> bool:
+    return any((g.get("momentum") or 0) >= 1 for event in _made(history) for g in _groups(event))
+
+
+@rule("momentum_absurd", severity="error")
+def momentum_absurd(history: RunHistory) -> Iterator[Finding]:
+    """Momentum is 1 or more: past gradients never fade."""
+    for event in _made(history):
+        worst = max(((g.get("momentum") or 0) for g in _groups(event)), default=0)
+        if worst >= 1:
+            yield cause(
+                [event], f"Momentum is {text.number(float(worst))}: past gradients never fade.", "0.9 is usual."
+            )
+            return
+
+
+@rule("weight_decay_high")
+def weight_decay_high(history: RunHistory, *, coupled: float = 0.1, decoupled: float = 2.0) -> Iterator[Finding]:
+    """Weight decay is so strong that it outweighs the loss."""
+    for event in _made(history):
+        worst = max(((g.get("weight_decay") or 0) for g in _groups(event)), default=0)
+        if worst >= (coupled if event.name in _COUPLED else decoupled):
+            yield cause([event], f"Weight decay is {text.number(float(worst))}: it pulls every weight to zero.",
+                        "1e-4 to 1e-2 is usual.", decay=float(worst))  # fmt: skip
+            return
+
+
+@rule("eps_too_small", severity="error")
+def eps_too_small(history: RunHistory) -> Iterator[Finding]:
+    """Adam's eps is zero in the parameters' dtype, so that a gradient of zero divides by zero."""
+    half = any("float16" in event.data.get("dtypes", ()) for event in events(history, "model"))
+    for event in _made(history):
+        tiny = [g["eps"] for g in _groups(event) if isinstance(g.get("eps"), float) and g["eps"] < 6e-8]
+        if half and tiny:
+            yield cause([event], f"eps is {text.number(tiny[0])}, which is 0 in float16.",
+                        "Keep parameters in float32 (torch.amp), or use eps=1e-4.", eps=tiny[0])  # fmt: skip
+            return
+
+
+@rule("scheduler_per_batch", severity="error")
+def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5) -> Iterator[Finding]:
+    """A scheduler meant for epochs is stepped at every batch: the rate is nearly gone before half of the run."""
+    schedulers = events(history, "scheduler")
+    kinds = {event.name for event in schedulers}
+    rates = events(history, "rate")
+    steps = totals(history).get("steps", 0)
+    if not kinds & {"StepLR", "ExponentialLR", "MultiStepLR"} or len(rates) < run or not steps:
+        return
+    lrs = [(event.step, event.data["groups"][0]["lr"]) for event in rates if event.data.get("groups")]
+    first = rates[0].data["groups"][0].get("before") or lrs[0][1]
+    gaps = np.diff([step for step, _ in lrs])
+    gone = [step for step, lr in lrs if lr < fall * first]
+    last = max((event.step for event in history.events("parameters")), default=lrs[-1][0])
+    if gone and np.median(gaps) <= 2 and gone[0] - lrs[0][0] < max(40, 0.3 * last):
+        line = next(iter(lines_of(history, "schedule")), "")
+        yield cause(rates, f"The rate falls from {text.number(first)} to {text.number(lrs[-1][1])}: "
+                    f"{' and '.join(sorted(kinds))} is stepped at every batch.",
+                    "Call scheduler.step() once an epoch, or give it the number of batches.", code=line)  # fmt: skip
+
+
+@rule("optimizer_recreated")
+def optimizer_recreated(history: RunHistory, *, times: int = 3) -> Iterator[Finding]:
+    """An optimizer is made again for the same parameters, and forgets its state each time."""
+    again = [event for event in _made(history) if event.data.get("same_parameters") and event.code]
+    lines = Counter(event.code for event in again)
+    for line, count in lines.items():
+        mine = [event for event in again if event.code == line]
+        if (count >= times and mine[0].name != "SGD") or count >= 10:
+            yield cause(mine, f"{mine[0].name} is made again for the same parameters, {count} times at least: its "
+                        "averages begin anew.", "Make it once, before the loop.", code=line, times=count)  # fmt: skip
+
+
+@rule("optimizer_stale", severity="error")
+def optimizer_stale(history: RunHistory) -> Iterator[Finding]:
+    """An optimizer holds parameters that no model has, while a model has some that no optimizer holds."""
+    known = totals(history)
+    for event in events(history, "holds"):
+        if event.data.get("foreign") and known.get("untrained_count"):
+            names = known["untrained"]
+            yield cause([event], f"{event.name} holds {event.data['foreign']} parameters that are in no model, and "
+                        f"{text.counted(known['untrained_count'], 'parameter')} that get gradients are in no "
+                        f"optimizer: {', '.join(names[:3])}.", "Make the optimizer after the layers are replaced.",
+                        site=owner(names[0]), places=names)  # fmt: skip
+            return
+
+
+@rule("optimizer_incomplete", severity="error")
+def optimizer_incomplete(history: RunHistory) -> Iterator[Finding]:
+    """Parameters get gradients and no optimizer holds them."""
+    known = totals(history)
+    names = known.get("untrained", [])
+    stale = any(event.data.get("foreign") for event in events(history, "holds"))
+    if names and known.get("steps") and not stale:
+        yield cause(_made(history)[:1], f"{text.counted(known['untrained_count'], 'parameter')} of "
+                    f"{known['trainable']} get gradients, and no optimizer holds them.",
+                    "Give the optimizer model.parameters(), or freeze them: requires_grad_(False).",
+                    site=owner(names[0]), places=names, untrained=known["untrained_count"])  # fmt: skip
+
+
+@rule("frozen")
+def frozen(history: RunHistory) -> Iterator[Finding]:
+    """The last layer is frozen while others are trained: fine-tuning freezes the first ones."""
+    for event in events(history, "model"):
+        names = set(event.data.get("frozen", ()))
+        leaves = [m["path"] for m in event.data.get("modules", ()) if m["type"] in ("Linear", "LazyLinear")]
+        if (
+            names
+            and leaves
+            and f"{leaves[-1]}.weight" in names
+            and event.data["frozen_count"] < event.data["parameters"]
+        ):
+            yield cause([event], f"{event.data['frozen_count']} of {event.data['parameters']} parameters are frozen, "
+                        f"{leaves[-1]}, the last layer, among them.", "Remove requires_grad = False where you train.",
+                        site=leaves[-1], places=sorted(names)[:12])  # fmt: skip
+
+
+@rule("dropout_high")
+def dropout_high(history: RunHistory, *, most: float = 0.75) -> Iterator[Finding]:
+    """A dropout removes more than `most` of its input."""
+    wrong = [m for m in modules(history) if "Dropout" in m["type"] and (m.get("p") or 0) > most]
+    if wrong:
+        yield cause(events(history, "model")[:1], f"Dropout removes {text.percent(wrong[0]['p'], 1)} of its input.",
+                    "0.1 to 0.5 is usual; p is the share that is removed.", site=wrong[0]["path"],
+                    places=[m["path"] for m in wrong[1:]], p=wrong[0]["p"])  # fmt: skip

@@ -1,0 +1,73 @@
+"""What rules over the training context share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tensortap.diagnose.history import RunHistory
+from tensortap.diagnose.rule import NoData
+from tensortap.diagnose.training import TrainingEvent
+from tensortap.finding import Finding, Steps
+
+
+def events(history: RunHistory, kind: str) -> list[TrainingEvent]:
+    """Return the events of a kind; without a training context the rule cannot look."""
+    if not history.events("model"):
+        raise NoData("no training context was recorded: record with tensortap run or tt.watch(model)")
+    return history.events(kind)
+
+
+def totals(history: RunHistory) -> dict[str, Any]:
+    """Return the counts of the whole training; empty while it goes on."""
+    found = events(history, "totals")
+    return found[-1].data if found else {}
+
+
+def modules(history: RunHistory) -> list[dict[str, Any]]:
+    """Return the modules of all models with their options."""
+    return [module for event in events(history, "model") for module in event.data.get("modules", ())]
+
+
+def cause(
+    events: Sequence[TrainingEvent], message: str, advice: str, *, site: str = "", code: str = "", severity: Any = "",
+    places: Sequence[str] = (), **evidence: Any,
+) -> Finding:  # fmt: skip
+    """Return a finding at the line of the first event that has one."""
+    steps = sorted({event.step for event in events})
+    when = Steps(steps[0], steps[-1], len(steps)) if steps else None
+    line = code or next((event.code for event in events if event.code), "")
+    return Finding("", severity, site, when, evidence, message, advice, line, tuple(places))
+
+
+def owner(parameter: str | None) -> str:
+    """Return the module of a parameter's name.
+
+    >>> owner("head.weight"), owner(None)
+    ('head', '')
+    """
+    return (parameter or "").rpartition(".")[0]
+
+
+def lines_of(history: RunHistory, kind: str) -> list[str]:
+    """Return the lines of code of the events of a kind, each once."""
+    return list(dict.fromkeys(event.code for event in events(history, kind) if event.code))
+
+
+def loss_values(history: RunHistory) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the training loss over steps, whatever it is called."""
+    names = [n for n in history.metrics if "loss" in n.lower() and not n.lower().startswith(("eval", "val", "test"))]
+    return history.metrics[names[0]][1] if names else np.zeros(0)
+
+
+def goes_wrong(history: RunHistory) -> bool:
+    """Return whether the loss ends where it began, higher, or not finite."""
+    values = loss_values(history)
+    if len(values) < 8:
+        return False
+    if not np.isfinite(values).all():
+        return True
+    k = max(2, len(values) // 8)
+    return bool(np.median(values[-k:]) >= 0.9 * np.median(values[:k]))

@@ -1,0 +1,81 @@
+"""The training context as rules see it: events, and the parameters and gradients that it has of some steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tensortap.reduce.statistics import NUMBERS
+from tensortap.store import queries
+from tensortap.store.files import load_json
+from tensortap.store.snapshot import Snapshot
+from tensortap.types import Place
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+_PORTS: Final = {"param": "weight", "grad": "grad"}
+_COLUMNS: Final = ("l2", "mean", "std", "min", "max", "zeros")
+
+
+class TrainingEvent(NamedTuple):
+    """What happened in a training besides tensors; `data` is what the event's kind says (docs/run-folder.md)."""
+
+    step: int
+    rank: int
+    kind: str
+    name: str
+    code: str
+    data: dict[str, Any]
+
+
+def training_events(snapshot: Snapshot) -> list[TrainingEvent]:
+    """Return the events of a run, in order."""
+    rows = queries.events(snapshot).to_pylist()
+    return [TrainingEvent(r["step"], r["rank"], r["kind"], r["name"], r["code"], _data(r["data"])) for r in rows]
+
+
+def _data(text: str) -> dict[str, Any]:
+    data = load_json(text)
+    return data if isinstance(data, dict) else {}
+
+
+def thin_sites(
+    events: Sequence[TrainingEvent], port: str
+) -> Iterator[tuple[Place, tuple[int, ...], Integers, dict[str, Floats]]]:
+    """Yield place, shape, steps and columns of each parameter or gradient in the events of parameters."""
+    rows: dict[str, list[tuple[int, list[int], list[float]]]] = {}
+    for event in events if port in _PORTS else ():
+        data = event.data
+        for name, shape, numbers in zip(data["names"], data["shapes"], data[_PORTS[port]], strict=True):
+            if all(isinstance(number, (int, float)) for number in numbers):
+                rows.setdefault(name, []).append((event.step, shape, numbers))
+    for name, found in rows.items():
+        shape = tuple(found[-1][1])
+        steps = np.array([row[0] for row in found], np.int64)
+        yield Place(name, port, "", ""), shape, steps, _columns(shape, [row[2] for row in found])
+
+
+def _columns(shape: tuple[int, ...], numbers: list[list[float]]) -> dict[str, Floats]:
+    numel, count = float(np.prod(shape)), len(numbers)
+    columns: dict[str, Floats] = {key: np.zeros(count) for key in NUMBERS}
+    columns |= dict(zip(_COLUMNS, np.array(numbers, np.float64).T, strict=True))
+    columns["zeros"] = np.round(columns["zeros"] * numel)
+    columns["numel"] = np.full(count, numel)
+    columns["l1"] = np.abs(columns["mean"]) * numel
+    columns["absmax"] = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
+    return columns
+
+
+def thin_ratios(events: Sequence[TrainingEvent]) -> dict[Place, tuple[Integers, Floats]]:
+    """Return each update relative to its weight."""
+    found: dict[Place, dict[int, float]] = {}
+    for event in events:
+        for name, ratio in zip(event.data["names"], event.data["update"], strict=True):
+            if isinstance(ratio, (int, float)) and ratio >= 0:
+                found.setdefault(Place(name, "update", "", ""), {})[event.step] = float(ratio)
+    return {
+        place: (np.fromiter(steps, np.int64), np.fromiter(steps.values(), np.float64)) for place, steps in found.items()
+    }

@@ -1,0 +1,29 @@
+"""Run every case and print how many faults were detected, diagnosed, named and located: `python -m outside.faults`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from outside.faults.score import run_all, table
+
+
+def main() -> int:
+    """Print the table; the exit code says whether every case could be run."""
+    parser = argparse.ArgumentParser(prog="outside.faults", description=__doc__)
+    parser.add_argument("names", nargs="*", help="cases, or the beginnings of their names")
+    parser.add_argument("--form", choices=("zero-edit", "fuller", "both"), default="both")
+    parser.add_argument("--show", action="store_true", help="print each case that is tuned on, and what was found")
+    asked = parser.parse_args()
+    forms = ("zero-edit", "fuller") if asked.form == "both" else (asked.form,)
+    results = run_all(tuple(asked.names), forms)
+    if asked.show:
+        for result in results:
+            if not result.scored:  # the others are only counted
+                print(result.line())
+    print(table(results))
+    return int(any(result.error for result in results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
