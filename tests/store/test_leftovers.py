@@ -114,6 +114,7 @@ def test_files_that_were_never_finished_are_removed(run: Path, tidy: Tidy) -> No
     ):
         folder, _, last = name.rpartition("/")
         (run / folder / hidden_name(last)).write_bytes(b"half")
+    (run / "rank=0/tensors/.tmpenbrg7").write_bytes(b"half")  # of safetensors
     (run / "rank=0/.notes").write_text("mine")
     tidy(run)
     assert leftovers(run) == ["rank=0/.notes"]

@@ -18,8 +18,10 @@ DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
 _SEGMENT = re.compile(r"seg-([0-9a-f]+)\.parquet")
 _RANK = re.compile(r"rank=(\d+)")
+# The last is what safetensors writes to before it renames.
 _HIDDEN = re.compile(
     r"\.(run\.json|_rank\.json|seg-[0-9a-f]+\.parquet|step-[0-9-]+-[0-9a-f]+\.safetensors)\.[0-9a-f]{8,32}"
+    r"|\.tmp[0-9A-Za-z]{6}"
 )
 _TENSORS = re.compile(r"step-(\d+)-(\d+)-([0-9a-f]+)\.safetensors")
 
