@@ -56,9 +56,9 @@ def table(results: Results, missing: Sequence[str] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-NOT_BUILT = """These cannot be built or called here without taps either, and are not counted as subjects: their
-configuration refuses to be made small, they need a library or compiled operators that are not here, or no input was
-found that they take."""
+NOT_BUILT = """These cannot be built or called here without taps either, or take more than four minutes, and are not
+counted as subjects: their configuration refuses to be made small, they need a library or compiled operators that are
+not here, or no input was found that they take."""
 
 
 def _families(results: Results) -> Iterator[str]:
