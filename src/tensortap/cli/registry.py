@@ -24,8 +24,7 @@ COMMANDS: Final = {
     "mcp": "Serve a run, or a folder of runs, to a language model (MCP). It only reads.",
     "export": "Write a run's records or tensors in another format.",
     "compact": "Merge a run's many small files into few large ones, which are faster to read.",
-    "doctor": "Print what is installed, what each framework supports, and what is missing; or what is wrong with a "
-    "run's files.",
+    "doctor": "Print what is installed, what each framework supports, and what is missing.",
 }
 
 
