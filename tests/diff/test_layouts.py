@@ -66,6 +66,23 @@ def test_a_mesh_that_the_user_gives(spread):
     assert found and found[0].worst.kept == "full" and "dp 2 × tp 2" in found.layouts
 
 
+def test_a_mesh_that_must_be_given(spread):
+    """Ranks that hold copies of pieces, of which nothing was recorded, lead to an error that says what to write."""
+    halves = [{"fc.w:param": half} for half in np.split(X, 2)]
+    one, grid = spread("one", {"fc.w:param": X}), spread("grid", *halves, *halves)
+    with pytest.raises(RunError, match=r"Say how the ranks lie.*mesh={'dp': 2, 'tp': 2}"):
+        tt.diff(one, grid)
+    assert tt.diff(one, grid, mesh={"dp": 2, "tp": 2})
+
+
+def test_the_batch_is_known_by_its_hash(spread):
+    """Other tokens with the same statistics are another batch, though no element was kept."""
+    tokens = np.arange(12).reshape(3, 4)
+    keep = [tt.stats(), tt.hash()]
+    runs = [spread(name, {":input": x, "fc": X}, keep=keep) for name, x in (("a", tokens), ("b", tokens[::-1].copy()))]
+    assert tt.diff(*runs).cause.kind == "input"
+
+
 def test_partial_sums_that_were_not_reduced_are_told(spread):
     """Where the ranks' values add up to the reference, the note says so."""
     part = np.random.default_rng(1).normal(size=X.shape).astype(np.float32) + 1

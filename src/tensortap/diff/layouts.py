@@ -16,6 +16,7 @@ from tensortap.diff.pieces import BATCH_ORDERS, MICRO, Arrangement, BatchOrder, 
 from tensortap.diff.pieces import whole_shape as shape_of_pieces
 from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merged_whole, scaled
 from tensortap.distributed.mesh import Mesh, mesh_of
+from tensortap.errors import RunError
 from tensortap.record.step import Record
 from tensortap.select.ports import MEMBER_PORTS, PORT_INFO
 from tensortap.types import Place
@@ -114,6 +115,7 @@ class LayoutPairs:
     def _copies(self, place: Place, pieces: Sequence[Piece], shape: Shape) -> Iterator[Whole]:
         """Yield the whole as each group of ranks holds it: once where all hold the same."""
         arrangement = self._arranged(self.b, place, pieces, shape)._replace(order=self.order)
+        self._require_mesh(place, pieces, shape, arrangement)
         copies = arrangement.copies(pieces)
         seen: set[Any] = set()
         for _, own in sorted(copies.items()):
@@ -131,6 +133,18 @@ class LayoutPairs:
     def _arranged(self, side: LayoutSide, place: Place, pieces: Sequence[Piece], shape: Shape | None) -> Arrangement:
         known = side.known(pieces[0].record)
         return arrange(pieces, known, side.mesh.data, shape, member=place.port in MEMBER_PORTS)
+
+    def _require_mesh(self, place: Place, pieces: Sequence[Piece], shape: Shape, arrangement: Arrangement) -> None:
+        """Raise when ranks of which nothing is known hold a parameter in a way that one side cannot explain."""
+        ranks = arrangement.sizes.get("rank", 1)
+        total = sum(piece.record.summary.numel for piece in pieces)
+        if place.port != "param" or ranks < 4 or not math.prod(shape) < total < ranks * math.prod(shape):
+            return
+        raise RunError(
+            f"the {ranks} ranks' parts of {place.site} are {total} elements for {math.prod(shape)}: some hold copies "
+            f"and some pieces, and nothing recorded tells which. Say how the ranks lie, the side with adjacent ranks "
+            f"last: mesh={{'dp': {ranks // 2}, 'tp': 2}}"
+        )
 
     def _absent(self, place: Place, b: Records) -> tuple[int, ...]:
         """Return the ranks that have a parameter but not its gradient or update."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from tensortap.diff.elements import CommonElements
-from tensortap.diff.metrics import elements, histograms, relative, rms_of, statistics
+from tensortap.diff.metrics import LargestDifference, elements, histograms, relative, rms_of, statistics
 from tensortap.diff.pair import Pair
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary
+
+_EXACT: Final = ("int", "uint", "bool")  # types of which any other bit is another value
 
 
 def compare_records(
@@ -35,6 +37,8 @@ def compare_records(
         note = f"shape {_shape(x.shape)} in a, {_shape(y.shape)} in b"
         return Pair(**known, error=math.inf, excess=math.inf, of="shape", note=note)
     gap = statistics(x, y, tolerance)
+    if known["hash_equal"] == 0 and x.dtype == y.dtype and x.dtype.startswith(_EXACT):
+        gap = LargestDifference(gap.error, math.inf, "hash")
     known |= relative(x, y)
     if distance := histograms(x, y):
         known |= distance._asdict()

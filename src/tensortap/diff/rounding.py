@@ -21,7 +21,7 @@ from tensortap.diff.pair import Pair
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary
-from tensortap.select.ports import module_of
+from tensortap.select.ports import PORT_INFO, module_of
 from tensortap.types import Place
 
 _ABOVE: Final = 32  # times its tolerance a gradient must be for its element's update to be compared
@@ -44,12 +44,14 @@ class RoundingFloors:
         self._drifted: dict[tuple[str, str], float] = {}
         self._parameters: dict[tuple[str, str], Summary] = {}
         self._apart = _ParametersApart()
+        self._steps = 0  # rounding of earlier steps adds up, as a random walk does
 
     def next_step(self, records: Mapping[Place, Sequence[Record]]) -> None:
         """Begin a step of the reference."""
         self._terms = dict(_terms(records))
         self._gradients = {}
         self._apart = _ParametersApart()
+        self._steps += 1
 
     def tolerance(self, place: Place, x: Summary, known: Tolerance) -> Tolerance:
         """Return the tolerance of a pair."""
@@ -57,11 +59,15 @@ class RoundingFloors:
         if place.port == "param":
             return Tolerance(known.rtol, known.atol + self._drifted.get(key, 0.0))
         if place.port == "grad":
-            rtol = max(known.rtol, self._apart.everywhere)
+            rtol = known.rtol + 2 * self._apart.everywhere
             return Tolerance(rtol, known.atol + rtol * self._of_terms(place, x))
         if place.port == "update":
             return self._of_update(key, x, known)
-        return Tolerance(max(known.rtol, self._apart.at(place.site)) if known.rtol else 0.0, known.atol)
+        if not known.rtol:
+            return known
+        # A gradient depends on the parameters twice: through the values, and by itself.
+        times = 2 if PORT_INFO[place.port].when == "backward" else 1
+        return Tolerance(known.rtol * math.sqrt(self._steps) + times * self._apart.at(place.site), known.atol)
 
     def _of_terms(self, place: Place, x: Summary) -> float:
         """Return the size that a sum of independent terms of this size would have."""
