@@ -70,6 +70,10 @@ def _draw_group(screen: Screen, group: list[Finding], every: bool) -> None:
         screen.draw(_head(finding, screen.width), _prose(finding.message, screen))
         if finding.advice and (after is None or after.advice != finding.advice):
             screen.draw(_prose(f"→ {finding.advice}", screen, "dim"))
+        if finding.code:
+            screen.draw(_prose(f"in {printable(finding.code)}", screen, "bold"))
+        for other in finding.consequences if every else finding.consequences[:_AT_ONCE]:
+            screen.draw(_prose(f"follows: {other.rule} at {printable(other.site)}", screen, "dim"))
     if hidden := group[len(shown) :]:
         names = ", ".join(printable(f.site) for f in hidden[:_AT_ONCE])
         more = f" and {len(hidden) - _AT_ONCE} more" if len(hidden) > _AT_ONCE else ""
