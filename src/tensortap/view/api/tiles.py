@@ -132,7 +132,7 @@ def _segment_reader(snapshot: Snapshot, name: str, outline: Outline) -> Callable
             return segment_grid(snapshot.files, name, outline, stat, steps, snapshot.phase)
         except FileNotFoundError:
             raise
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, ValueError, IndexError, pa.ArrowException) as error:  # its footer may say what is not so
             snapshot.catalog.mark_damaged(name, error)
             return None
 
