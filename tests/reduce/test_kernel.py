@@ -569,12 +569,12 @@ def test_commit_without_histogram_or_elements():
         bound = kernels.bind(table)
         bound = table if commit is fallback.append else bound
         commit(bound, 0, 3, False, 1, (2, 2), (4, *EMPTY_ROW[1:]), 0, None)
-        commit(bound, 0, 3, False, 1, (), (1, 0, 0, 0, 0, *(2.0,) * len(STATISTICS)), 0, np.zeros(0, np.uint32))
+        commit(bound, 0, 3, False, 1, (), (1, 0, 0, 0, 0, *(2.0,) * len(STATISTICS), 7), 0, np.zeros(0, np.uint32))
     for name, _ in kernels.COLUMNS:
         assert np.array_equal(getattr(one, name), getattr(two, name), equal_nan=getattr(one, name).dtype.kind == "f"), (
             name
         )
-    assert one.finite[0] == 2 and one.hist_valid[0] == 2 and one.call[:2].tolist() == [0, 1]
+    assert one.finite[0] == one.hashed[0] == 2 and one.hist_valid[0] == 2 and one.call[:2].tolist() == [0, 1]
     with pytest.raises(TypeError):
         kernels.commit("no address", 0, 3, False, 1, (), EMPTY_ROW, 0, None)
 
