@@ -214,7 +214,7 @@ class MetricBatches:
 
 
 def _repeated(texts: tuple[str, ...], count: int) -> list[Any]:
-    return [pa.array([text or None] * count, pa.string()) for text in texts]
+    return [_strings([text] * count) if text else pa.nulls(count, pa.string()) for text in texts]
 
 
 class TensorBatches:
