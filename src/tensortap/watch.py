@@ -220,7 +220,7 @@ def watch(
     options = (options or Options()).with_keywords(more)
     counters, world = Counters(strict=strict), world_now(options.rank)
     monitor = NonFiniteMonitor(on_nonfinite, counters, f" on rank {world.rank}" if world.size > 1 else "")
-    looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None)
+    looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None, context=options.context)
     adapter = NullAdapter() if model is None else adapter_for(model, looks)
     chosen = as_probes(probes) or (probe(adapter.default_sites()),)
     plan = adapter.plan(chosen)  # a pattern that matches nothing raises before anything is made

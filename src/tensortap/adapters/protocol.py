@@ -33,10 +33,13 @@ Doubles = npt.NDArray[np.float64]
 
 
 class AdapterOptions(NamedTuple):
-    """What `watch` tells an adapter: whether fused layers stay fused, and whether origins of NaN are looked for."""
+    """What `watch` tells an adapter: whether fused layers stay fused, whether origins of NaN are looked for, and
+    whether the training context is recorded.
+    """
 
     fast_path: FastPath = "keep"
     origins: bool = False
+    context: bool = False
 
 
 DEFAULT_OPTIONS: Final = AdapterOptions()

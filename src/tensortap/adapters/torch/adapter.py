@@ -101,8 +101,9 @@ class TorchAdapter(Adapter):
         }
         self._parameters = ParameterTaps(self._observer, self.steps, MemberPorts(owners, ports, sharded))
         self._optimizers = OptimizerHooks(self.steps, self._parameters)
-        CONTEXT.join(recorder.events, self)
-        CONTEXT.add_model(root, "", self._called())
+        if self.options.context:
+            CONTEXT.join(recorder.events, self)
+            CONTEXT.add_model(root, "", self._called())
         self._learn_shards()
         self._parameters.arm(recorder.current.armed)
         self._hooks.begin(recorder.current.armed)

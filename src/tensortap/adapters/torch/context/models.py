@@ -25,7 +25,9 @@ class ModelRecord:
         self.kind = type(root).__name__
         self.ties = ties_in(root)
         self.mode: Any = None  # as it was told last
-        self.has_modes = any(_depends_on_mode(module) for module in root.modules())
+        self._modal = [(path, weakref.ref(m)) for path, m in root.named_modules() if _depends_on_mode(m)]
+        self.has_modes = bool(self._modal)
+        self._parameters = [(self.name(path), weakref.ref(p)) for path, p in root.named_parameters()]
         self.calls = {"train": 0, "eval": 0, "train_no_grad": 0, "eval_no_grad": 0}
 
     def name(self, path: str) -> str:
@@ -33,11 +35,10 @@ class ModelRecord:
         return f"{self.prefix}.{path}".rstrip(".") if self.prefix else path
 
     def parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield its parameters by name."""
-        root = self.root()
-        if root is not None:
-            for path, parameter in root.named_parameters():
-                yield self.name(path), parameter
+        """Yield its parameters by name, as they were when it was first seen: no step walks the modules."""
+        for name, reference in self._parameters:
+            if (parameter := reference()) is not None:
+                yield name, parameter
 
     def note_call(self, training: bool, gradients: bool) -> str:
         """Count a call by mode; return the mode."""
@@ -64,9 +65,8 @@ class ModelRecord:
         root = self.root()
         if root is None:
             return {}
-        other = [
-            self.name(path) for path, m in root.named_modules() if m.training != root.training and _depends_on_mode(m)
-        ]
+        modal = ((path, reference()) for path, reference in self._modal)
+        other = [self.name(path) for path, m in modal if m is not None and m.training != root.training]
         return {"training": root.training, "other": other[:20], "other_count": len(other)}
 
     def broken_ties(self) -> list[list[str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Final
 
 from torch import nn
@@ -18,6 +17,7 @@ from tensortap.adapters.torch.context.optimizers import shortened
 from tensortap.adapters.torch.context.patches import Patches
 from tensortap.adapters.torch.context.sink import EventHub
 from tensortap.context.events import EventLog
+from tensortap.portable import after_fork
 
 
 class TrainingContext:
@@ -27,7 +27,7 @@ class TrainingContext:
         self.hub = EventHub()
         self._pending: EventLog | None = None
         self._listening: Listeners | None = None
-        os.register_at_fork(after_in_child=self._forget)
+        after_fork(self._forget)
 
     def join(self, log: EventLog, owner: object, *, pending: bool = False) -> None:
         """Add events to a log from now on; each owner leaves by itself.

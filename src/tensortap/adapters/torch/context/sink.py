@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tensortap.context.events import EventLog, Sampling
 
@@ -53,6 +55,17 @@ class HasHub(Protocol):
 S = TypeVar("S", bound=HasHub)
 
 
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Hide what is done to tensors from the modes and subclasses of the user, and from autograd."""
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        if torch._C._len_torch_dispatch_stack():
+            with _disable_current_modes():
+                yield
+        else:
+            yield
+
+
 def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
     """Let no error of ours reach the training: the context ends there, and the logs say why."""
 
@@ -62,7 +75,7 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
         if not hub.active or torch._C._get_tracing_state() is not None:
             return
         try:
-            with torch._C.DisableTorchFunctionSubclass():
+            with unseen():
                 method(self, *args, **kwargs)
         except Exception as error:
             hub.failed(method.__name__, error)
