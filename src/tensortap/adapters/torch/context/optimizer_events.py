@@ -8,7 +8,7 @@ from typing import Any, Final
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.model_events import ModelEvents
-from tensortap.adapters.torch.context.optimizers import OptimizerRecord, ParameterSizes, parameters_of
+from tensortap.adapters.torch.context.optimizers import OptimizerRecord, ParameterSizes, number, parameters_of
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 
 _MOST_MADE: Final = 40  # optimizers and schedulers that are told one by one
@@ -126,7 +126,7 @@ class OptimizerEvents:
 
     def _tell_clipping(self) -> None:
         clip, self._clip = self._clip, {}
-        if clip and self.hub.due("clip", first=6, then=8):
-            norm = float(clip["norm"])
+        norm = number(clip["norm"]) if clip else None
+        if norm is not None and self.hub.due("clip", first=6, then=8):
             self.hub.add("clip", "clip_grad_norm_", clip["code"], {"most": clip["most"], "norm": norm,
                                                      "factor": min(1.0, clip["most"] / (norm + 1e-6))})  # fmt: skip

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+
+from tensortap.reduce.summary import summarize
 
 _OPTIONS: Final = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "maximize", "dampening", "alpha")
 _MOST_NAMES: Final = 12
@@ -100,14 +103,14 @@ class ParameterSizes:
     """The sizes of parameters, their gradients and their updates, around one step of an optimizer."""
 
     def __init__(self, named: dict[str, Any]) -> None:
-        self.named = {name: p for name, p in named.items() if p.grad is not None and not p.grad.is_sparse and p.numel()}
+        self.named = {name: p for name, p in named.items() if _readable(p) and p.grad is not None and _readable(p.grad)}
         self.before = [_part(p).clone() for p in self.named.values()]
 
     def describe(self) -> dict[str, Any]:
         """Return statistics of weights and gradients by name (`STATISTICS`), and each update relative to its weight."""
         weights, gradients, ratios = [], [], []
         for parameter, before in zip(self.named.values(), self.before, strict=True):
-            size, moved = float(before.double().norm()), float((_part(parameter) - before).double().norm())
+            size, moved = (summarize(part, histogram=False).l2 for part in (before, _part(parameter) - before))
             weights.append(_statistics(before, parameter.numel()))
             gradients.append(_statistics(_part(parameter.grad), parameter.numel()))
             ratios.append(moved / size if size else (0.0 if not moved else -1.0))
@@ -117,19 +120,16 @@ class ParameterSizes:
 
 def _statistics(part: Any, numel: int) -> list[float]:
     """Return L2, mean, std, min, max and the share of zeros; of a part, the L2 norm is that of the whole, estimated."""
-    values = part.double()
-    low, high = values.aminmax()
-    mean = values.mean()
-    scale = (numel / max(values.numel(), 1)) ** 0.5
-    found = [
-        values.norm() * scale,
-        mean,
-        (values - mean).square().mean().sqrt(),
-        low,
-        high,
-        (values == 0).double().mean(),
-    ]
-    return [float(each) for each in torch.stack(found)]
+    found = summarize(part, histogram=False)
+    if not found.finite:
+        return [math.nan] * 6
+    scale = (numel / found.numel) ** 0.5
+    return [found.l2 * scale, found.mean, found.std, found.min, found.max, found.zeros / found.numel]
+
+
+def _readable(tensor: Any) -> bool:
+    """Return whether a tensor can be read without waiting for a device."""
+    return bool(tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.numel())
 
 
 def _part(tensor: Any) -> Any:
