@@ -59,7 +59,8 @@ def test_json(zoo: Any, fault: str) -> None:
     said = json.loads(check(zoo.run(fault).path, "--json").stdout, parse_constant=pytest.fail)
     assert set(said["rules"]) | set(said["skipped"]) == set(REGISTRY)
     for finding in said["findings"]:
-        assert set(finding) == {"rule", "severity", "site", "steps", "evidence", "message", "advice"}
+        parts = {"rule", "severity", "site", "steps", "evidence", "message", "advice"}
+        assert set(finding) == parts | {"code", "places", "consequences"}
 
 
 def test_one_rule(zoo: Any) -> None:

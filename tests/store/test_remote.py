@@ -55,6 +55,7 @@ def s3_url(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A new address on the server."""
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()  # another test's server may be gone
     yield f"s3://{server.bucket}/{uuid.uuid4().hex}/exp1"
     server.proxy.restore()
 

@@ -42,7 +42,7 @@ def test_diff_marks_where_two_runs_part(at, heat):
     assert "b=digits-faster" in page.url
     page.mouse.click(*shown.place(17, 0.99))
     page.wait_for_url("**#/site**")
-    sync_api.expect(page.locator("h1")).to_have_text(":output")
+    sync_api.expect(page.locator("h1")).to_have_text("DigitsNet:output")
 
 
 def test_findings_page_has_evidence_and_advice(at):

@@ -45,7 +45,7 @@ FOLLOWS: Final[dict[str, frozenset[str]]] = {  # what each cause explains
     "batchnorm_cannot_estimate": _STUCK | {"loss_spike"},
     "dropout_high": _STUCK,
     "nonfinite": _ALL,
-    "inputs_not_normalised": _ALL,
+    "inputs_not_normalised": _STUCK | _WILD,
     "poor_initialisation": (_ALL | {"nonfinite"}) - {"poor_initialisation"},
     "learning_rate_high": (_ALL | {"nonfinite"}) - {"learning_rate_high", "poor_initialisation"},
     "learning_rate_low": _STUCK | {"update_ratio"},
@@ -73,7 +73,10 @@ def _depth(finding: Finding) -> int:
 
 
 def _explains(cause: Finding, other: Finding) -> bool:
-    return cause.severity != "info" and other.rule in FOLLOWS.get(cause.rule, ())
+    if cause.severity == "info" or other.rule not in FOLLOWS.get(cause.rule, ()):
+        return False
+    # What spreads from a step on explains nothing that was there before.
+    return cause.rule != "nonfinite" or not (cause.steps and other.steps) or cause.steps.first <= other.steps.first
 
 
 def _joined(findings: Iterable[Finding]) -> list[Finding]:

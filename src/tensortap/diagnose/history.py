@@ -19,7 +19,7 @@ from tensortap.diagnose.training import TrainingEvent, thin_ratios, thin_sites, 
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.statistics import NUMBERS
-from tensortap.select.ports import module_of
+from tensortap.select.ports import PORT_INFO, module_of
 from tensortap.store import facts, queries
 from tensortap.store.blocks import RowBlock, array_of, blocks
 from tensortap.store.columns import PlaceColumns, SingleRows
@@ -115,6 +115,12 @@ class SiteHistory:
         """Return a finding here, at the steps where the mask holds; the rule adds its name and severity later."""
         when = at if isinstance(at, Steps) or at is None else steps_where(self.steps, at)
         return Finding("", severity, str(self.place), when, evidence, message, advice)
+
+
+def _has_like(snapshot: Snapshot, port: str) -> bool:
+    """Return whether probes recorded what tells the same: gradients at another port."""
+    recorded = {place.port for place in snapshot.places}
+    return PORT_INFO[port].gradient and any(PORT_INFO[other].gradient for other in recorded if other in PORT_INFO)
 
 
 def steps_where(steps: npt.NDArray[np.int64], mask: Mask) -> Steps | None:
@@ -245,7 +251,9 @@ class RunHistory:
 
     def _of_port(self, port: str) -> list[SiteHistory]:
         if port not in self._sites:
-            self._sites[port] = _SitesAtPort(self, port).read() or self._thin(port)
+            self._sites[port] = _SitesAtPort(self, port).read() or (
+                [] if _has_like(self.snapshot, port) else self._thin(port)
+            )
         return self._sites[port]
 
     def type_of(self, place: Place) -> str:

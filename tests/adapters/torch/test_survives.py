@@ -336,7 +336,7 @@ class Hostile(dict):
 
 def test_a_value_that_cannot_be_looked_into(watch):
     """An output whose class misbehaves is counted and handed on."""
-    with pytest.warns(tt.TensortapWarning, match="Returns failed"):
+    with pytest.warns(tt.TensortapWarning, match="looking into a Hostile failed"):
         seen = run(watch, lambda x: Hostile())
     assert seen.places == ["odd:input"]
 

@@ -13,11 +13,12 @@ from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.distributed.mesh import mesh_of
 from tensortap.finding import Finding, Steps
+from tensortap.select.ports import MEMBER_PORTS
 from tensortap.store import queries
 from tensortap.types import Place
 
 _EXACT: Final = ("mean", "std", "min", "max", "l1", "l2", "zeros", "nan", "posinf", "neginf", "numel")
-_STAGES: Final = ("param", "grad", "update", "buffer")
+_STAGES: Final = MEMBER_PORTS
 _VALUES: Final = ("input", "output", "grad_output")
 _SHOWN: Final = 8
 Group = tuple[int, ...]  # ranks that hold the same

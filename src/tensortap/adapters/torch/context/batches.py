@@ -10,6 +10,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from tensortap.adapters.torch.context.plain import is_plain
+
 _MOST_INDICES: Final = 1024
 _PROBES: Final = 256  # elements of a tensor that its fingerprint is made of
 
@@ -17,7 +19,7 @@ _PROBES: Final = 256  # elements of a tensor that its fingerprint is made of
 def fingerprint(value: Any) -> str:
     """Return a hash of the tensors in a value: shape, dtype and evenly spaced elements; empty when there are none."""
     found = list(_tensors(value))[:4]
-    if not found or any(tensor.device.type != "cpu" for tensor in found):  # reading a device would wait for it
+    if not found or not all(map(is_plain, found)):
         return ""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in found:

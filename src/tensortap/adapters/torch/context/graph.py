@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from torch import Tensor
@@ -63,7 +63,9 @@ class LossGraph:
         self.broadcasts: list[dict[str, Any]] = []
         self.recurrent = False
         count = 0
-        for node in _breadth_first(loss.grad_fn, _MOST_NODES):
+        nodes = list(_breadth_first(loss.grad_fn, _MOST_NODES))
+        self._uses = Counter(parent for node in nodes for parent, _ in node.next_functions)
+        for node in nodes:
             count += 1
             self._visit(node, count, name_of)
         self.complete = count < _MOST_NODES
@@ -83,7 +85,7 @@ class LossGraph:
             self._broadcast(node)
 
     def _pair(self, node: Any, name_of: NameOf) -> None:
-        below = _skip(node.next_functions[_LINEAR[node.name()]][0])
+        below = _skip(node.next_functions[_LINEAR[node.name()]][0], self._uses)
         if below is None or below.name() not in _LINEAR:
             return
         first, last = _weight(below, name_of), _weight(node, name_of)
@@ -164,9 +166,12 @@ def _breadth_first(node: Any, most: int) -> Iterator[Any]:
                 waiting.append(parent)
 
 
-def _skip(node: Any) -> Any:
+def _skip(node: Any, uses: Mapping[Any, int] | None = None) -> Any:
+    """Return what was rearranged; with `uses`, None where something else uses it too, as a residual branch does."""
     for _ in range(8):
-        if node is None or node.name() not in _TRANSPARENT:
+        if node is None or (uses is not None and uses[node] > 1):
+            return None
+        if node.name() not in _TRANSPARENT:
             return node
         parents = [parent for parent, _ in node.next_functions if parent is not None]
         node = parents[0] if len(parents) == 1 else None

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.context.graph import NameOf, nearest_parameter, operations_before, softmax_axes
+from tensortap.adapters.torch.context.plain import is_plain
 
 NAMES: Final = (
     "cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
@@ -39,7 +40,7 @@ def describe_call(function: Any, args: Any, kwargs: Any, output: Any, name_of: N
     if isinstance(target, Tensor):
         data["target"] = _describe_target(target, given.get("ignore_index"))
         data["target_requires_grad"] = target.requires_grad
-    if isinstance(output, Tensor) and output.numel() and not _on_device(output):
+    if isinstance(output, Tensor) and output.numel() and is_plain(output):
         data["value"] = float(output.detach().float().mean())
     if isinstance(first, Tensor) and isinstance(target, Tensor):
         data["chance"] = _chance(function.__name__, first, data["target"])
@@ -49,7 +50,7 @@ def describe_call(function: Any, args: Any, kwargs: Any, output: Any, name_of: N
 def describe(tensor: Tensor) -> dict[str, Any]:
     """Return shape, dtype and range."""
     found: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).removeprefix("torch.")}
-    if not tensor.numel() or tensor.is_complex() or _on_device(tensor):
+    if not tensor.numel() or tensor.is_complex() or not is_plain(tensor):
         return found
     values = sampled(tensor).double()
     finite = values[torch.isfinite(values)]
@@ -62,11 +63,6 @@ def describe(tensor: Tensor) -> dict[str, Any]:
     return found
 
 
-def _on_device(tensor: Tensor) -> bool:
-    """Return whether reading a value would wait for a device, which nothing of ours does in a step."""
-    return tensor.device.type != "cpu"
-
-
 def sampled(tensor: Tensor, most: int = _MOST) -> Tensor:
     """Return at most so many elements, evenly spaced, on the CPU."""
     flat = tensor.detach().reshape(-1)
@@ -75,7 +71,7 @@ def sampled(tensor: Tensor, most: int = _MOST) -> Tensor:
 
 def _sums(tensor: Tensor) -> dict[str, Any]:
     """Return along which axis a tensor sums to one, as probabilities do, and as log-probabilities do by exp."""
-    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() > 1 << 20 or _on_device(tensor):
+    if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() > 1 << 20 or not is_plain(tensor):
         return {}
     values = tensor.detach().double()
     found: dict[str, Any] = {}
@@ -92,7 +88,7 @@ def _ones(sums: Tensor, length: int) -> bool:
 
 def _describe_target(target: Tensor, ignore: Any) -> dict[str, Any]:
     found = describe(target)
-    if not target.numel() or _on_device(target):
+    if not target.numel() or not is_plain(target):
         return found
     values = sampled(target, 1 << 16)
     if not target.is_floating_point():

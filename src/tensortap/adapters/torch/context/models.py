@@ -11,6 +11,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from tensortap.adapters.torch.context.plain import is_plain
+
 _CONFIG: Final = ("p", "eps", "momentum", "affine", "track_running_stats", "dim", "padding_idx", "negative_slope",
                   "batch_first", "num_layers", "dropout", "num_heads", "inplace")  # fmt: skip
 _MOST_MODULES: Final = 400
@@ -84,8 +86,8 @@ class ModelRecord:
         root = self.root()
         found: list[dict[str, Any]] = []
         for path, module in [] if root is None else root.named_modules():
-            if isinstance(module, _BatchNorm) and module.running_var is not None and module.running_mean is not None:
-                variance, mean = module.running_var.detach(), module.running_mean.detach()
+            variance, mean = getattr(module, "running_var", None), getattr(module, "running_mean", None)
+            if isinstance(module, _BatchNorm) and is_plain(variance) and is_plain(mean):
                 found.append({
                     "name": self.name(path), "momentum": module.momentum, "training": module.training,
                     "var_min": float(variance.min()), "var_max": float(variance.max()),

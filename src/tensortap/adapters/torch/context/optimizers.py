@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.reduce.summary import summarize
 
 _OPTIONS: Final = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "maximize", "dampening", "alpha")
@@ -128,8 +129,8 @@ def _statistics(part: Any, numel: int) -> list[float]:
 
 
 def _readable(tensor: Any) -> bool:
-    """Return whether a tensor can be read without waiting for a device."""
-    return bool(tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.numel())
+    """Return whether a tensor can be read without waiting for a device or for other ranks."""
+    return bool(is_plain(tensor) and tensor.layout is torch.strided and tensor.numel())
 
 
 def _part(tensor: Any) -> Any:

@@ -57,8 +57,8 @@ S = TypeVar("S", bound=HasHub)
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Hide what is done to tensors from the modes and subclasses of the user, and from autograd."""
-    with torch._C.DisableTorchFunction(), torch.no_grad():
+    """Hide what is done to tensors from the modes and subclasses of the user."""
+    with torch._C.DisableTorchFunction():
         if torch._C._len_torch_dispatch_stack():
             with _disable_current_modes():
                 yield

@@ -31,7 +31,7 @@ from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardP
 from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.nonfinite.finder import OriginFinder, OriginHook
 from tensortap.adapters.torch.steps import TorchStepDetector
-from tensortap.select.ports import MODULE_PORTS
+from tensortap.select.ports import MODULE_PORTS, PORT_INFO
 
 T = TypeVar("T")
 
@@ -118,7 +118,7 @@ class HookPlacement:
 
     def _hooks(self, ports: dict[str, list[Port]]) -> tuple[ForwardPreHook | None, OutputHook | ForwardHook]:
         outputs = ports.get("output", [])
-        plain = len(outputs) == 1 and not ports.keys() & {"grad_output", "grad_input"}
+        plain = len(outputs) == 1 and not any(PORT_INFO[kind].gradient for kind in ports)
         output_hook = OutputHook(self._observer, self._detector, outputs[0], self._compile_status) if plain else None
         if output_hook is not None and len(ports) == 1:
             return None, output_hook

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from tensortap.adapters.plan import Plan, Port
-from tensortap.adapters.protocol import Adapter
+from tensortap.adapters.protocol import Adapter, AdapterOptions
 from tensortap.adapters.steps import StepDetector, StepOver, ThreadState
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.capabilities import CAPABILITIES
@@ -33,7 +33,7 @@ class ScriptModel:
         self.name = name
         self.type = type(_without_wrapper(inner)).__name__
         self.prefix = prefix
-        self.adapter = TorchAdapter(inner)
+        self.adapter = TorchAdapter(inner, AdapterOptions(context=True))
         CONTEXT.add_model(inner, prefix, root)
         self._home = home
         self._parameters = frozenset(id(parameter) for parameter in root.parameters())

@@ -20,7 +20,10 @@ _MOST_PLACES: Final = 20
 
 @rule("gradients_not_reset", severity="error")
 def gradients_not_reset(history: RunHistory, *, share: float = 0.5, least: int = 3) -> Iterator[Finding]:
-    """Steps use gradients that still hold those of earlier steps: zero_grad is missing."""
+    """Steps use gradients that still hold those of earlier steps: zero_grad is missing.
+
+    In a share `share` of the cases, at least `least` times.
+    """
     known = totals(history)
     wrong = known.get("steps_on_stale_gradients", 0)
     if wrong >= least and wrong >= share * known.get("steps", 0):
@@ -32,7 +35,10 @@ def gradients_not_reset(history: RunHistory, *, share: float = 0.5, least: int =
 
 @rule("gradients_reset_early", severity="error")
 def gradients_reset_early(history: RunHistory, *, share: float = 0.5, least: int = 3) -> Iterator[Finding]:
-    """Gradients are thrown away before the optimizer uses them."""
+    """Gradients are thrown away before the optimizer uses them.
+
+    In a share `share` of the cases, at least `least` times.
+    """
     known = totals(history)
     steps, backwards = known.get("steps", 0), known.get("backwards", 0)
     line = next(iter(lines_of(history, "zero_grad")[::-1]), "")
@@ -49,7 +55,10 @@ def gradients_reset_early(history: RunHistory, *, share: float = 0.5, least: int
 
 @rule("step_missing", severity="error")
 def step_missing(history: RunHistory, *, least: int = 5) -> Iterator[Finding]:
-    """Gradients are computed, there is an optimizer, and it never steps."""
+    """Gradients are computed, there is an optimizer, and it never steps.
+
+    At least `least` times.
+    """
     known = totals(history)
     if known.get("backwards", 0) >= least and not known.get("steps") and events(history, "optimizer"):
         yield cause(events(history, "backward"), f"backward ran {known['backwards']} times, and no optimizer stepped.",
@@ -58,7 +67,10 @@ def step_missing(history: RunHistory, *, least: int = 5) -> Iterator[Finding]:
 
 @rule("backward_missing", severity="error")
 def backward_missing(history: RunHistory, *, least: int = 3) -> Iterator[Finding]:
-    """An optimizer steps, and no gradient was ever computed."""
+    """An optimizer steps, and no gradient was ever computed.
+
+    At least `least` times.
+    """
     known = totals(history)
     if known.get("steps", 0) >= least and not known.get("backwards") and known.get("steps_without_gradients"):
         yield cause(events(history, "loop"), f"The optimizer stepped {known['steps']} times without a gradient.",
@@ -106,7 +118,10 @@ def _ran(module: str, ran: set[str]) -> bool:
 
 @rule("trained_in_eval_mode")
 def trained_in_eval_mode(history: RunHistory, *, share: float = 0.3, least: int = 5) -> Iterator[Finding]:
-    """The model is trained in evaluation mode: dropout is off and batch normalisation learns no statistics."""
+    """The model is trained in evaluation mode: dropout is off and batch normalisation learns no statistics.
+
+    In a share `share` of the cases, at least `least` times.
+    """
     known = totals(history)
     wrong = known.get("trained_in_eval_mode", 0)
     if wrong >= least and wrong >= share * known.get("steps", 0):
@@ -117,7 +132,10 @@ def trained_in_eval_mode(history: RunHistory, *, share: float = 0.3, least: int 
 
 @rule("eval_in_train_mode")
 def eval_in_train_mode(history: RunHistory, *, least: int = 2) -> Iterator[Finding]:
-    """The model is evaluated in training mode: dropout is on, and batch normalisation learns from the test data."""
+    """The model is evaluated in training mode: dropout is on, and batch normalisation learns from the test data.
+
+    At least `least` times.
+    """
     known = totals(history)
     wrong = known.get("eval_in_train_mode", 0) + known.get("eval_loss_in_train_mode", 0)
     if wrong >= least:
@@ -157,18 +175,22 @@ def tie_broken(history: RunHistory) -> Iterator[Finding]:
 
 @rule("linear_stack")
 def linear_stack(history: RunHistory) -> Iterator[Finding]:
-    """Linear layers follow each other with no activation between: together they are one."""
+    """Linear layers follow each other with no activation between: together they are one; a single pair is info."""
     found = [e for e in events(history, "backward") if e.data.get("linear_pairs")]
     if found:
         pairs = [tuple(map(owner, pair)) for pair in found[0].data["linear_pairs"]]
         places = list(dict.fromkeys(name for pair in pairs for name in pair))
         yield cause(found, f"{pairs[0][1]} follows {pairs[0][0]} with no activation between: together they are one "
-                    "linear layer.", "Put an activation between them.", site=pairs[0][0], places=places)  # fmt: skip
+                    "linear layer.", "Put an activation between them.", site=pairs[0][0], places=places,
+                    severity="" if len(pairs) > 1 else "info")  # fmt: skip
 
 
 @rule("batches_repeated")
 def batches_repeated(history: RunHistory, *, share: float = 0.8, least: int = 6) -> Iterator[Finding]:
-    """A loader of several batches gives the same one again and again."""
+    """A loader of several batches gives the same one again and again.
+
+    In a share `share` of the cases, at least `least` times.
+    """
     epochs = [e for e in events(history, "epoch") if (e.data.get("batches") or 0) > 1]
     trained = [e for e in events(history, "batch") if e.data.get("mode") == "train" and e.data.get("fingerprint")]
     marks = [e.data["fingerprint"] for e in trained]
@@ -182,7 +204,10 @@ def batches_repeated(history: RunHistory, *, share: float = 0.8, least: int = 6)
 
 @rule("data_changed")
 def data_changed(history: RunHistory, *, growth: float = 4.0) -> Iterator[Finding]:
-    """Batches of a loader grow from epoch to epoch: the data set is changed in place."""
+    """Batches of a loader grow from epoch to epoch: the data set is changed in place.
+
+    By a factor of `growth`.
+    """
     by_epoch: dict[int, list[TrainingEvent]] = {}
     for event in events(history, "batch"):
         if event.data.get("mode") == "train" and "std" in event.data.get("input", {}) and "epoch" in event.data:

@@ -179,7 +179,10 @@ def loss_summed(history: RunHistory) -> Iterator[Finding]:
 
 @rule("labels_one_class", severity="error")
 def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> Iterator[Finding]:
-    """All targets that were seen are of one class."""
+    """All targets that were seen are of one class.
+
+    At least `calls` calls, at least `least` times.
+    """
     found = [e for group in _training(history, "cross_entropy", "nll_loss").values() for e in group]
     known = [e for e in found if e.data.get("target", {}).get("classes")]
     if len(known) >= calls and all(e.data["target"]["classes"] == 1 for e in known):
@@ -192,7 +195,10 @@ def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> 
 
 @rule("labels_sorted")
 def labels_sorted(history: RunHistory, *, share: float = 0.9, least: int = 8) -> Iterator[Finding]:
-    """Nearly every batch holds one class, another one later: the data is sorted and not shuffled."""
+    """Nearly every batch holds one class, another one later: the data is sorted and not shuffled.
+
+    In a share `share` of the cases, at least `least` times.
+    """
     for calls in _training(history, "cross_entropy", "nll_loss").values():
         known = [e for e in calls if sum(e.data.get("target", {}).get("counts", {}).values()) >= least]
         pure = [e for e in known if e.data["target"]["share"] >= share]
@@ -224,7 +230,10 @@ def _share_of(target: dict[str, Any], values: set[int]) -> float:
 
 @rule("targets_not_normalised")
 def targets_not_normalised(history: RunHistory, *, most: float = 100.0) -> Iterator[Finding]:
-    """Targets of a regression are far from unit size, and training does not get on."""
+    """Targets of a regression are far from unit size, and training does not get on.
+
+    Farther than `most`.
+    """
     for calls in _training(history, *_REGRESSION).values():
         known = [e.data["target"] for e in calls if "std" in e.data.get("target", {})]
         size = max((max(abs(t["mean"]), t["std"]) for t in known), default=0.0)
@@ -236,7 +245,10 @@ def targets_not_normalised(history: RunHistory, *, most: float = 100.0) -> Itera
 
 @rule("loss_at_chance")
 def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) -> Iterator[Finding]:
-    """The loss stays, to the last third of the run, within `near` of what the best constant answer would give."""
+    """The loss stays, to the last third of the run, within `near` of what the best constant answer would give.
+
+    Over at least `steps` steps.
+    """
     calls = [e for group in _training(history, "cross_entropy", "nll_loss").values() for e in group]
     chances = [e.data["chance"] for e in calls if e.data.get("chance")]
     values = loss_values(history)

@@ -54,7 +54,10 @@ def _ratios(history: RunHistory) -> tuple[list[TrainingEvent], list[float]]:
 
 @rule("learning_rate_low")
 def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 4) -> Iterator[Finding]:
-    """No step moves the weights by more than `ratio` of their size, although there is a gradient."""
+    """No step moves the weights by more than `ratio` of their size, although there is a gradient.
+
+    Over at least `steps` steps.
+    """
     found, ratios = _ratios(history)
     moved = [r for r in ratios if r > 0]
     if len(moved) >= steps and max(ratios) < ratio and not _clipped(history):
@@ -66,7 +69,10 @@ def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 
 
 @rule("learning_rate_high", severity="error")
 def learning_rate_high(history: RunHistory, *, ratio: float = 0.2, steps: int = 2) -> Iterator[Finding]:
-    """Steps move the weights by more than `ratio` of their size, and the loss does not fall."""
+    """Steps move the weights by more than `ratio` of their size, and the loss does not fall.
+
+    Over at least `steps` steps.
+    """
     found, ratios = _ratios(history)
     early = [(e, r) for e, r in zip(found, ratios, strict=True)][:8]
     high = [(event, r) for event, r in early if r > ratio or not np.isfinite(r)]
@@ -116,7 +122,10 @@ def momentum_absurd(history: RunHistory) -> Iterator[Finding]:
 
 @rule("weight_decay_high")
 def weight_decay_high(history: RunHistory, *, coupled: float = 0.1, decoupled: float = 2.0) -> Iterator[Finding]:
-    """Weight decay is so strong that it outweighs the loss."""
+    """Weight decay is so strong that it outweighs the loss.
+
+    More than `coupled`, decoupled, as in AdamW, more than `decoupled`.
+    """
     for event in _made(history):
         worst = max(((g.get("weight_decay") or 0) for g in _groups(event)), default=0)
         if worst >= (coupled if event.name in _COUPLED else decoupled):
@@ -139,7 +148,10 @@ def eps_too_small(history: RunHistory) -> Iterator[Finding]:
 
 @rule("scheduler_per_batch", severity="error")
 def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5) -> Iterator[Finding]:
-    """A scheduler meant for epochs is stepped at every batch: the rate is nearly gone before half of the run."""
+    """A scheduler meant for epochs is stepped at every batch: the rate is nearly gone before half of the run.
+
+    By a factor of `fall`, within a share `run` of the run.
+    """
     schedulers = events(history, "scheduler")
     kinds = {event.name for event in schedulers}
     rates = events(history, "rate")
@@ -160,7 +172,10 @@ def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5
 
 @rule("optimizer_recreated")
 def optimizer_recreated(history: RunHistory, *, times: int = 3) -> Iterator[Finding]:
-    """An optimizer is made again for the same parameters, and forgets its state each time."""
+    """An optimizer is made again for the same parameters, and forgets its state each time.
+
+    `times` times or more.
+    """
     again = [event for event in _made(history) if event.data.get("same_parameters") and event.code]
     lines = Counter(event.code for event in again)
     for line, count in lines.items():

@@ -1,0 +1,12 @@
+"""Which tensors the context reads."""
+
+from __future__ import annotations
+
+from typing import Any, TypeGuard
+
+from torch import Tensor, nn
+
+
+def is_plain(tensor: Any) -> TypeGuard[Tensor]:
+    """Return whether values can be read at once: a device would be waited for, and a shard would ask other ranks."""
+    return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"
