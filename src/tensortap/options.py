@@ -28,8 +28,9 @@ class Options:
     `queue_bytes` is how much may wait to be written, `when_full` whether a step then waits ("block") or is dropped and
     counted ("drop"). `lookback_bytes` bounds the steps held for look-back. `start` is the first step's number; with
     `resume` it is at least the one after the run's last. `rank` overrides what the framework or the launcher says.
-    `fast_path="leave"` opens layers that would run fused, whose results then differ by rounding. `context=False`
-    records no training context: no events of losses, optimizers and batches, and fewer causes in findings.
+    `fast_path="leave"` opens layers that would run fused, whose results then differ by rounding. `context=True`
+    records the training context too, as `tensortap run` does: events of losses, optimizers and batches, by which
+    findings name causes.
     """
 
     queue_bytes: int = QUEUE_BYTES
@@ -38,7 +39,7 @@ class Options:
     start: int = 0
     rank: int | None = None
     fast_path: FastPath = "keep"
-    context: bool = True
+    context: bool = False
 
     def __post_init__(self) -> None:
         if self.when_full not in ("block", "drop"):

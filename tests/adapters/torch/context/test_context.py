@@ -44,7 +44,7 @@ def classifier(*more):
 @pytest.fixture(scope="module")
 def events(tmp_path_factory):
     model = classifier(nn.Softmax(-1))
-    with tt.watch(model, to=tmp_path_factory.mktemp("runs") / "a") as tap:
+    with tt.watch(model, to=tmp_path_factory.mktemp("runs") / "a", context=True) as tap:
         train(model)
     return [row | {"data": json.loads(row["data"])} for row in tap.run.events().to_pylist()]
 
@@ -94,7 +94,7 @@ def test_the_loop(events):
 def loop_of(tmp_path, body):
     model = classifier()
     x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
-    with tt.watch(model, to=tmp_path / "a") as tap:
+    with tt.watch(model, to=tmp_path / "a", context=True) as tap:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         for step in range(6):
             body(step, model, optimizer, lambda: F.cross_entropy(model(x), y))
@@ -149,7 +149,7 @@ def test_nothing_changes_and_nothing_is_left(tmp_path):
     train(plain)
     expected = (torch.rand(3), [p.clone() for p in plain.parameters()])
     model = classifier()
-    with tt.watch(model, to=tmp_path / "a"):
+    with tt.watch(model, to=tmp_path / "a", context=True):
         train(model)
         assert pickle.loads(pickle.dumps(F.cross_entropy)) is F.cross_entropy
         assert b"tensortap" not in pickle.dumps(model)
@@ -162,7 +162,7 @@ def test_an_error_of_ours_ends_the_context_only(tmp_path, monkeypatch):
     """What goes wrong inside is told as an event, and the training goes on."""
     monkeypatch.setattr("tensortap.adapters.torch.context.loss_events.describe_call", lambda *args: 1 / 0)
     model = classifier()
-    with tt.watch(model, to=tmp_path / "a") as tap:
+    with tt.watch(model, to=tmp_path / "a", context=True) as tap:
         train(model)
     assert [row["name"] for row in tap.run.events().to_pylist() if row["kind"] == "failed"] == ["ZeroDivisionError"]
 
@@ -170,7 +170,7 @@ def test_an_error_of_ours_ends_the_context_only(tmp_path, monkeypatch):
 def test_events_are_a_table_of_sql(tmp_path):
     """SQL finds events beside records, also after compaction."""
     model = classifier()
-    with tt.watch(model, to=tmp_path / "a") as tap:
+    with tt.watch(model, to=tmp_path / "a", context=True) as tap:
         train(model)
     asked = "select count(*) n, any_value(data ->> '$.reduction') r from events where kind = 'loss'"
     assert tap.run.sql(asked).to_pylist() == [{"n": 6, "r": "mean"}]
