@@ -25,6 +25,7 @@ from models import Workload, workload
 from torch import nn
 
 import tensortap as tt
+from tensortap.script.options import PRESETS
 
 MODELS: Final = ("transformer", "resnet", "tiny", "blocks")
 MODES: Final = ("train", "infer")
@@ -140,11 +141,19 @@ WAYS: Final[dict[str, Way]] = {
     "grad": _parameters("grad"),
     "grad + histogram": _parameters("grad", BOTH),
     "update": _parameters("update"),
+    "recommended": _watch(lambda _: list(PRESETS["recommended"])),
     "op:@matmul": _watch(lambda _: [tt.probe("op:@matmul", keep=tt.stats())]),
     "four whole tensors": _some(tt.full()),
     "four samples": _some(tt.sample(256)),
 }
-TRAINING_ONLY: Final = ("grad_output", "grad", "grad + histogram", "update", "floor: loop over .grad, norm and histc")
+TRAINING_ONLY: Final = (
+    "recommended",
+    "grad_output",
+    "grad",
+    "grad + histogram",
+    "update",
+    "floor: loop over .grad, norm and histc",
+)
 
 
 class Spread(NamedTuple):
