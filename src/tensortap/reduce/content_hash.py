@@ -115,12 +115,15 @@ class HashOperations(Protocol):
 
     def even(self, words: Any) -> Any:
         """Every other word, from the first."""
+        return words[::2]
 
     def odd(self, words: Any) -> Any:
         """Every other word, from the second."""
+        return words[1::2]
 
     def xor(self, a: Any, b: Any) -> Any:
         """The exclusive or of words."""
+        return a ^ b
 
 
 def linear_hash(ops: HashOperations, raw: Any, nbytes: int) -> Any:
@@ -144,7 +147,7 @@ def linear_hash_in_pieces(ops: HashOperations, raw: Any, nbytes: int, piece: int
     return words
 
 
-class _NumPy:
+class _NumPy(HashOperations):
     def padded(self, raw: Any, before: int) -> Any:
         return np.concatenate([np.zeros(before, np.uint8), raw])
 
@@ -159,15 +162,6 @@ class _NumPy:
 
     def folded(self, words: Any) -> Any:
         return np.bitwise_xor.reduce(words, axis=-1)
-
-    def even(self, words: Any) -> Any:
-        return words[::2]
-
-    def odd(self, words: Any) -> Any:
-        return words[1::2]
-
-    def xor(self, a: Any, b: Any) -> Any:
-        return a ^ b
 
 
 def hash_of_bytes(raw: npt.NDArray[np.uint8]) -> int:

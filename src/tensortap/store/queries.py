@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -171,29 +172,30 @@ def place_named(snapshot: Snapshot, site: str, port: str | None, slot: str | Non
 
 def sql(snapshot: Snapshot, query: str) -> Any:
     """Ask DuckDB about the tables `records`, `metrics` and `events`; return a `pyarrow.Table`."""
+    with database(snapshot) as connection:
+        return connection.sql(query).to_arrow_table()
+
+
+@contextmanager
+def database(snapshot: Snapshot) -> Iterator[Any]:
+    """Yield a connection of DuckDB with the views `records`, `metrics` and `events`; its errors become ours."""
     try:
         import duckdb
     except ImportError:
         raise MissingExtraError("run.sql() needs DuckDB: pip install 'tensortap[query]'") from None
     with duckdb.connect() as connection:
         try:
-            register_tables(connection, snapshot)
-            return connection.sql(query).to_arrow_table()
+            _register(connection, "records", snapshot, snapshot.records, PLAIN_RECORDS)
+            _register(connection, "metrics", snapshot, snapshot.metrics, PLAIN_METRICS)
+            _register(connection, "events", snapshot, snapshot.events, PLAIN_EVENTS)
+            yield connection
         except duckdb.IOException as error:
             raise FileNotFoundError(str(error)) from error  # a segment was compacted away: read again
         except duckdb.Error as error:
-            raise RunError(sql_help(error)) from error
+            raise RunError(_sql_help(error)) from error
 
 
-def register_tables(connection: Any, snapshot: Snapshot) -> None:
-    """Make the views `records`, `metrics` and `events` of a run in a connection of DuckDB."""
-    _register(connection, "records", snapshot, snapshot.records, PLAIN_RECORDS)
-    _register(connection, "metrics", snapshot, snapshot.metrics, PLAIN_METRICS)
-    _register(connection, "events", snapshot, snapshot.events, PLAIN_EVENTS)
-
-
-def sql_help(error: Exception) -> str:
-    """Return an error of DuckDB with the tables and columns there are."""
+def _sql_help(error: Exception) -> str:
     tables = {"records": PLAIN_RECORDS, "metrics": PLAIN_METRICS, "events": PLAIN_EVENTS}
     named = [f"{name} ({', '.join(schema.names)})" for name, schema in tables.items()]
     return f"{error}\nThe tables are {', '.join(named[:-1])} and {named[-1]}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Final
 
-from tensortap.errors import MissingExtraError, RunError
-from tensortap.store.queries import register_tables, sql_help
+from tensortap.errors import RunError
+from tensortap.store.queries import database
 from tensortap.store.snapshot import Snapshot
 
 _MEMORY: Final = "1GB"
@@ -14,12 +14,9 @@ _MEMORY: Final = "1GB"
 
 def sql_in_sandbox(snapshot: Snapshot, query: str, rows: int, seconds: float) -> Any:
     """Return at most so many rows of a query; RunError for one that takes longer, or reaches for anything else."""
-    try:
+    with database(snapshot) as connection:
         import duckdb
-    except ImportError:
-        raise MissingExtraError("SQL needs DuckDB: pip install 'tensortap[query]'") from None
-    with duckdb.connect() as connection:
-        register_tables(connection, snapshot)
+
         _lock_in(connection, snapshot)
         stop = threading.Timer(seconds, connection.interrupt)
         stop.start()
@@ -30,8 +27,6 @@ def sql_in_sandbox(snapshot: Snapshot, query: str, rows: int, seconds: float) ->
             return connection.sql(query).limit(rows).to_arrow_table()
         except duckdb.InterruptException:
             raise RunError(f"the query took longer than {seconds:g} s; select fewer steps or sites") from None
-        except duckdb.Error as error:
-            raise RunError(sql_help(error)) from error
         finally:
             stop.cancel()
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tensortap.reduce.content_hash import Words, linear_hash
+from tensortap.reduce.content_hash import HashOperations, Words, linear_hash
 
 
-class _Jax:
+class _Jax(HashOperations):
     """JAX's operations; a word is a pair of 32-bit numbers along the last axis, the lower one first."""
 
     def padded(self, raw: Any, before: int) -> Any:
@@ -28,15 +28,6 @@ class _Jax:
 
     def folded(self, words: Any) -> Any:
         return lax.reduce(words, np.uint32(0), lax.bitwise_xor, (words.ndim - 2,))
-
-    def even(self, words: Any) -> Any:
-        return words[::2]
-
-    def odd(self, words: Any) -> Any:
-        return words[1::2]
-
-    def xor(self, a: Any, b: Any) -> Any:
-        return a ^ b
 
 
 def hash_in_graph(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
 from tensortap.text import counted, number, printable
+from tensortap.view.terminal.findings import by_rule
 from tensortap.view.terminal.overview import about
 
 _PLACES: Final = 4
@@ -23,11 +24,8 @@ def story(run: Run, found: Findings | None = None) -> str:
 
 def grouped(found: Sequence[Finding]) -> list[list[Finding]]:
     """Return findings by severity and rule, errors first, and within a severity the earliest first."""
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
-        groups.setdefault((finding.severity, finding.rule), []).append(finding)
     worst = {severity: at for at, severity in enumerate(("error", "warning", "info"))}
-    return sorted(groups.values(), key=lambda group: (worst.get(group[0].severity, 1), min(map(_first, group))))
+    return sorted(by_rule(found), key=lambda group: (worst.get(group[0].severity, 1), min(map(_first, group))))
 
 
 def _first(finding: Finding) -> int:

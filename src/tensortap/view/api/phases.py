@@ -8,6 +8,11 @@ from tensortap.view.api.query import Query, RequestError
 ALL = "all"
 
 
+def shown(snapshot: Snapshot, query: Query) -> Snapshot:
+    """Return the run restricted to the phase that a request is about."""
+    return snapshot.of_phase(chosen_phase(snapshot, query))
+
+
 def chosen_phase(snapshot: Snapshot, query: Query) -> str:
     """Return the phase that `phase=` names; without it training, where there are several; "" for all of them."""
     named = query.text("phase")

@@ -21,7 +21,7 @@ from tensortap.view.api.diff import both_named, difference
 from tensortap.view.api.findings import BackgroundFindings
 from tensortap.view.api.heat import heat
 from tensortap.view.api.metrics import metrics, series_of
-from tensortap.view.api.phases import chosen_phase
+from tensortap.view.api.phases import shown
 from tensortap.view.api.query import Query
 from tensortap.view.api.rows import ReadColumns
 from tensortap.view.api.run_finder import RunFinder
@@ -74,25 +74,25 @@ Request = Callable[[OpenRun, Snapshot, Query], Answer]
 
 
 def _run(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    shown = snapshot.of_phase(chosen_phase(snapshot, query))
-    names = list(series_of(shown, opened.cache))
-    return about.described(opened.ident, snapshot, names, opened.facts(snapshot), shown)
+    of_phase = shown(snapshot, query)
+    names = list(series_of(of_phase, opened.cache))
+    return about.described(opened.ident, snapshot, names, opened.facts(snapshot), of_phase)
 
 
 def _heat(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return heat(opened.grids, snapshot.of_phase(chosen_phase(snapshot, query)), query)
+    return heat(opened.grids, shown(snapshot, query), query)
 
 
 def _metrics(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return metrics(snapshot.of_phase(chosen_phase(snapshot, query)), opened.cache, query)
+    return metrics(shown(snapshot, query), opened.cache, query)
 
 
 def _site(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return opened.site(snapshot.of_phase(chosen_phase(snapshot, query)), query)
+    return opened.site(shown(snapshot, query), query)
 
 
 def _depth(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
-    return depth(opened.grids, snapshot.of_phase(chosen_phase(snapshot, query)), query)
+    return depth(opened.grids, shown(snapshot, query), query)
 
 
 def _findings(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:

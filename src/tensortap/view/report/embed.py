@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api import about
-from tensortap.view.api.phases import chosen_phase
+from tensortap.view.api.phases import shown
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import ReadColumns, by_place
 from tensortap.view.api.service import REQUESTS, OpenRun
@@ -80,7 +80,7 @@ class FrozenRun(NamedTuple):
 
     def shown(self) -> Snapshot:
         """Return the phase that a report is about: training, where there are several."""
-        return self.snapshot.of_phase(chosen_phase(self.snapshot, Query({})))
+        return shown(self.snapshot, Query({}))
 
 
 def embed(run: FrozenRun, limit: int = BYTES, progress: Progress = lambda done, total: None) -> Embedded:

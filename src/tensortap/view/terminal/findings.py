@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import IO, Any, Final
@@ -53,15 +53,20 @@ def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
 def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
     """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
     screen = Screen(stream)
-    groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in found:
-        groups.setdefault((finding.severity, finding.rule), []).append(finding)
-    for group in groups.values():
+    for group in by_rule(found):
         _draw_group(screen, group, every)
     screen.draw(title(about(run), f"{len(run.steps)} steps", len(run.sites), _records(run)))
     screen.draw(Text(found.summary(), style="bold" if found else "green"))
     if found.skipped:
         screen.draw(*_skipped(found, every))
+
+
+def by_rule(found: Iterable[Finding]) -> list[list[Finding]]:
+    """Return the findings of each severity and rule together, in the order in which they were found."""
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for finding in found:
+        groups.setdefault((finding.severity, finding.rule), []).append(finding)
+    return list(groups.values())
 
 
 def _draw_group(screen: Screen, group: list[Finding], every: bool) -> None:

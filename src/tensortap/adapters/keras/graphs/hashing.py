@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tensortap.reduce.content_hash import Words, linear_hash
+from tensortap.reduce.content_hash import HashOperations, Words, linear_hash
 
 
-class _TensorFlow:
+class _TensorFlow(HashOperations):
     """TensorFlow's operations; words are int64."""
 
     def padded(self, raw: Any, before: int) -> Any:
@@ -29,12 +29,6 @@ class _TensorFlow:
         while (half := words.shape[-1] // 2) >= 1:
             words = tf.bitwise.bitwise_xor(words[..., :half], words[..., half:])
         return words[..., 0]
-
-    def even(self, words: Any) -> Any:
-        return words[::2]
-
-    def odd(self, words: Any) -> Any:
-        return words[1::2]
 
     def xor(self, a: Any, b: Any) -> Any:
         return tf.bitwise.bitwise_xor(a, b)

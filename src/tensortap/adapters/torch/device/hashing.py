@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tensortap.reduce.content_hash import Words, linear_hash_in_pieces
+from tensortap.reduce.content_hash import HashOperations, Words, linear_hash_in_pieces
 
 _PIECE: Final = 1 << 23  # bytes whose lookups are in memory at once
 _TABLES: Final[dict[tuple[int, torch.device], Tensor]] = {}
 
 
-class _Torch:
+class _Torch(HashOperations):
     """PyTorch's operations; words are int64."""
 
     def padded(self, raw: Tensor, before: int) -> Tensor:
@@ -36,15 +36,6 @@ class _Torch:
         while (half := words.shape[-1] // 2) >= 1:
             words = words[..., :half] ^ words[..., half:]
         return words[..., 0]
-
-    def even(self, words: Tensor) -> Tensor:
-        return words[::2]
-
-    def odd(self, words: Tensor) -> Tensor:
-        return words[1::2]
-
-    def xor(self, a: Tensor, b: Tensor) -> Tensor:
-        return a ^ b
 
 
 def linear_hash_on_device(plain: Tensor) -> Tensor:
