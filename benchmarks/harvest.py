@@ -1,7 +1,7 @@
 """Measure a harvest against the bare forward pass and against what people write today.
 
     python benchmarks/harvest.py                 everything
-    python benchmarks/harvest.py write read      some of: formats, write, read, memory, processes, ray
+    python benchmarks/harvest.py write read      some of: formats, write, read, memory, processes, ray, saelens
 
 Contenders take turns, and ratios are medians over rounds, so that a busy machine slows all of them alike. nnsight and
 SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
@@ -9,6 +9,7 @@ SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import resource
 import statistics
@@ -150,26 +151,75 @@ def write() -> None:
     """Throughput of writing, relative to the bare forward pass."""
     for name, (make, key, site) in SUBJECTS.items():
         model, data = make(), batches(key)
-        taking_part = contenders(model, data, site)
-        times: dict[str, list[float]] = {each: [] for each in taking_part}
-        for round_ in range(ROUNDS + 1):
-            for each, run in list(taking_part.items()):
-                with tempfile.TemporaryDirectory() as folder:
-                    begun = time.perf_counter()
-                    try:
-                        run(Path(folder) / "acts")
-                    except Exception as error:
-                        print(f"{each} failed and is left out: {type(error).__name__}: {str(error)[:100]}")
-                        del taking_part[each], times[each]
-                        continue
-                    if round_:
-                        times[each].append(time.perf_counter() - begun)
         print(f"\n{name}: {BATCHES} batches of {BATCH} × {LENGTH} tokens, bf16, median of {ROUNDS} rounds in turn")
-        tokens = BATCHES * BATCH * LENGTH
-        for each, seconds in times.items():
-            ratios = [bare / own for bare, own in zip(times["bare forward"], seconds, strict=True)]
-            rate = tokens / statistics.median(seconds)
-            print(f"  {each:<28} {rate:>9,.0f} tokens/s   {statistics.median(ratios):5.2f} of the bare forward")
+        compare(contenders(model, data, site))
+
+
+def compare(taking_part: dict[str, Run]) -> None:
+    """Let contenders take turns, and print their throughput relative to the bare forward pass."""
+    times: dict[str, list[float]] = {each: [] for each in taking_part}
+    for round_ in range(ROUNDS + 1):
+        for each, run in list(taking_part.items()):
+            with tempfile.TemporaryDirectory() as folder:
+                begun = time.perf_counter()
+                try:
+                    run(Path(folder) / "acts")
+                except Exception as error:
+                    print(f"{each} failed and is left out: {type(error).__name__}: {str(error)[:100]}")
+                    del taking_part[each], times[each]
+                    continue
+                if round_:
+                    times[each].append(time.perf_counter() - begun)
+    for each, seconds in times.items():
+        ratios = [bare / own for bare, own in zip(times["bare forward"], seconds, strict=True)]
+        rate = BATCHES * BATCH * LENGTH / statistics.median(seconds)
+        runs = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"  {each:<28} {rate:>9,.0f} tokens/s   {statistics.median(ratios):5.2f} of the bare forward  ({runs})")
+
+
+def saelens() -> None:
+    """SAELens' cache of activations, which takes models of Hugging Face by their folder, beside ours of the same."""
+    if importlib.util.find_spec("sae_lens") is None:
+        print("SAELens is left out: it is not installed")
+        return
+    from datasets import Dataset, disable_progress_bars
+    from sae_lens import CacheActivationsRunner, CacheActivationsRunnerConfig
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    disable_progress_bars()
+    torch.manual_seed(0)
+    data, count = batches("input_ids"), BATCHES * BATCH * LENGTH
+    with tempfile.TemporaryDirectory() as folder:
+        config = GPT2Config(n_embd=256, n_layer=6, n_head=8, vocab_size=5000, n_positions=LENGTH)
+        GPT2LMHeadModel(config).save_pretrained(f"{folder}/gpt")
+        words = Tokenizer(WordLevel({"<s>": 0, **{f"w{i}": i for i in range(1, 5000)}}, "<s>"))
+        PreTrainedTokenizerFast(tokenizer_object=words, bos_token="<s>", eos_token="<s>").save_pretrained(
+            f"{folder}/gpt"
+        )
+        rows = Dataset.from_dict({"input_ids": torch.cat([batch["input_ids"] for batch in data]).tolist()})
+        model = GPT2LMHeadModel.from_pretrained(f"{folder}/gpt").eval()
+
+        def bare(to: Path) -> None:
+            with torch.no_grad():
+                for batch in data:
+                    model(**batch)
+
+        def cache(to: Path) -> None:
+            cfg = CacheActivationsRunnerConfig(
+                dataset_path="", model_name=f"{folder}/gpt", model_class_name="AutoModelForCausalLM",
+                model_batch_size=BATCH, hook_name="transformer.h.2", d_in=256, training_tokens=count,
+                context_size=LENGTH, new_cached_activations_path=str(to), dtype="float32", buffer_size_gb=0.01,
+                prepend_bos=False, streaming=False, device="cpu",
+            )  # fmt: skip
+            CacheActivationsRunner(cfg, override_dataset=rows).run()
+
+        def harvest(to: Path) -> None:
+            tt.harvest(model, data, "transformer.h.2:output", to=to, dtype="bf16", stop=None, progress=False)
+
+        print("\nHF GPT-2 of six layers, width 256, and SAELens' cache of it (float32: bf16 it does not write):")
+        compare({"bare forward": bare, "harvest, 1 site": harvest, "SAELens' cache": cache})
 
 
 def a_harvest(to: Path, megabytes: int, width: int = 384) -> tt.Harvest:
@@ -196,8 +246,9 @@ def read() -> None:
         print(f"\nreading {payload:,.0f} MB of bf16 in batches of 4096 from the page cache, memory 256 MB")
         for name, seconds in times.items():
             print(f"  {name:<12} {payload / statistics.median(seconds[1:]):>8,.0f} MB/s")
-        ratio = statistics.median(a / b for a, b in zip(times["sequential"][1:], times["shuffled"][1:], strict=True))
-        print(f"  shuffled is {ratio:.2f} of sequential")
+        ratios = [a / b for a, b in zip(times["sequential"][1:], times["shuffled"][1:], strict=True)]
+        runs = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"  shuffled is {statistics.median(ratios):.2f} of sequential ({runs})")
 
 
 def memory() -> None:
@@ -263,7 +314,8 @@ def processes() -> None:
                 ]  # fmt: skip
                 seconds[count].append(max(float(child.communicate()[0]) for child in started))
     ratio = statistics.median(one / two for one, two in zip(seconds[1], seconds[2], strict=True))
-    print(f"\ntwo processes are {ratio:.2f} × one ({os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
+    runs = " ".join(f"{one / two:.2f}" for one, two in zip(seconds[1], seconds[2], strict=True))
+    print(f"\ntwo processes are {ratio:.2f} × one ({runs}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
 
 
 def ray() -> None:
@@ -334,7 +386,8 @@ def best(function: Callable[[], object]) -> float:
     return min(times)
 
 
-PARTS = {"formats": formats, "write": write, "read": read, "memory": memory, "processes": processes, "ray": ray}
+PARTS = {"formats": formats, "write": write, "read": read, "memory": memory, "processes": processes, "ray": ray,
+         "saelens": saelens}  # fmt: skip
 
 if __name__ == "__main__":
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")

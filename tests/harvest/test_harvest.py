@@ -252,7 +252,7 @@ def test_bad_calls_say_what_to_write(name: str, tmp_path: Path) -> None:
 def test_vectors_of_different_lengths_are_refused(tmp_path: Path) -> None:
     """A model whose width changes from batch to batch is named with both widths, and what is committed stays."""
     data = [torch.ones(2, 3)] * 4 + [torch.ones(2, 5)]
-    with pytest.raises(HarvestError, match=r"one length, got 5 elements after 3"):
+    with pytest.raises(HarvestError, match=r"one length, got 5 elements for samples 8 to 9 after 3"):
         tt.harvest(nn.Identity(), data, ":output", to=tmp_path / "acts", shard_size=24, spread=1, progress=False)
     assert tt.open_harvest(tmp_path / "acts").rows == 8
 
@@ -272,3 +272,19 @@ def test_a_model_that_always_raises_stops_the_harvest(tmp_path: Path) -> None:
     with pytest.raises(HarvestError, match=r"samples 8 to 15: IndexError"):
         tt.harvest(make_model(), data, "blocks.0", to=tmp_path / "acts", **MASKED)
     assert tt.open_harvest(tmp_path / "acts").samples == 8
+
+
+class TwoThings(nn.Module):
+    """Returns a vector for each sample, and a bias that has nothing to do with samples, as layers of T5 do."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return {"hidden": x * 2, "bias": torch.zeros(1, 4, 4), "aux": x.sum()}
+
+
+def test_what_has_no_samples_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of what a module returns, tensors without a dimension for samples are named and left out, in every batch."""
+    data = [torch.ones(2, 3), torch.ones(1, 3)]
+    acts = tt.harvest(TwoThings(), data, ":output", to=tmp_path / "acts")
+    assert acts.sites == [":output.hidden"]
+    assert acts.rows == 3
+    assert "left out: :output.bias, :output.aux" in capsys.readouterr().err

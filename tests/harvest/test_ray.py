@@ -17,7 +17,6 @@ from torch import nn
 import tensortap as tt
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"),
     pytest.mark.filterwarnings("ignore"),  # Ray's own: sockets, forks, and what it will change
 ]
 

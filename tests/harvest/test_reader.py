@@ -85,7 +85,7 @@ def test_a_small_window_mixes_what_it_holds(acts: tt.Harvest) -> None:
     rows = 96 * DOCUMENT
     allowed = (1 + 3 * (6 - 1) / (len(shards) - 1)) * (DOCUMENT / 4) / (rows * 6 / len(shards))
     assert len(shards) == 24
-    found = neighbours(acts, int(rows * 6.5 / 24 * 32 / 0.6))
+    found = neighbours(acts, int(rows * 6.5 / 24 * 48 / 0.6))
     assert found < allowed + 4 * (allowed / (20 * rows)) ** 0.5
     assert found < 0.1  # read in order it would be 0.97
 

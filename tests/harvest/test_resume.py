@@ -77,6 +77,25 @@ def test_killed_at_every_write(tmp_path: Path) -> None:
     assert deaths > 5
 
 
+def test_a_kill_in_the_middle_of_a_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that was half written when the process died is gone when the harvest is complete."""
+    harvest(tmp_path / "whole")
+    replace, child = Path.replace, os.fork()
+    if not child:
+
+        def killed_before(self: Path, target: Path) -> Path:
+            if target.name == "harvest.json":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return replace(self, target)
+
+        monkeypatch.setattr(Path, "replace", killed_before)
+        harvest(tmp_path / "acts")
+    os.waitpid(child, 0)
+    assert [path.name.rpartition(".")[0] for path in (tmp_path / "acts").glob(".h*")] == [".harvest.json"]
+    harvest(tmp_path / "acts")
+    assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
+
+
 def test_killed_again_and_again(tmp_path: Path) -> None:
     """A harvest that dies after every few writes gets to its end, and every row is there once."""
     torch.set_num_threads(1)

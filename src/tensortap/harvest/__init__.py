@@ -1,7 +1,7 @@
 """Activations of a whole data set: run a model over it and keep what comes out of chosen sites, every row once.
 
 Follow one row: `plan` (what is kept, in which parts) → `sources` (batches) → `job` (the forward pass) → `keep` (rows)
-→ `shards` (spread and written) → `worker` (committed) → `folder` (the manifest) → `reader` (shuffled batches).
+→ `shards` (spread and written) → `unfinished` (committed) → `folder` (the manifest) → `reader` (shuffled batches).
 `engines` says who does the parts. May import `adapters`, `store.files`, `reduce` and what lies below; never `watch`.
 """
 

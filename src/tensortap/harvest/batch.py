@@ -64,7 +64,10 @@ def size_of(inputs: Any) -> int:
     shapes = {slot: tuple(value.shape) for slot, value in found}
     lengths = {shape[0] for shape in shapes.values() if shape}
     if not lengths:
-        raise HarvestError(f"a batch must hold tensors or arrays, got {type(inputs).__name__}: {str(inputs)[:80]}")
+        raise HarvestError(
+            f"a batch must hold tensors or arrays, got {type(inputs).__name__}: {str(inputs)[:80]}. Where the data "
+            "yields samples, say how many make a batch: batch_size=32"
+        )
     if len(lengths) > 1:
         listed = ", ".join(f"{slot or 'batch'} {list(shape)}" for slot, shape in shapes.items())
         raise HarvestError(f"the tensors of a batch must have the same first dimension, got {listed}")

@@ -26,8 +26,8 @@ from tensortap.harvest.dtypes import NATIVE
 from tensortap.harvest.folder import is_harvest
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.rows import Array, mixed
+from tensortap.harvest.shard_file import vectors
 from tensortap.harvest.shards import VALUES
-from tensortap.harvest.window import vectors
 
 Floats = npt.NDArray[np.float64]
 HarvestLike = Harvest | str | os.PathLike[str]
@@ -124,6 +124,8 @@ def one_row_per_sample(harvest: Harvest, site: str, most: int, seed: int) -> Arr
     """Return a random row of each sample, of so many random samples at most, as float32."""
     plan = harvest.site(site)
     files = harvest.files(site)
+    if not files:
+        return np.zeros((0, plan.width), np.float32)
     places = [_places(harvest, name) for name in files]
     sample, position = (np.concatenate([each[i] for each in places]) for i in range(2))
     row = np.concatenate([np.arange(len(each[0])) for each in places])

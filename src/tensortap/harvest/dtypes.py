@@ -9,6 +9,7 @@ import numpy as np
 
 from tensortap.errors import HarvestError
 from tensortap.harvest.rows import Array
+from tensortap.reduce.columns import round_to_bfloat16
 
 NATIVE: Final[dict[str, np.dtype[Any]]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -45,5 +46,7 @@ def dtype_name(wanted: Any) -> str:
 
 def cast(values: Array, name: str) -> Array:
     """Return a copy of the values in a type, in one run of memory; what is beyond its range becomes infinite."""
+    if name == "bfloat16" and values.dtype == np.float32:
+        return round_to_bfloat16(values)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.array(values, dtype=NATIVE[name], order="C", copy=True)

@@ -42,13 +42,15 @@ class Processes:
     ) -> int | None:
         """Do this process's parts."""
         done = folder.committed()
-        with job.forward(model) as forward:
-            worker = PartWorker(folder, plan, source, forward, progress.advance, job.first_rows)
+        with (
+            job.forward(model) as forward,
+            PartWorker(folder, plan, source, forward, progress.advance, job.first_rows) as worker,
+        ):
             part = self._world.rank
             while source.batches is None or part * plan.batches_per_part < source.batches:
                 if part in done:
                     progress.skipped(plan.batches_per_part)
-                elif worker.do(part) is None:
+                elif not worker.begin(part):
                     break
                 part += self._world.size
         parts = number_of_parts(source, plan, part)

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Final
 
+import safetensors
 import safetensors.numpy
 
 from tensortap.errors import HarvestError, RunError
@@ -28,6 +30,8 @@ PLAN: Final = "harvest.json"
 MANIFEST: Final = "manifest"
 STATISTICS: Final = "statistics"
 Entry = dict[str, Any]
+# What a process leaves that is killed while it writes one of the files beside `data`.
+_UNFINISHED: Final = re.compile(r"\.(harvest\.json|manifest\.json|statistics\.safetensors)\.[0-9a-f]{8}")
 
 
 class HarvestFolder:
@@ -49,10 +53,10 @@ class HarvestFolder:
         """Return `harvest.json`; None where there is none."""
         if not self.files.exists(PLAN):
             return None
-        try:
-            return dict(load_json(self.files.read(PLAN)))
-        except ValueError as error:
-            raise HarvestError(f"{self}/{PLAN} cannot be read: {error}") from error
+        said = self._read_json(PLAN)
+        if not isinstance(said, dict):
+            raise HarvestError(f"{self}/{PLAN} must hold an object, got {type(said).__name__}")
+        return said
 
     def write_plan(self, plan: HarvestPlan, totals: dict[str, Any] | None = None) -> None:
         """Write `harvest.json`; with totals the harvest is complete."""
@@ -76,14 +80,15 @@ class HarvestFolder:
 
     def entries(self) -> list[Entry]:
         """Return the manifest's entries in the order of parts."""
-        if self.files.exists(f"{MANIFEST}.json"):
-            found: list[Entry] = load_json(self.files.read(f"{MANIFEST}.json"))["parts"]
-            return found
-        return [
-            load_json(self.files.read(f"{MANIFEST}/{name}"))
-            for name in self.files.list(MANIFEST)
-            if name.startswith("part-")
-        ]
+        name = f"{MANIFEST}.json"
+        if self.files.exists(name):
+            said = self._read_json(name)
+            parts = said.get("parts") if isinstance(said, dict) else None
+            if not isinstance(parts, list):
+                raise HarvestError(f"{self}/{name} is damaged: it must hold a list of parts")
+            return [checked_entry(part, f"{self}/{name}") for part in parts]
+        names = [f"{MANIFEST}/{name}" for name in self.files.list(MANIFEST) if name.startswith("part-")]
+        return [checked_entry(self._read_json(name), f"{self}/{name}") for name in names]
 
     def commit(self, entry: Entry) -> None:
         """Write a part's entry: from now on it counts."""
@@ -96,7 +101,11 @@ class HarvestFolder:
         except FileNotFoundError:
             entries = []
         if len(entries) == parts:
-            self._finish(plan, entries)
+            try:
+                self._finish(plan, entries)
+            except (OSError, HarvestError):  # another process was sooner, and has tidied up
+                if not (self.read() or {}).get("complete"):
+                    raise
         elif not (self.read() or {}).get("complete"):
             raise HarvestError(f"{self} must have {parts} parts, but {len(entries)} are committed: run it again")
 
@@ -114,16 +123,19 @@ class HarvestFolder:
         for name in (MANIFEST, STATISTICS, PARTIAL):
             if self.files.exists(name):
                 self.files.remove_all(name)
+        for name in self.files.list():
+            if _UNFINISHED.fullmatch(name):
+                self.files.remove(name)
 
     # Statistics
 
     def statistics(self, plan: HarvestPlan, entries: list[Entry] | None = None) -> dict[str, SiteStatistics]:
         """Return the statistics of every site over the parts that are committed."""
         if self.files.exists(f"{STATISTICS}.safetensors"):
-            return _sites(plan, self._read_arrays(f"{STATISTICS}.safetensors"))
+            return self._sites(plan, f"{STATISTICS}.safetensors")
         total = {site.site: SiteStatistics.empty(site.width) for site in plan.sites}
         for entry in self.entries() if entries is None else entries:
-            for site, found in _sites(plan, self._read_arrays(entry[STATISTICS])).items():
+            for site, found in self._sites(plan, entry[STATISTICS]).items():
                 total[site].add(found)
         return total
 
@@ -137,8 +149,22 @@ class HarvestFolder:
         with storing(self):
             self.files.write(name, safetensors.numpy.save(arrays))
 
-    def _read_arrays(self, name: str) -> dict[str, Array]:
-        return dict(safetensors.numpy.load(self.files.read(name)))
+    def _sites(self, plan: HarvestPlan, name: str) -> dict[str, SiteStatistics]:
+        try:
+            arrays = dict(safetensors.numpy.load(self.files.read(name)))
+            return {site.site: SiteStatistics.of_arrays(arrays, site.folder, site.width) for site in plan.sites}
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, IndexError, safetensors.SafetensorError) as error:
+            raise HarvestError(f"{self}/{name} is damaged: {error}") from error
+
+    def _read_json(self, name: str) -> Any:
+        try:
+            return load_json(self.files.read(name))
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:
+            raise HarvestError(f"{self}/{name} cannot be read: {error}") from error
 
     def publish(self, source: Path, name: str) -> None:
         """Put a finished file in its place; a local one by renaming it."""
@@ -180,5 +206,23 @@ def _named(plan: HarvestPlan, statistics: dict[str, SiteStatistics]) -> dict[str
     }  # fmt: skip
 
 
-def _sites(plan: HarvestPlan, arrays: dict[str, Array]) -> dict[str, SiteStatistics]:
-    return {site.site: SiteStatistics.of_arrays(arrays, site.folder) for site in plan.sites}
+def checked_entry(entry: Any, where: str) -> Entry:
+    """Return an entry of the manifest; HarvestError when it has another form than was written."""
+    if (
+        isinstance(entry, dict)
+        and _fits(entry, _OF_ENTRY)
+        and all(_fits(shard, _OF_SHARD) for shard in entry["shards"])
+    ):
+        return entry
+    raise HarvestError(f"{where} is damaged: it must say what each part holds, got {str(entry)[:80]!r}")
+
+
+_OF_ENTRY: Final = {"part": int, "rows": int, "samples": int, "shards": list, "set_aside": list, STATISTICS: str}
+_OF_SHARD: Final = {"file": str, "site": str, "rows": int, "bytes": int}
+
+
+def _fits(said: Any, form: dict[str, type]) -> bool:
+    """Return whether an object has fields of these types, numbers being at least 0."""
+    if not isinstance(said, dict) or not all(type(said.get(name)) is kind for name, kind in form.items()):
+        return False
+    return all(0 <= said[name] < 1 << 62 for name, kind in form.items() if kind is int)

@@ -38,6 +38,7 @@ class Job:
     token_ids: Key = "input_ids"
     stop: bool = True
     first_rows: Mapping[str, KeptRows] | None = None  # of the batch that was run for the plan
+    left_out: tuple[str, ...] | None = None  # sites without a dimension for samples; None until there is a plan
 
     def source(self) -> Source:
         """Return the data as numbered batches."""
@@ -62,21 +63,23 @@ class BatchForward:
         self._job = job
         self._run = run
         self._parameters = parameters
+        self.left_out: dict[str, tuple[int, ...]] = {}  # sites without a dimension for samples, with their shapes
 
     def __call__(self, batch: InputBatch, see: SeeRows) -> None:
         """Hand the kept rows of every site to a function."""
 
         def keep(site: str, values: Array) -> None:
-            see(site, self._rows(site, values, batch))
+            planned = self._job.left_out
+            if planned is None and not has_samples(values, batch):
+                self.left_out[site] = values.shape
+            elif planned is None or site not in planned:
+                see(site, self._rows(site, values, batch))
 
         self._run(self._inputs(batch.inputs), keep)
 
     def _rows(self, site: str, values: Array, batch: InputBatch) -> KeptRows:
-        if not values.ndim or values.shape[0] != len(batch.samples):
-            raise HarvestError(
-                f"{site} must give one value for each of the {len(batch.samples)} samples of a batch in its first "
-                f"dimension, got {list(values.shape)}"
-            )
+        if not has_samples(values, batch):
+            raise without_samples(site, values.shape, len(batch.samples))
         rows = self._job.keep.rows(values, batch, self._job.token_ids)
         dtype = self._job.dtype or str(rows.values.dtype)
         indices = None if rows.indices is None else np.ascontiguousarray(rows.indices)
@@ -99,6 +102,19 @@ class BatchForward:
                 'is called with, inputs=["input_ids"], or give batches that are tensors or tuples'
             )
         return {key: inputs[key] for key in wanted}
+
+
+def has_samples(values: Array, batch: InputBatch) -> bool:
+    """Return whether the first dimension of a tensor is that of the samples."""
+    return bool(values.ndim) and values.shape[0] == len(batch.samples)
+
+
+def without_samples(site: str, shape: tuple[int, ...], samples: int) -> HarvestError:
+    """Return the error for a site whose first dimension is not that of the samples."""
+    return HarvestError(
+        f"{site} must give one value for each of the {samples} samples of a batch in its first dimension, got "
+        f"{list(shape)}"
+    )
 
 
 def is_factory(model: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.errors import HarvestError
+from tensortap.harvest.dtypes import NATIVE
 from tensortap.harvest.rows import Array
 from tensortap.version import __version__
 
@@ -58,11 +59,17 @@ class HarvestPlan:
         """Return the plan that `to_json` gave."""
         if data.get("format") != FORMAT:
             raise HarvestError("harvest.json must have been written by tensortap.harvest(); it was not")
-        if data["schema"] > SCHEMA:
-            raise HarvestError(f"harvest.json has schema {data['schema']}, newer than this tensortap {__version__}")
-        sites = tuple(SitePlan(**site) for site in data["sites"])
-        names = [field.name for field in dataclasses.fields(cls) if field.name != "sites"]
-        return cls(sites=sites, **{name: data[name] for name in names})
+        try:
+            if data["schema"] > SCHEMA:
+                raise HarvestError(f"harvest.json has schema {data['schema']}, newer than this tensortap {__version__}")
+            sites = tuple(_checked(SitePlan(**site)) for site in data["sites"])
+            names = [field.name for field in dataclasses.fields(cls) if field.name != "sites"]
+            plan = cls(sites=sites, **{name: data[name] for name in names})
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise HarvestError(f"harvest.json is damaged: {type(error).__name__}: {error}") from error
+        if not sites or not all(isinstance(said, Mapping) for said in (plan.fingerprints, plan.about)):
+            raise HarvestError("harvest.json is damaged: it must name sites, fingerprints and what it is about")
+        return plan
 
     def check_same(self, fingerprints: Mapping[str, str], where: str) -> None:
         """Raise if a harvest with other fingerprints is to be continued here."""
@@ -73,6 +80,16 @@ class HarvestPlan:
                     f"{where} was begun with {other}: the fingerprint of the {what} is {before}, now it is {now}. "
                     "Give another folder, or overwrite=True to begin again"
                 )
+
+
+def _checked(site: SitePlan) -> SitePlan:
+    """Return a site as it is; ValueError when it has another form than was written, or a folder elsewhere."""
+    numbers = all(type(number) is int and 0 <= number < 1 << 31 for number in (site.width, site.indices))
+    if not isinstance(site.site, str) or not numbers or not site.width or site.dtype not in NATIVE:
+        raise ValueError(f"{site} is not a site")
+    if folder_name(str(site.folder)) != site.folder:
+        raise ValueError(f"{site.folder!r} is not the folder of a site")
+    return site
 
 
 def cut_into_parts(bytes_per_batch: float, batches: int | None, shard_size: int, spread: int) -> tuple[int, int]:

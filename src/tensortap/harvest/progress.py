@@ -46,14 +46,14 @@ class HarvestProgress:
         """Count batches that were done before."""
         self._bar.advance(self._task, batches)
 
-    def advance(self, samples: int, rows: int, nbytes: int) -> None:
-        """Count a batch."""
+    def advance(self, samples: int, rows: int, nbytes: int, batches: int = 1) -> None:
+        """Count a batch, or several."""
         self.samples += samples
         self.rows += rows
         self.bytes += nbytes
         seconds = max(time.monotonic() - self._begun, 1e-9)
         self._bar.update(
-            self._task, advance=1, rate=f"{self.rows / seconds:,.0f} rows/s  {text.size(self.bytes)}"
+            self._task, advance=batches, rate=f"{self.rows / seconds:,.0f} rows/s  {text.size(self.bytes)}"
         )  # fmt: skip
 
     def summary(self) -> str:

@@ -42,6 +42,7 @@ class Ray:
         ray = start_ray()
         parts = number_of_parts(counted(source), plan, 0)
         missing = sorted(set(range(parts)) - folder.committed())
+        progress.skipped((parts - len(missing)) * plan.batches_per_part)
         if not missing:
             return parts
         data = source.data if isinstance(source, IndexedSource) else job.data
@@ -54,7 +55,8 @@ class Ray:
         )  # fmt: skip
         try:
             for entry in done.iter_rows():
-                progress.advance(int(entry["samples"]), int(entry["rows"]), int(entry["bytes"]))
+                samples, rows, size = (int(entry[name]) for name in ("samples", "rows", "bytes"))
+                progress.advance(samples, rows, size, plan.batches_per_part)
         except Exception as error:
             raise _ours(error) from error
         return parts

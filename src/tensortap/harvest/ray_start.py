@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -17,4 +18,5 @@ def start_ray() -> Any:
         ray.init(include_dashboard=False, log_to_driver=False)
     if not sys.stderr.isatty():
         ray.data.DataContext.get_current().enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.WARNING)  # it tells the beginning and end of every plan
     return ray

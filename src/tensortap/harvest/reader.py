@@ -13,8 +13,10 @@ from tensortap.errors import HarvestError, suggest
 from tensortap.harvest.folder import PLAN, Entry, HarvestFolder
 from tensortap.harvest.plan import HarvestPlan, SitePlan, number_of_bytes
 from tensortap.harvest.ray_start import start_ray
+from tensortap.harvest.shard_file import ShardFile
+from tensortap.harvest.shards import shard_number
 from tensortap.harvest.statistics import SiteStatistics
-from tensortap.harvest.window import RowBatch, ShardKey, ShardReader, read_table
+from tensortap.harvest.window import RowBatch, ShardKey, ShardReader
 
 if TYPE_CHECKING:
     from tensortap.harvest.torch_dataset import HarvestDataset
@@ -48,7 +50,7 @@ class Harvest:
     @property
     def complete(self) -> bool:
         """Whether every part is committed."""
-        return bool(self.about["complete"])
+        return bool(self.about.get("complete"))
 
     @property
     def sites(self) -> list[str]:
@@ -94,7 +96,7 @@ class Harvest:
         found: dict[tuple[int, int], dict[str, int]] = {}
         for entry in self.entries:
             for shard in entry["shards"]:
-                number = int(shard["file"][-10:-8])
+                number = shard_number(shard["file"])
                 found.setdefault((entry["part"], number), {})[shard["site"]] = shard["rows"]
         keys = []
         for (part, number), rows in sorted(found.items()):
@@ -147,7 +149,7 @@ class Harvest:
 
     def column(self, path: str, name: str) -> pa.ChunkedArray:
         """Return one column of one of the `files`."""
-        return read_table(self.folder.files, path, [name])[name]
+        return ShardFile(self.folder.files, path).columns([name])[name]
 
 
 def open_harvest(path: str | os.PathLike[str]) -> Harvest:

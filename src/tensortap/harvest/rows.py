@@ -29,12 +29,20 @@ class KeptRows:
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, chosen: Array) -> KeptRows:
-        """Return some of the rows, copied."""
+    def take(self, chosen: Any) -> KeptRows:
+        """Return some rows: by their numbers copied, by a slice as they lie there."""
         indices = None if self.indices is None else self.indices[chosen]
         return KeptRows(
-            self.values[chosen], self.sample[chosen], self.position[chosen], self.token[chosen], indices
+            gathered(self.values, chosen), self.sample[chosen], self.position[chosen], self.token[chosen], indices
         )  # fmt: skip
+
+
+def gathered(array: Array, rows: Any) -> Array:
+    """Return rows of a matrix; those that are named by number are copied whole, which is faster than by elements."""
+    if isinstance(rows, slice):
+        return array[rows]
+    whole = array.view(np.dtype((np.void, array.itemsize * array.shape[1]))).reshape(-1)
+    return np.asarray(whole.take(rows).view(array.dtype).reshape(-1, array.shape[1]))
 
 
 def joined(rows: list[KeptRows]) -> KeptRows:

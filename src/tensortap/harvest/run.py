@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from tensortap import text
 from tensortap.adapters.lookup import framework_for
 from tensortap.distributed.ranks import of_environment
 from tensortap.errors import HarvestError
 from tensortap.harvest.batch import Key, arrays_of_object
+from tensortap.harvest.careful import CarefulForward, SetAside
 from tensortap.harvest.dtypes import dtype_name
 from tensortap.harvest.engines import Engine, engine_for
 from tensortap.harvest.folder import HarvestFolder
-from tensortap.harvest.job import Job
+from tensortap.harvest.job import Job, without_samples
 from tensortap.harvest.keep import Keep, KeepFunction, as_keep
 from tensortap.harvest.plan import (
     HarvestPlan,
@@ -31,6 +32,9 @@ from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.rows import KeptRows
 from tensortap.harvest.sources import Collate
+from tensortap.harvest.tries import Tries
+
+_MOST_TRIED: Final = 8  # batches that are looked at to make the plan, while nothing in them can be run
 
 
 def harvest(
@@ -98,6 +102,7 @@ class _Harvesting:
         self._options = options
         self._model = job.made()
         self._source = job.source()
+        self._left_out: dict[str, tuple[int, ...]] = {}
 
     def run(self, overwrite: bool, shown: bool) -> Harvest:
         before = None if overwrite else self._folder.read()
@@ -110,7 +115,10 @@ class _Harvesting:
         else:
             plan = self._plan(fingerprints)
             self._folder.write_plan(plan)
+        self._job = dataclasses.replace(self._job, left_out=tuple(plan.about.get("left_out", ())))
         with HarvestProgress(str(self._folder), self._source.batches, shown) as progress:
+            if self._job.left_out:
+                progress.say(f"without a dimension for samples, and left out: {', '.join(self._job.left_out)}")
             self._work(plan, progress, resumed=before is not None, complete=bool(before and before["complete"]))
         return open_harvest(self._folder.files.url)
 
@@ -147,7 +155,6 @@ class _Harvesting:
     def _plan(self, fingerprints: dict[str, str]) -> HarvestPlan:
         """Run the first batch to learn which sites there are, how wide they are and how many rows a batch gives."""
         found, samples = self._first_rows()
-        self._job = dataclasses.replace(self._job, first_rows=found)
         plans: list[SitePlan] = []
         for site, rows in found.items():
             folder = folder_name(site, [plan.folder for plan in plans])
@@ -159,18 +166,33 @@ class _Harvesting:
         batches, shards = cut_into_parts(batch, self._source.batches, shard_size, spread)
         about = {
             "model": type(self._model).__qualname__, "framework": framework_for(self._model).capabilities.title,
-            "data": self._source.kind, "samples_per_batch": samples, **self._options,
+            "data": self._source.kind, "samples_per_batch": samples, "left_out": list(self._left_out), **self._options,
         }  # fmt: skip
         return HarvestPlan(
             tuple(plans), batches, shards, rows_in_block(widest), self._options["seed"], fingerprints, about
         )  # fmt: skip
 
     def _first_rows(self) -> tuple[dict[str, KeptRows], int]:
-        found: dict[str, KeptRows] = {}
+        """Run the first batch of which anything can be run; what cannot be is set aside when its part is done."""
         with self._job.forward(self._model) as forward:
-            for batch in self._source.peek():
-                forward(batch, found.__setitem__)
-                if not found:
-                    raise HarvestError(f"the model reaches none of {', '.join(self._options['sites'])}")
-                return found, len(batch.samples)
+            run, tries = CarefulForward(forward), Tries(self._folder.staging, "plan")
+            tries.start()
+            for batch in self._source.peek(_MOST_TRIED):
+                set_aside: SetAside = []
+                usable, rows = run(batch, tries, set_aside)
+                if usable is None:
+                    continue
+                self._left_out = forward.left_out
+                if not rows:
+                    raise self._nothing(len(usable.samples))
+                if batch.number == 0 and not set_aside:
+                    self._job = dataclasses.replace(self._job, first_rows=dict(rows))
+                tries.forget()
+                return dict(rows), len(usable.samples)
         raise HarvestError("the data yields nothing: a harvest needs at least one batch")
+
+    def _nothing(self, samples: int) -> HarvestError:
+        for site, shape in self._left_out.items():
+            return without_samples(site, shape, samples)
+        wanted = ", ".join(self._options["sites"])
+        return HarvestError(f"the model reaches none of {wanted}: tt.sites(model, batch) lists what it reaches")

@@ -7,6 +7,7 @@ too, so that any reader who goes through the file in order sees the data set in 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +22,10 @@ from tensortap.harvest.plan import HarvestPlan, SitePlan
 from tensortap.harvest.rows import KeptRows, joined, mixed
 from tensortap.harvest.statistics import SiteStatistics
 
+_NUMBERED: Final = re.compile(r"part-\d{6,}-(\d{2,9})\.parquet$")
 VALUES: Final = "values"
 INDICES: Final = "indices"
+_ONE_PAGE: Final = 1 << 30  # a column of a row group is one page: its vectors lie in the file in one run
 _ORDER: Final = 0x5EED  # so that the order in a block has nothing to do with the shard a row is in
 
 
@@ -82,7 +85,7 @@ class ShardWriter:
         if self._file is None:
             self._file = pq.ParquetWriter(
                 self.path, self._schema, compression={"sample": "zstd", "position": "zstd", "token": "zstd"},
-                use_dictionary=["site"], write_statistics=["sample", "position", "token"],
+                use_dictionary=["site"], write_statistics=["sample", "position", "token"], data_page_size=_ONE_PAGE,
             )  # fmt: skip
         self._file.write_table(table_of(block, self._site, self._schema), row_group_size=len(block))
         return SiteStatistics.of(block.values)
@@ -105,17 +108,16 @@ class PartWriter:
 
     def add(self, site: str, rows: KeptRows) -> None:
         """Spread the rows of a batch over the shards of their site."""
-        if rows.values.shape[1] != self._sites[site].width:
-            raise HarvestError(
-                f"{site} must give vectors of one length, got {rows.values.shape[1]} elements after "
-                f"{self._sites[site].width}: keep=tt.tokens() or tt.pooled() where only the number of positions varies"
-            )
         shards = self._shards[site]
-        target = mixed(self._plan.seed, rows.sample, rows.position) % np.uint64(len(shards))
-        for number, shard in enumerate(shards):
-            chosen = np.flatnonzero(target == number)
-            if len(chosen):
-                self._count(site, shard.add(rows.take(chosen) if len(shards) > 1 else rows))
+        if len(shards) == 1:
+            self._count(site, shards[0].add(rows))
+            return
+        target = (mixed(self._plan.seed, rows.sample, rows.position) % np.uint64(len(shards))).astype(np.uint8)
+        spread = rows.take(np.argsort(target, kind="stable"))
+        ends = np.cumsum(np.bincount(target, minlength=len(shards)))
+        for shard, begin, end in zip(shards, [0, *ends[:-1]], ends, strict=True):
+            if begin < end:
+                self._count(site, shard.add(spread.take(slice(begin, end))))
 
     def close(self) -> Iterator[tuple[SitePlan, int, ShardWriter]]:
         """Finish the files and yield those that hold anything, in order."""
@@ -138,6 +140,18 @@ class PartWriter:
 def shard_name(part: int, number: int) -> str:
     """Return a shard's file name."""
     return f"part-{part:06d}-{number:02d}.parquet"
+
+
+def shard_number(name: str) -> int:
+    """Return a shard's number in its part, from its file name.
+
+    >>> shard_number("data/fc-output/" + shard_name(12, 3))
+    3
+    """
+    found = _NUMBERED.search(name)
+    if found is None:
+        raise HarvestError(f"a shard must be named such as {shard_name(12, 3)}, got {name!r}: the manifest is damaged")
+    return int(found[1])
 
 
 def table_of(rows: KeptRows, site: SitePlan, schema: pa.Schema) -> pa.Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -31,9 +32,9 @@ class Source:
         """Yield so many batches from the first on, fewer where the data ends."""
         raise NotImplementedError
 
-    def peek(self) -> Iterator[InputBatch]:
-        """Yield the first batch, which is read again by `read`."""
-        return self.read(0, 1)
+    def peek(self, count: int = 1) -> Iterator[InputBatch]:
+        """Yield the first batches, which are read again by `read`."""
+        return self.read(0, count)
 
     def fingerprint(self) -> str:
         """Return a hash that tells other data from this."""
@@ -85,13 +86,14 @@ class IterableSource(Source):
             if batch.number + 1 >= first + count:
                 return
 
-    def peek(self) -> Iterator[InputBatch]:
-        """Yield the first batch and keep it for the harvest."""
-        head = next(self._iterator, None)
-        if head is not None:
-            self._iterator = self._followed(head, self._iterator)
+    def peek(self, count: int = 1) -> Iterator[InputBatch]:
+        """Yield the first batches and keep them for the harvest."""
+        rest, seen = self._iterator, list[InputBatch]()
+        for batch in itertools.islice(rest, count):
+            seen.append(batch)
+            self._iterator = self._followed([*seen], rest)
             self._next = 0
-            yield head
+            yield batch
 
     def fingerprint(self) -> str:
         """Return a hash of the first batch."""
@@ -106,9 +108,10 @@ class IterableSource(Source):
             raise HarvestError("the data can be read only once: give a function that returns it, data=lambda: loader")
         self._restart()
 
-    def _followed(self, head: InputBatch, rest: Iterator[InputBatch]) -> Iterator[InputBatch]:
-        self._next = 1
-        yield head
+    def _followed(self, heads: list[InputBatch], rest: Iterator[InputBatch]) -> Iterator[InputBatch]:
+        for head in heads:
+            self._next = head.number + 1
+            yield head
         yield from rest
 
     def _numbered(self, batches: Iterable[Any]) -> Iterator[InputBatch]:
@@ -304,4 +307,6 @@ def _paths(data: Any) -> list[str]:
 def _expanded(path: str) -> list[str]:
     if os.path.isdir(path):  # noqa: PTH112
         path = f"{path}/**/*.parquet"
-    return sorted(glob.glob(path, recursive=True)) if glob.has_magic(path) else [path]  # noqa: PTH207
+    if glob.has_magic(path):
+        return sorted(glob.glob(path, recursive=True))  # noqa: PTH207
+    return [path] if os.path.exists(path) else []  # noqa: PTH110

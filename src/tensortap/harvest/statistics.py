@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tensortap.harvest.rows import Array
 from tensortap.reduce import histogram
+from tensortap.reduce.columns import column_statistics
 from tensortap.reduce.summary import summarize
 
 Floats = npt.NDArray[np.float64]
@@ -49,24 +50,11 @@ class SiteStatistics:
     @classmethod
     def of(cls, block: Array) -> SiteStatistics:
         """Return the statistics of a block of rows."""
-        wide: Array = block.astype(np.float64 if block.dtype.itemsize > 4 else np.float32)
-        usable = np.isfinite(wide)
-        finite = np.count_nonzero(usable, axis=0)
-        clean: Array = wide if finite.sum() == wide.size else np.where(usable, wide, 0.0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            mean = np.where(finite > 0, clean.sum(axis=0, dtype=np.float64) / np.maximum(finite, 1), 0.0)
-        away: Array = clean - mean.astype(wide.dtype)
-        if clean is not wide:
-            away[~usable] = 0.0
-        summary = summarize(np.ascontiguousarray(block))
+        found, summary = column_statistics(block), summarize(np.ascontiguousarray(block))
         counts = () if summary.hist_counts is None else summary.hist_counts
         return cls(
-            len(block), finite, len(block) - finite,
-            np.count_nonzero((wide == 0), axis=0), np.count_nonzero(wide > 0, axis=0),
-            mean, np.einsum("ij,ij->j", away, away, dtype=np.float64),
-            np.min(wide, axis=0, where=usable, initial=np.inf).astype(np.float64),
-            np.max(wide, axis=0, where=usable, initial=-np.inf).astype(np.float64),
-            histogram.dense(summary.hist_offset or 0, counts),
+            len(block), found.finite, len(block) - found.finite, found.zero, found.positive, found.mean, found.squares,
+            found.min, found.max, histogram.dense(summary.hist_offset or 0, counts),
         )  # fmt: skip
 
     def add(self, other: SiteStatistics) -> None:
@@ -112,7 +100,11 @@ class SiteStatistics:
         return {**named, f"{prefix}.rows": np.array([self.rows])}
 
     @classmethod
-    def of_arrays(cls, arrays: dict[str, Array], prefix: str) -> SiteStatistics:
-        """Return what `arrays` gave."""
+    def of_arrays(cls, arrays: dict[str, Array], prefix: str, width: int) -> SiteStatistics:
+        """Return what `arrays` gave; ValueError when it is of another width or type."""
         named = {name: arrays[f"{prefix}.{name}"].copy() for name in (*_COUNTS, *_MOMENTS, _GLOBAL)}
+        for name, array in named.items():
+            size, kind = histogram.BUCKETS if name == _GLOBAL else width, "f" if name in _MOMENTS else "i"
+            if array.shape != (size,) or array.dtype.kind != kind:
+                raise ValueError(f"{prefix}.{name} must have {size} numbers, got {array.dtype} of {array.shape}")
         return cls(rows=int(arrays[f"{prefix}.rows"][0]), **named)

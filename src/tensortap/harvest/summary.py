@@ -13,6 +13,7 @@ from tensortap import text
 from tensortap.errors import HarvestError
 from tensortap.harvest.reader import Harvest
 from tensortap.harvest.statistics import SiteStatistics
+from tensortap.harvest.window import RowBatch
 from tensortap.reduce import histogram
 
 Floats = npt.NDArray[np.float64]
@@ -35,6 +36,7 @@ class SiteSummary:
     dense: list[int]  # dimensions that are positive in every row
     spectrum: list[float]  # the share of the variance along each principal axis, the largest first
     bars: str
+    damage: str = ""  # why its rows cannot all be read; the other numbers are of the time when they were written
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
@@ -50,6 +52,7 @@ class Activation:
     position: int
     token: int
     text: str = ""
+    around: tuple[str, str, str] = ("", "", "")  # the text before the token, the token, and the text behind it
 
 
 def summarize_sites(harvest: Harvest, spectrum: bool = True) -> list[SiteSummary]:
@@ -64,14 +67,15 @@ def top(
 
     `decode` turns token ids into text, as a tokenizer's `decode` does.
     """
-    width = harvest.site(site).width
-    if not -width <= dimension < width:
-        raise HarvestError(f"dimension must be between 0 and {width - 1}, got {dimension}")
+    plan = harvest.site(site)
+    if dimension < 0 or (dimension >= plan.width and not plan.indices):
+        raise HarvestError(f"dimension must be between 0 and {plan.width - 1}, got {dimension}")
     best: list[Activation] = []
     for batch in harvest.batches(_BATCH, site, seed=None):
-        values = np.nan_to_num(batch.values[:, dimension].astype(np.float32), nan=-np.inf)
+        values = _of_dimension(batch, dimension)
         order = np.argsort(-values, kind="stable")
         firsts = order[np.sort(np.unique(batch.sample[order], return_index=True)[1])[:k]]
+        firsts = firsts[values[firsts] > -np.inf]
         best += [
             Activation(float(values[i]), int(batch.sample[i]), int(batch.position[i]), int(batch.token[i]))
             for i in firsts
@@ -79,6 +83,14 @@ def top(
         best.sort(key=lambda each: (-each.value, each.sample, each.position))
         best = list({each.sample: each for each in reversed(best)}.values())[::-1][:k]
     return best if decode is None else _with_text(harvest, site, best, decode)
+
+
+def _of_dimension(batch: RowBatch, dimension: int) -> npt.NDArray[np.float32]:
+    """Return a dimension's value in every row; of the largest elements only, -inf where it is not among them."""
+    if not batch.indices:
+        return np.nan_to_num(batch.values[:, dimension].astype(np.float32), nan=-np.inf)
+    among = next(iter(batch.indices.values())) == dimension
+    return np.asarray(np.where(among, batch.values.astype(np.float32), -np.inf).max(axis=1))
 
 
 def _with_text(
@@ -92,15 +104,27 @@ def _with_text(
         )
         for i in np.flatnonzero(np.isin(sample, list(tokens)) & (token >= 0)):
             tokens[int(sample[i])][int(position[i])] = int(token[i])
-    return [replace(row, text=decode(_around(tokens[row.sample], row.position))) for row in rows]
+    return [_told(row, tokens[row.sample], decode) for row in rows]
 
 
-def _around(tokens: dict[int, int], position: int) -> list[int]:
-    return [tokens[i] for i in sorted(tokens) if position < 0 or abs(i - position) <= _AROUND]
+def _told(row: Activation, tokens: dict[int, int], decode: Callable[[list[int]], str]) -> Activation:
+    near = [i for i in sorted(tokens) if row.position < 0 or abs(i - row.position) <= _AROUND]
+    pieces = [
+        [tokens[i] for i in near if i < row.position],
+        [tokens[i] for i in near if i == row.position],
+        [tokens[i] for i in near if i > row.position],
+    ]
+    before, token, after = (decode(piece) if piece else "" for piece in pieces)
+    return replace(row, text=decode([tokens[i] for i in near]), around=(before, token, after))
 
 
 def spectrum_of(harvest: Harvest, site: str, rows: int = _ROWS) -> list[float]:
-    """Return the share of the variance along each principal axis of a site, from a sketch of random rows."""
+    """Return the share of the variance along each principal axis of a site, from a sketch of random rows.
+
+    There are none where only the largest elements were kept.
+    """
+    if harvest.site(site).indices:
+        return []
     center = harvest.statistics(site).mean
     sketch = DirectionSketch(len(center))
     seen = 0
@@ -148,14 +172,26 @@ class DirectionSketch:
         return np.asarray(kept[:, None] * axes[: self._size])
 
 
+def dead_dimensions(found: SiteStatistics) -> list[int]:
+    """Return the dimensions that never change."""
+    return [int(i) for i in np.flatnonzero((found.squares == 0) & (found.nonfinite == 0))]
+
+
+def dense_dimensions(found: SiteStatistics) -> list[int]:
+    """Return the dimensions that are positive in every row."""
+    return [int(i) for i in np.flatnonzero((found.positive == found.rows) & (found.squares > 0))]
+
+
 def _summary(harvest: Harvest, name: str, spectrum: bool) -> SiteSummary:
-    site, found = harvest.site(name), harvest.statistics(name)
+    site, found, damage = harvest.site(name), harvest.statistics(name), ""
+    axes: list[float] = []
+    try:
+        axes = spectrum_of(harvest, name) if spectrum else []
+    except HarvestError as error:
+        damage = str(error)
     return SiteSummary(
         name, found.rows, site.width, site.dtype, found.totals(),
-        dead=np.flatnonzero((found.squares == 0) & (found.nonfinite == 0)).tolist(),
-        dense=np.flatnonzero((found.positive == found.rows) & (found.squares > 0)).tolist(),
-        spectrum=spectrum_of(harvest, name) if spectrum else [],
-        bars=_bars(found),
+        dead=dead_dimensions(found), dense=dense_dimensions(found), spectrum=axes, bars=_bars(found), damage=damage,
     )  # fmt: skip
 
 

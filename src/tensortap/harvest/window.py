@@ -1,23 +1,26 @@
-"""Read shards: a window of them into memory, mixed, as batches of rows."""
+"""Read shards: a window of them at a time, mixed, as batches of rows."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy.typing as npt
 
 from tensortap.errors import HarvestError
 from tensortap.harvest.dtypes import NATIVE
 from tensortap.harvest.plan import SitePlan
 from tensortap.harvest.rows import Array, Ints
+from tensortap.harvest.shard_file import ShardFile, VectorRun
 from tensortap.harvest.shards import INDICES, VALUES, shard_name
+from tensortap.reduce import kernel
 from tensortap.store.files import Files
 
-_WINDOW: Final = 0.6  # of the memory: the rest is for the file that is being read and for the batch
+_WINDOW: Final = 0.6  # of the memory: the rest is for the columns that are decoded and for the batches
+_PLACES: Final = ("sample", "position", "token")
 
 
 class ShardKey(NamedTuple):
@@ -26,6 +29,20 @@ class ShardKey(NamedTuple):
     part: int
     number: int
     rows: int
+
+
+class VectorColumn(NamedTuple):
+    """A column of vectors: of which site, what it is called in the file, and what a vector is made of."""
+
+    site: SitePlan
+    name: str
+    dtype: np.dtype[Any]
+    width: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of one vector."""
+        return self.dtype.itemsize * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +70,6 @@ class RowBatch:
             )
         return next(iter(self.arrays.values()))
 
-    def take(self, rows: Any) -> RowBatch:
-        """Return some rows: by their numbers copied, by a slice as they lie there."""
-        return RowBatch(
-            {site: gathered(array, rows) for site, array in self.arrays.items()},
-            self.sample[rows], self.position[rows], self.token[rows],
-            {site: array[rows] for site, array in self.indices.items()},
-        )  # fmt: skip
-
 
 class ShardReader:
     """Reads some sites of a harvest, row by row aligned."""
@@ -68,8 +77,9 @@ class ShardReader:
     def __init__(self, files: Files, sites: list[SitePlan]) -> None:
         self._files = files
         self._sites = sites
-        vectors = sum(NATIVE[site.dtype].itemsize * site.width + 4 * site.indices for site in sites)
-        self._bytes_per_row = vectors + 24
+        self._columns = [VectorColumn(site, VALUES, NATIVE[site.dtype], site.width) for site in sites]
+        self._columns += [VectorColumn(s, INDICES, np.dtype(np.int32), s.indices) for s in sites if s.indices]
+        self._bytes_per_row = sum(column.size + 8 for column in self._columns) + 8 * len(_PLACES) + 8
 
     def batches(
         self, keys: list[ShardKey], size: int, seed: int | None, memory: int, share: tuple[int, int], drop_last: bool
@@ -82,42 +92,98 @@ class ShardReader:
             random = np.random.default_rng([seed or 0, share[0]])
         rest: RowBatch | None = None
         for window in windows(mine, int(memory * _WINDOW), self._bytes_per_row):
-            rows = self._read(window, rest)
-            mix = None if random is None else random.permutation(len(rows))
+            rows = self._window(window, rest)
+            for key in window:
+                self._add(rows, key)
+            mix = np.arange(len(rows)) if random is None else random.permutation(len(rows))
             whole = len(rows) - len(rows) % size
             for start in range(0, whole, size):
-                yield rows.take(_part(mix, start, start + size))
-            rest = rows.take(_part(mix, whole, len(rows))) if whole < len(rows) else None
+                yield rows.take(mix[start : start + size])
+            rest = rows.take(mix[whole:]) if whole < len(rows) else None
         if rest is not None and not drop_last:
             yield rest
 
-    def _read(self, window: list[ShardKey], before: RowBatch | None) -> RowBatch:
-        """Return the rows of several shards, with those that the window before left over."""
-        total = sum(key.rows for key in window) + (0 if before is None else len(before))
-        rows = empty_batch(total, self._sites)
-        at = 0
+    def _window(self, keys: list[ShardKey], before: RowBatch | None) -> Window:
+        try:
+            return Window(self._columns, keys, before)
+        except (MemoryError, ValueError) as error:
+            rows = sum(key.rows for key in keys)
+            raise HarvestError(f"there is no memory for the {rows} rows that the manifest names: {error}") from error
+
+    def _add(self, window: Window, key: ShardKey) -> None:
+        for n, site in enumerate(self._sites):
+            path = self._files.path(f"data/{site.folder}/{shard_name(key.part, key.number)}")
+            shard = ShardFile(self._files, path)
+            table = shard.columns(list(_PLACES))
+            if len(table) != key.rows:
+                raise HarvestError(f"{path} is damaged: it must have {key.rows} rows, got {len(table)}")
+            places = [table[name].fill_null(-1).to_numpy() for name in _PLACES]
+            if not n:
+                window.add_places(places)
+            elif not all(np.array_equal(a, b) for a, b in zip(window.last_places(), places, strict=True)):
+                raise HarvestError(f"{site.site} does not have the same rows as the others: read one site at a time")
+            for number, column in enumerate(self._columns):
+                if column.site is site:
+                    runs = shard.runs(column.name, column.size)
+                    if sum(run.rows for run in runs) != key.rows:  # every address must be a row's
+                        raise HarvestError(f"{path} is damaged: {column.name} must have {key.rows} rows")
+                    window.add_vectors(number, runs)
+
+
+class Window:
+    """The rows of several shards: where their vectors lie, and where each row comes from. No vector is copied."""
+
+    def __init__(self, columns: list[VectorColumn], keys: list[ShardKey], before: RowBatch | None) -> None:
+        total = sum(key.rows for key in keys) + (0 if before is None else len(before))
+        self._columns = columns
+        self._places = [np.empty(total, np.int64) for _ in _PLACES]
+        self._addresses = [np.empty(total, np.uint64) for _ in columns]
+        self._filled = [0] * len(columns)
+        self._ends = [0]
+        self._owners: list[Any] = []
         if before is not None:
-            at = len(before)
-            _copy(rows, slice(0, at), before)
-        for key in window:
-            for n, site in enumerate(self._sites):
-                name = self._files.path(f"data/{site.folder}/{shard_name(key.part, key.number)}")
-                table = read_table(self._files, name, ["sample", "position", "token", *_columns(site)])
-                _fill(rows, slice(at, at + key.rows), table, site, first=n == 0)
-            at += key.rows
-        return rows
+            self._begin_with(before)
 
+    def __len__(self) -> int:
+        return len(self._places[0])
 
-def read_table(files: Files, path: str, columns: list[str]) -> pa.Table:
-    """Return some columns of a shard; raise if it is damaged."""
-    try:
-        if files.local is not None:
-            return pq.read_table(path, columns=columns, memory_map=True, pre_buffer=False, partitioning=None)
-        return pq.read_table(pa.BufferReader(files.fs.cat_file(path)), columns=columns)
-    except FileNotFoundError:
-        raise HarvestError(f"{path} is in the manifest and missing: the harvest is damaged") from None
-    except pa.ArrowInvalid as error:
-        raise HarvestError(f"{path} is damaged: {error}") from error
+    def add_places(self, places: list[Ints]) -> None:
+        """Add where the rows of a shard come from."""
+        begin, end = self._ends[-1], self._ends[-1] + len(places[0])
+        for all_, some in zip(self._places, places, strict=True):
+            all_[begin:end] = some
+        self._ends.append(end)
+
+    def last_places(self) -> list[Ints]:
+        """Return what `add_places` was given last."""
+        return [places[self._ends[-2] : self._ends[-1]] for places in self._places]
+
+    def add_vectors(self, column: int, runs: list[VectorRun]) -> None:
+        """Add where the vectors of a column of the shard lie."""
+        step = np.uint64(self._columns[column].size)
+        for run in runs:
+            begin, end = self._filled[column], self._filled[column] + run.rows
+            self._addresses[column][begin:end] = np.uint64(run.address) + np.arange(run.rows, dtype=np.uint64) * step
+            self._filled[column] = end
+            self._owners.append(run.owner)
+
+    def take(self, rows: Ints) -> RowBatch:
+        """Return some rows, copied."""
+        made: dict[str, dict[str, Array]] = {VALUES: {}, INDICES: {}}
+        for column, addresses in zip(self._columns, self._addresses, strict=True):
+            out = np.empty((len(rows), column.width), column.dtype)
+            gather(out, addresses[rows])
+            made[column.name][column.site.site] = out
+        sample, position, token = (places[rows] for places in self._places)
+        return RowBatch(made[VALUES], sample, position, token, made[INDICES])
+
+    def _begin_with(self, before: RowBatch) -> None:
+        """Add the rows that the window before left over."""
+        self.add_places([before.sample, before.position, before.token])
+        for number, column in enumerate(self._columns):
+            held = before.arrays if column.name == VALUES else before.indices
+            array = held[column.site.site]
+            self.add_vectors(number, [VectorRun(array.ctypes.data, len(before), array)])
 
 
 def windows(keys: list[ShardKey], memory: int, per_row: int) -> Iterator[list[ShardKey]]:
@@ -134,60 +200,12 @@ def windows(keys: list[ShardKey], memory: int, per_row: int) -> Iterator[list[Sh
         yield group
 
 
-def empty_batch(rows: int, sites: list[SitePlan]) -> RowBatch:
-    """Return memory for so many rows."""
-    return RowBatch(
-        {site.site: np.empty((rows, site.width), NATIVE[site.dtype]) for site in sites},
-        np.empty(rows, np.int64), np.empty(rows, np.int64), np.empty(rows, np.int64),
-        {site.site: np.empty((rows, site.indices), np.int32) for site in sites if site.indices},
-    )  # fmt: skip
-
-
-def gathered(array: Array, rows: Any) -> Array:
-    """Return rows of a matrix; those that are named by number are copied whole, which is faster than by elements."""
-    if isinstance(rows, slice):
-        return array[rows]
-    whole = array.view(np.dtype((np.void, array.itemsize * array.shape[1]))).reshape(-1)
-    return np.asarray(whole.take(rows).view(array.dtype).reshape(-1, array.shape[1]))
-
-
-def _part(order: Ints | None, start: int, stop: int) -> Any:
-    return slice(start, stop) if order is None else order[start:stop]
-
-
-def vectors(column: pa.ChunkedArray, dtype: np.dtype[Any], width: int) -> Iterator[Array]:
-    """Yield the vectors of a column of bytes, a block at a time, without copying them."""
-    for chunk in column.chunks:
-        if len(chunk):
-            flat = np.frombuffer(chunk.buffers()[1], dtype, len(chunk) * width, chunk.offset * width * dtype.itemsize)
-            yield flat.reshape(len(chunk), width)
-
-
-def _fill(rows: RowBatch, where: slice, table: pa.Table, site: SitePlan, first: bool) -> None:
-    _put(rows.arrays[site.site][where], vectors(table[VALUES], NATIVE[site.dtype], site.width))
-    if site.indices:
-        _put(rows.indices[site.site][where], vectors(table[INDICES], np.dtype(np.int32), site.indices))
-    if first:
-        for name, target in (("sample", rows.sample), ("position", rows.position), ("token", rows.token)):
-            target[where] = table[name].fill_null(-1).to_numpy()
-    elif not np.array_equal(rows.sample[where], table["sample"].to_numpy()):
-        raise HarvestError(f"{site.site} does not have the same rows as the other sites: read one site at a time")
-
-
-def _put(target: Array, blocks: Iterator[Array]) -> None:
-    at = 0
-    for block in blocks:
-        target[at : at + len(block)] = block
-        at += len(block)
-
-
-def _copy(rows: RowBatch, where: slice, before: RowBatch) -> None:
-    for site, array in before.arrays.items():
-        rows.arrays[site][where] = array
-    for site, array in before.indices.items():
-        rows.indices[site][where] = array
-    rows.sample[where], rows.position[where], rows.token[where] = before.sample, before.position, before.token
-
-
-def _columns(site: SitePlan) -> list[str]:
-    return [VALUES, INDICES] if site.indices else [VALUES]
+def gather(out: Array, addresses: npt.NDArray[np.uint64]) -> None:
+    """Copy a row from each address, in C where it was built."""
+    size = out.itemsize * out.shape[1]
+    if kernel.gather_rows is not None:
+        kernel.gather_rows(out.ctypes.data, addresses.ctypes.data, len(addresses), size)
+        return
+    target = out.ctypes.data
+    for number, address in enumerate(addresses.tolist()):
+        ctypes.memmove(target + number * size, address, size)

@@ -47,6 +47,8 @@ def draw_harvest(screen: Screen, harvest: Harvest, sites: list[SiteSummary]) -> 
     if harvest.set_aside:
         screen.draw(Text(f"{text.counted(len(harvest.set_aside), 'sample')} set aside", style=formats.ALARM))
     screen.draw(Text(), grid(list(_columns()), sites, screen.width))
+    for damage in dict.fromkeys(site.damage for site in sites if site.damage):
+        screen.draw(Text(printable(damage), style=formats.ALARM))
 
 
 def draw_top(screen: Screen, site: str, dimension: int, rows: list[Activation]) -> None:
