@@ -12,7 +12,7 @@ from tensortap.adapters.lookup import adapter_for, framework_for
 from tensortap.adapters.nested import call_with
 from tensortap.adapters.rng import preserve_rng_state
 from tensortap.diff import Diff, diff
-from tensortap.diff.align import Renames
+from tensortap.diff.align import Renaming
 from tensortap.errors import UnsupportedError
 from tensortap.reduce.reducers import Array, Full, Histogram, Reducer, Sample, Stats
 from tensortap.select.ports import NEED_BACKWARD
@@ -52,15 +52,16 @@ _NO_NAMES: Final = (
     "tensortap.tap(x, 'name'), or record the model inside it with tensortap.watch and compare runs: tensortap.diff"
 )
 _TWO_KINDS: Final = (
-    "tensortap.compare calls both models with the same batch, and these are of {} and {}. Where they do not take the "
-    "same, record each with its own: with tensortap.watch(model, tensortap.probe('**', keep=[tensortap.stats(), "
-    "tensortap.full()]), to='runs/a'), and hold the runs against each other: tensortap.diff('runs/a', 'runs/b')"
+    "tensortap.compare calls both models with the same batch, and these are of {} and {}: its tensors were handed to "
+    "each as its own. Where they do not take the same arguments, record each with its own: with "
+    "tensortap.watch(model, tensortap.probe('**', keep=[tensortap.stats(), tensortap.full()]), to='runs/a'), and "
+    "compare the runs: tensortap.diff('runs/a', 'runs/b')"
 )
 KEEP: Final[tuple[Reducer, ...]] = (Stats(), Histogram(), _Small(), _OfLarge(SAMPLE))
 
 
 def compare(
-    model_a: Any, model_b: Any, batch: Any, *probes: Choice, map: Renames = None,
+    model_a: Any, model_b: Any, batch: Any, *probes: Choice, map: Renaming = None,
     rtol: float | None = None, atol: float | None = None,
 ) -> Diff:  # fmt: skip
     """Call two models with one batch and report the first divergence.
@@ -74,12 +75,15 @@ def compare(
     all modules and the parameters are compared, element by element (of large tensors a sample); a probe for gradients
     adds a backward pass from the mean of the outputs. Both start from the random state that there is, which afterwards
     is what it was, and so are the models. A function whose values are named with `tap(x, "name")` is a model too.
+    Models of two frameworks are called with the same values, as tensors of each; `map` is that of `tensortap.diff`.
     """
     with tempfile.TemporaryDirectory(prefix="tensortap-compare-") as folder:
         paths = [f"{folder}/{name}" for name in "ab"]
+        two = len(_frameworks(model_a, model_b)) > 1
         for model, path in zip((model_a, model_b), paths, strict=True):
             with _explained(model_a, model_b):
-                _record(model, batch, probes, path)
+                own = framework_for(model).own_batch(batch) if two and _is_model(model) else batch
+                _record(model, own, probes, path)
         names = (getattr(model, "__name__", type(model).__name__) for model in (model_a, model_b))
         return replace(diff(*paths, map=map, rtol=rtol, atol=atol), a=next(names), b=next(names))
 
@@ -108,10 +112,15 @@ def _explained(model_a: Any, model_b: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        names = [framework_for(m).capabilities.name for m in (model_a, model_b) if _is_model(m)]
-        if len(set(names)) == 2:
+        names = _frameworks(model_a, model_b)
+        if len(names) == 2:
             error.add_note(_TWO_KINDS.format(*names))
         raise
+
+
+def _frameworks(*models: Any) -> list[str]:
+    """The frameworks that models are of, each once."""
+    return list(dict.fromkeys(framework_for(model).capabilities.name for model in models if _is_model(model)))
 
 
 def _is_model(model: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tensortap.diff.align import SiteSignature, align, renames
-from tensortap.errors import PatternError
+from tensortap.errors import PatternError, RunError
 from tensortap.types import Place
 
 
@@ -112,5 +112,8 @@ def test_order_of_channels():
 
 
 def test_nothing_fits():
-    """Shapes that never agree align nothing."""
-    assert by_order(looks("a:4"), looks("p:5")) == {}
+    """Shapes that never agree are of different models, and a part of one agrees only in other layouts."""
+    with pytest.raises(RunError, match="0 of 1 sites have a partner"):
+        by_order(looks("a:4"), looks("p:8"))
+    known = looks("a:4"), looks("p:8")
+    assert align(list(known[0]), list(known[1]), [], lambda: known, spread=True).pairs == {Place("a"): Place("p")}

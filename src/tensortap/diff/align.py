@@ -9,11 +9,12 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.errors import PatternError, suggest
+from tensortap.diff.site_names import unwrapped
+from tensortap.errors import PatternError, RunError, suggest
 from tensortap.types import Place
 
 ENOUGH: Final = 0.5  # of the smaller run's sites must match by name, or the names are taken to mean nothing
-_WRAPPERS: Final = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"))
+ALIKE: Final = 0.25  # of the smaller run's sites must have a partner, or the runs are of different models
 _STARS: Final = re.compile(r"(\*+)")
 Shape = tuple[int, ...]
 Renames = Mapping[str, str] | Iterable[str] | None
@@ -89,22 +90,42 @@ def renames(given: Renames) -> list[Rename]:
 
 def align(
     a: Sequence[Place], b: Sequence[Place], mapped: Sequence[Rename],
-    signatures: Callable[[], tuple[Signatures, Signatures]],
+    signatures: Callable[[], tuple[Signatures, Signatures]], *, spread: bool = False,
 ) -> Alignment:  # fmt: skip
-    """Find each site's partner. Renames come first; `signatures` is called only when too few names match."""
+    """Find each site's partner. Renames come first; `signatures` is called only when too few names match.
+
+    `spread` says that the runs are of other layouts, where a tensor of one may be a part of one of the other.
+    """
     pairs = _by_map(a, b, mapped)
     rest_a, rest_b = _without(a, pairs), _without(b, pairs.values())
     named = _by_name(rest_a, rest_b)
     by: Literal["name", "order"] = "name"
     if len(pairs) + len(named) < ENOUGH * min(len(a), len(b)):
         known_a, known_b = signatures()
-        named, by = (
-            _by_order([p for p in rest_a if p in known_a], [p for p in rest_b if p in known_b], known_a, known_b),
-            "order",
-        )
+        in_a, in_b = [p for p in rest_a if p in known_a], [p for p in rest_b if p in known_b]
+        score = _scores([known_a[p] for p in in_a], [known_b[p] for p in in_b], spread=spread)
+        named, by = _by_order(in_a, in_b, score), "order"
+        _require_alike(len(pairs) + len(named), a, b)
     pairs |= named
     pairs = {place: pairs[place] for place in a if place in pairs}
     return Alignment(pairs, by, tuple(_without(a, pairs)), tuple(_without(b, pairs.values())))
+
+
+def _require_alike(paired: int, a: Sequence[Place], b: Sequence[Place]) -> None:
+    """Raise when so few sites have a partner that the runs are of different models."""
+    fewer = min(len(a), len(b))
+    if paired >= ALIKE * fewer:
+        return
+    raise RunError(
+        f"these are runs of different models: names differ, and by order of execution and shape only {paired} of "
+        f"{fewer} sites have a partner. One has {_examples(a)}, the other {_examples(b)}. If they compute the same, "
+        "give a map of names, OLD=NEW"
+    )
+
+
+def _examples(places: Sequence[Place]) -> str:
+    inner = [str(place) for place in places if place.site] or list(map(str, places))
+    return ", ".join(dict.fromkeys([*inner[:1], *inner[len(inner) // 2 :][:1]]))
 
 
 def _without(places: Sequence[Place], taken: Iterable[Place]) -> list[Place]:
@@ -124,7 +145,7 @@ def _by_name(a: Sequence[Place], b: Sequence[Place]) -> dict[Place, Place]:
 
 
 def _unwrapped(place: Place) -> Place:
-    return place._replace(site=".".join(s for s in place.site.split(".") if s not in _WRAPPERS))
+    return place._replace(site=unwrapped(place.site))
 
 
 def _by_map(a: Sequence[Place], b: Sequence[Place], mapped: Sequence[Rename]) -> dict[Place, Place]:
@@ -150,14 +171,11 @@ def _useless(rename: Rename, meant: Mapping[Place, str], a: Sequence[Place], b: 
     return f"{said} makes {name!r}, of which the second run has no such port.{suggest(name, (p.site for p in b))}"
 
 
-def _by_order(a: Sequence[Place], b: Sequence[Place], known_a: Signatures, known_b: Signatures) -> dict[Place, Place]:
+def _by_order(a: Sequence[Place], b: Sequence[Place], score: npt.NDArray[np.float64]) -> dict[Place, Place]:
     """Return the longest common sequence of ports and shapes; where there is a choice, the sites with like statistics.
 
     Sequence alignment without a penalty for gaps: a row of the table of best scores is a running maximum.
     """
-    if not a or not b:
-        return {}
-    score = _scores([known_a[p] for p in a], [known_b[p] for p in b])
     best = np.zeros((len(a) + 1, len(b) + 1))
     for i in range(len(a)):
         matched = np.where(score[i] > 0, best[i, :-1] + score[i], 0)
@@ -174,28 +192,46 @@ def _by_order(a: Sequence[Place], b: Sequence[Place], known_a: Signatures, known
     return dict(reversed(pairs))
 
 
-def _scores(a: Sequence[SiteSignature], b: Sequence[SiteSignature]) -> npt.NDArray[np.float64]:
-    """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well.
-
-    Channels first in one and last in the other is a lesser agreement: half a point less.
-    """
-    kinds: dict[tuple[str, tuple[int, ...]], int] = {}
-
-    def codes(
-        side: Sequence[SiteSignature], layout: Callable[[tuple[int, ...]], tuple[int, ...]]
-    ) -> npt.NDArray[np.int64]:
-        return np.array([kinds.setdefault((x.port, layout(x.shape)), len(kinds)) for x in side])
-
-    def agree(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return np.equal(first[:, None], second[None, :])
-
-    as_is = codes(a, tuple), codes(b, tuple)
-    moved = agree(codes(a, channels_last), as_is[1]) | agree(as_is[0], codes(b, channels_last))
-    first, second = (np.array([x.statistics for x in side]) for side in (a, b))
+def _scores(a: Sequence[SiteSignature], b: Sequence[SiteSignature], *, spread: bool) -> npt.NDArray[np.float64]:
+    """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well."""
+    kinds, codes = [], []
+    for side in (a, b):
+        known: dict[tuple[str, Shape], int] = {}
+        codes.append(np.array([known.setdefault((x.port, x.shape), len(known)) for x in side], np.intp))
+        kinds.append(list(known))
+    agreement = np.array([[_agreement(x, y, spread) for y in kinds[1]] for x in kinds[0]]).reshape(
+        len(kinds[0]), len(kinds[1])
+    )
+    agree = agreement[codes[0][:, None], codes[1][None, :]] if a and b else np.zeros((len(a), len(b)))
+    first, second = (np.array([x.statistics for x in side]).reshape(len(side), -1) for side in (a, b))
+    if not a or not b:
+        return agree
     apart = np.abs(first[:, None, :] - second[None, :, :])
     size = np.abs(first[:, None, :]) + np.abs(second[None, :, :])
     likeness = 1 - np.where(size > 0, apart / np.where(size > 0, size, 1), 0).mean(axis=2)
-    return np.where(agree(*as_is), 1 + likeness, np.where(moved, 0.5 + likeness, 0.0))
+    return np.where(agree > 0, agree + likeness, 0.0)
+
+
+def _agreement(a: tuple[str, Shape], b: tuple[str, Shape], spread: bool) -> float:
+    """Say how well port and shape agree: channels first in one and last in the other is less, a part of it least."""
+    if a[0] != b[0]:
+        return 0.0
+    if a[1] == b[1]:
+        return 1.0
+    if channels_last(a[1]) == b[1] or channels_last(b[1]) == a[1]:
+        return 0.5
+    return 0.25 if spread and _is_part(a[1], b[1]) else 0.0
+
+
+def _is_part(a: Shape, b: Shape) -> bool:
+    """Return whether one shape is a whole number of times the other in every dimension.
+
+    >>> _is_part((8, 16), (2, 16)), _is_part((8, 16), (3, 16))
+    (True, False)
+    """
+    return len(a) == len(b) and all(
+        x == y or (min(x, y) and max(x, y) % min(x, y) == 0) for x, y in zip(a, b, strict=True)
+    )
 
 
 def channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tensortap.diff.align import Alignment
 from tensortap.diff.cause import Cause, first_cause
+from tensortap.diff.columnar import ColumnarResult
 from tensortap.diff.pair import Pair, batch_of
 from tensortap.diff.records import to_the_last_bit
-from tensortap.diff.result import Diff, EqualPairs, SiteDiff
+from tensortap.diff.result import Diff, PairExcess, PairsOnDemand, SiteDiff
 from tensortap.errors import RunError
 from tensortap.store.run import Run
-from tensortap.types import Place
 
 
 class DiffBuilder:
@@ -27,6 +26,7 @@ class DiffBuilder:
         self._cause: Cause | None = None
         self._unequal: Pair | None = None
         self._alone = [0, 0]
+        self._columns: PairExcess | None = None
 
     def add(self, pairs: Sequence[Pair], alone_a: int, alone_b: int) -> None:
         """Add the pairs of one step."""
@@ -49,13 +49,14 @@ class DiffBuilder:
     def _judged(self, pairs: Sequence[Pair]) -> Sequence[Pair]:
         return [to_the_last_bit(pair) for pair in pairs] if self._bitwise else pairs
 
-    def add_equal(self, counts: Mapping[Place, int], load: Callable[[], Iterable[Sequence[Pair]]]) -> None:
-        """Add pairs of equal records of sites that were seen before; `load` makes them when somebody wants them all."""
-        for place, count in counts.items():
-            key = (str(place), str(place))
-            self._sites[key] = replace(self._sites[key], pairs=self._sites[key].pairs + count)
+    def put(self, found: ColumnarResult, load: Callable[[], Iterable[Sequence[Pair]]]) -> None:
+        """Take over what a comparison by columns found; `load` makes the pairs when somebody wants them all."""
+        self._sites = {(row.worst.site, row.worst.site_b): row for row in found.sites}
+        self._first, self._unequal, self._cause = found.first, found.first_unequal, found.cause
+        self._alone = list(found.alone)
+        self._columns = found.excess
         rows = lambda: [batch_of(self._judged(pairs)) for pairs in load()]  # noqa: E731
-        self._batches.append(EqualPairs(sum(counts.values()), rows))
+        self._batches.append(PairsOnDemand(len(found.excess.site), rows))
 
     def diff(
         self,
@@ -85,6 +86,8 @@ class DiffBuilder:
             first=self._first,
             cause=self._cause,
             layouts=layouts,
+            moved=next(((x, y) for x, y in both if x != y), None),
+            columns=self._columns,
             bitwise=self._bitwise,
             first_unequal=self._unequal,
             aligned_by=aligned.by,

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from tensortap import text
 from tensortap.diff.pair import Pair
-from tensortap.select.ports import PORT_INFO, module_of
+from tensortap.select.ports import is_backward, module_of
 from tensortap.text import printable
 
 Kind = Literal["parameter", "input", "forward", "loss", "backward", "gradient", "update", "buffer"]
@@ -37,7 +37,7 @@ def stage_of(port: str) -> int:
     >>> [stage_of(port) for port in ("param", "output", "grad_input", "grad", "update")]
     [0, 1, 2, 3, 4]
     """
-    return _STAGES.get(port, 1 if PORT_INFO[port].when == "forward" else 2)
+    return _STAGES.get(port, 2 if is_backward(port) else 1)
 
 
 def port_of(site: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -46,9 +46,9 @@ class KeptElements:
                 call = (key.step, key.rank, key.place, key.call)
                 self._kept[call] = min(self._kept.get(call, kept), kept, key=_rank_of_kind)
 
-    def steps(self) -> set[int]:
-        """Return the steps at which something was kept."""
-        return {call[0] for call in self._kept}
+    def calls(self) -> Iterable[Call]:
+        """Return the calls of which something was kept."""
+        return self._kept.keys()
 
     def best(self, call: Call) -> TensorEntry | None:
         """Return what tells most of one tensor; None when nothing was kept of it."""

@@ -11,12 +11,13 @@ import numpy as np
 from tensortap.diff.align import Alignment
 from tensortap.diff.elements import CommonElements
 from tensortap.diff.layouts import LayoutPairs, LayoutSide, PairedWhole, with_common_names
-from tensortap.diff.metrics import rms_of
+from tensortap.diff.metrics import elements, rms_of
 from tensortap.diff.pair import Pair
 from tensortap.diff.records import compare_records
 from tensortap.diff.rounding import RoundingFloors
 from tensortap.diff.tolerance import Precision, Tolerance
 from tensortap.record.step import Record
+from tensortap.select.ports import is_backward
 from tensortap.types import Place
 
 Names = Mapping[Place, Place]
@@ -57,6 +58,8 @@ class LayoutComparison:
 
     def _compare(self, paired: PairedWhole) -> Pair:
         x, y = paired.summaries
+        if paired.same_hash and x.dtype == y.dtype:
+            y = replace(x, hist_offset=y.hist_offset, hist_counts=y.hist_counts)  # merging rounds, equal bits do not
         port = paired.place.port
         known = self._precision.tolerance(x.dtype, y.dtype, port)
         tolerance = self._floors.tolerance(paired.place, x, known)
@@ -68,8 +71,19 @@ class LayoutComparison:
         a, b = replace(paired.a.record, summary=x, call=paired.call), replace(paired.b.record, summary=y)
         pair = compare_records(a, b, tolerance, common, rank=paired.b.rank)
         pair = replace(pair, ratio=y.l2 / x.l2 if x.l2 else None)
+        if pair.differs and whole is not None and is_backward(port):
+            pair = self._without_turned(paired.place, pair, whole, tolerance, rms_of(x))
         self._floors.compared(paired.place, pair, x, whole)
         return pair
+
+    def _without_turned(self, place: Place, pair: Pair, kept: CommonElements, tolerance: Tolerance, rms: float) -> Pair:
+        """Return the pair without what turned decisions explain, as of a ReLU whose input is next to zero."""
+        rest = self._floors.without_turned(place, kept, tolerance, rms)
+        if rest is None:
+            return pair
+        count = kept.a.size - rest.a.size
+        note = f"{count} of {kept.a.size} elements apart, as many as rounding turns decisions of a ReLU or the like"
+        return replace(pair, excess=elements(rest.a, rest.b, tolerance, rms).excess, of="elements", note=note)
 
     def _explained(self, group: Sequence[tuple[PairedWhole, Pair]]) -> list[Pair]:
         """Return the pairs of one tensor's copies; where the copies add up to the reference, say so."""

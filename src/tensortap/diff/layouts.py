@@ -18,7 +18,7 @@ from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merg
 from tensortap.distributed.mesh import Mesh, mesh_of
 from tensortap.errors import RunError
 from tensortap.record.step import Record
-from tensortap.select.ports import MEMBER_PORTS, PORT_INFO
+from tensortap.select.ports import MEMBER_PORTS, PORT_INFO, is_backward
 from tensortap.types import Place
 
 Parts = Mapping[int, Mapping[str, Mapping[str, Any]]]
@@ -73,6 +73,12 @@ class PairedWhole(NamedTuple):
         y = self.b.record.summary
         return self.a.record.summary, y if self.factor == 1.0 else scaled(y, self.factor)
 
+    @property
+    def same_hash(self) -> bool:
+        """Whether the content hashes of both wholes are known and equal."""
+        x, y = self.summaries
+        return x.hash is not None and x.hash == y.hash
+
 
 class LayoutPairs:
     """Pairs whole tensors, step by step. What holds for the run, the batch's order and scales, is found once."""
@@ -80,7 +86,9 @@ class LayoutPairs:
     def __init__(self, a: LayoutSide, b: LayoutSide) -> None:
         self.a, self.b = a, b
         self.order: BatchOrder = "rank, micro"
+        self.order_known = False
         self.factor = 1.0
+        self.clipped = 1.0  # by how much gradients of parameters are smaller where one run's are clipped already
         self.sums_without_elements = 0
         self._ready = False
 
@@ -90,6 +98,7 @@ class LayoutPairs:
         ordered = sorted(a, key=lambda place: (stage_of(place.port), min(record.seq for record in a[place])))
         if not self._ready:
             self._prepare([place for place in ordered if place in b], a, b, micro)
+        self.clipped = self._clip_factor(a, b, micro)
         for place in ordered:
             if place in b:
                 yield from self._pairs(place, a[place], b[place], micro, self._absent(place, b))
@@ -98,7 +107,7 @@ class LayoutPairs:
         self, place: Place, a: Sequence[Record], b: Sequence[Record], micro: tuple[int, int], missing: tuple[int, ...]
     ) -> Iterator[PairedWhole]:
         of_a, of_b = self.a.pieces(a, micro[0]), self.b.pieces(b, micro[1])
-        factor = self.factor if is_value_gradient(place.port) else 1.0
+        factor = self.factor if is_backward(place.port) else self.clipped if place.port == "grad" else 1.0
         for call in of_a.keys() & of_b.keys():
             first = self._reference(place, of_a[call])
             if first is None:
@@ -110,7 +119,9 @@ class LayoutPairs:
         arrangement = self._arranged(self.a, place, pieces, None)
         shape = shape_of_pieces(pieces, arrangement)
         copies = arrangement.copies(pieces)
-        return merged_whole(copies[min(copies)], arrangement, shape, self.a.kept)
+        whole = merged_whole(copies[min(copies)], arrangement, shape, self.a.kept)
+        guessed = arrangement.splits_batch and not self.order_known
+        return whole.without_hash() if whole is not None and guessed else whole
 
     def _copies(self, place: Place, pieces: Sequence[Piece], shape: Shape) -> Iterator[Whole]:
         """Yield the whole as each group of ranks holds it: once where all hold the same."""
@@ -125,6 +136,8 @@ class LayoutPairs:
                 continue
             seen.add(marks)
             whole = merged_whole(own, arrangement, shape, self.b.kept)
+            if whole is not None and arrangement.splits_batch and not self.order_known:
+                whole = whole.without_hash()
             if whole is None:
                 self.sums_without_elements += 1
             else:
@@ -157,24 +170,30 @@ class LayoutPairs:
         self._ready = True
         forward = [p for p in places if PORT_INFO[p.port].when == "forward"]
         self._find_order([_ROOT_INPUT] * (_ROOT_INPUT in forward) + forward, a, b, micro)
-        backward = [p for p in places if is_value_gradient(p.port)]
+        backward = [p for p in places if is_backward(p.port)]
         for place in backward[:1]:
             self._find_factor(place, a, b, micro)
 
     def _find_order(self, places: Iterable[Place], a: Records, b: Records, micro: tuple[int, int]) -> None:
-        """Find in which order ranks and microbatches took the rows of the batch, from the first tensor kept in both."""
+        """Find in which order ranks and microbatches took the rows of the batch: the one that gives the reference.
+
+        The first tensor kept in both tells, or a hash that is equal; where neither does, the order is not known.
+        """
+        self.order_known = True  # while it is tried
         for place in places:
             tried = []
             for order in BATCH_ORDERS:
                 self.order = order
                 pairs = list(self._pairs(place, a[place], b[place], micro, ()))
+                if pairs and all(pair.same_hash for pair in pairs):
+                    return
                 unlike = [_unlike(self.elements(pair)) for pair in pairs]
                 if pairs and all(part is not None for part in unlike):
                     tried.append((sum(part or 0.0 for part in unlike), BATCH_ORDERS.index(order)))
             if tried:
                 self.order = BATCH_ORDERS[min(tried)[1]]
                 return
-        self.order = BATCH_ORDERS[0]
+        self.order, self.order_known = BATCH_ORDERS[0], False
 
     def _find_factor(self, place: Place, a: Records, b: Records, micro: tuple[int, int]) -> None:
         """Find by which whole number gradients of values are larger: each rank averages over its own rows alone."""
@@ -193,6 +212,21 @@ class LayoutPairs:
         fitting = [c for c in able | {1 / c for c in able} if abs(ratio / c - 1) < _NEAR]
         self.factor = min(fitting, key=lambda c: abs(ratio / c - 1), default=1.0)
 
+    def _clip_factor(self, a: Records, b: Records, micro: tuple[int, int]) -> float:
+        """Return the one factor between gradients that were recorded before clipping in one run and after in the other.
+
+        `clip_grad_norm_` is seen, and its gradients are recorded before it; what a loop does by hand is not. Whether
+        they were clipped by the right norm then shows in the updates.
+        """
+        self.clipped = 1.0
+        places = [place for place in a if place.port == "grad" and place in b]
+        seen = [any("clip" in record.numbers for place in places for record in of[place]) for of in (a, b)]
+        if seen[0] == seen[1]:
+            return 1.0
+        pairs = [pair for place in places for pair in self._pairs(place, a[place], b[place], micro, ())]
+        norms = [(pair.a.record.summary.l2, pair.b.record.summary.l2) for pair in pairs]
+        return float(np.median([y / x for x, y in norms if x and y] or [1.0])) or 1.0
+
     def elements(self, pair: PairedWhole) -> CommonElements | None:
         """Return the elements that both runs kept of a whole, in one order."""
         shape = pair.a.record.summary.shape
@@ -202,11 +236,6 @@ class LayoutPairs:
 
 
 _NEAR: Final = 0.05
-
-
-def is_value_gradient(port: str) -> bool:
-    """Return whether a port is the gradient of a module's input or output."""
-    return PORT_INFO[port].when == "backward"
 
 
 def _at(piece: Piece, sides: Sequence[str]) -> set[tuple[str, int]]:

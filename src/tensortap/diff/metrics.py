@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.diff.tolerance import Tolerance
+from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.statistics import REGISTRY
 from tensortap.reduce.summary import Summary
 
@@ -17,7 +18,7 @@ Array = npt.NDArray[Any]
 _AT_ONCE: Final = 1 << 20
 _EXTREME: Final = 2.0**400
 _ORDER: Final = ("moment", "sum", "norm", "extreme")
-_COMPARED: Final = [(s.name, bound) for bound in _ORDER for s in REGISTRY if s.bound == bound]
+COMPARED: Final = [(s.name, bound) for bound in _ORDER for s in REGISTRY if s.bound == bound]
 
 
 class ElementDifference(NamedTuple):
@@ -110,7 +111,7 @@ def _differences(a: Summary, b: Summary) -> Iterator[tuple[str, float, float]]:
     """Yield each statistic of both, the difference, and the scale on which an element's tolerance bounds it."""
     rms, count = rms_of(a), max(a.finite, 1)
     per_element = {"sum": count, "norm": math.sqrt(count)}
-    for name, bound in _COMPARED:
+    for name, bound in COMPARED:
         x, y = (s[name] / per_element.get(bound, 1) for s in (a, b))
         if math.isfinite(x) and math.isfinite(y):
             yield name, abs(x - y), rms + (abs(x) if bound == "extreme" else rms)
@@ -134,6 +135,8 @@ def histograms(a: Summary, b: Summary) -> Distance | None:
         return None
     first = min(a.hist_offset or 0, b.hist_offset or 0)
     last = max((s.hist_offset or 0) + len(s.hist_counts) for s in (a, b) if s.hist_counts is not None)
+    if first < 0 or last > BUCKETS:  # only a damaged file names other buckets
+        return None
     difference = _shares(a, first, last) - _shares(b, first, last)
     return Distance(float(np.abs(difference).sum() / 2), float(np.abs(np.cumsum(difference)).max()))
 

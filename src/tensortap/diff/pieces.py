@@ -49,6 +49,11 @@ class Arrangement(NamedTuple):
         return [side for side, how in self.placements.items() if how == COPY]
 
     @property
+    def splits_batch(self) -> bool:
+        """Whether ranks or microbatches have rows of their own, whose order must be known to put them together."""
+        return any(how == BATCH and self.sizes.get(side, 1) > 1 for side, how in self.placements.items())
+
+    @property
     def summed(self) -> list[str]:
         """The sides along which ranks hold partial sums."""
         return [side for side, how in self.placements.items() if how.startswith("P")]
@@ -62,6 +67,27 @@ class Arrangement(NamedTuple):
 
     def positions(self, piece: Piece, shape: Shape) -> Ints | None:
         """Return where each element of a piece lies in the flat whole; None when that is not known."""
+        rows = self._rows(piece, shape)
+        if rows is None:
+            return None
+        grid = np.ix_(*rows) if rows else ()
+        strides = _strides(shape)
+        return np.asarray(sum((g * s for g, s in zip(grid, strides, strict=True)), np.int64(0))).reshape(-1)
+
+    def start(self, piece: Piece, shape: Shape) -> int | None:
+        """Return where a piece begins whose elements follow each other in the flat whole; None where they do not."""
+        rows = self._rows(piece, shape)
+        if rows is None:
+            return None
+        if any(len(of) and of[-1] - of[0] != len(of) - 1 for of in rows):
+            return None  # every n-th row
+        cut = [i for i, of in enumerate(rows) if len(of) < shape[i]]
+        if cut and any(len(of) > 1 for of in rows[: cut[-1]]):
+            return None  # cut behind a dimension of several entries, as the columns of a matrix
+        return int(sum(of[0] * stride for of, stride in zip(rows, _strides(shape), strict=True) if len(of)))
+
+    def _rows(self, piece: Piece, shape: Shape) -> list[Ints] | None:
+        """Return which entries of each dimension a piece has; None when that does not fit its shape."""
         rows: list[Ints] = [np.arange(n) for n in shape]
         for side, dimension in self._cuts():
             if dimension >= len(rows):
@@ -69,11 +95,7 @@ class Arrangement(NamedTuple):
             rows[dimension] = _chunk(rows[dimension], self.sizes[side], piece.at.get(side, 0))
         if rows:
             rows[0] = self._rows_of_batch(rows[0], piece)
-        if tuple(map(len, rows)) != piece.record.summary.shape:
-            return None
-        strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-        grid = np.ix_(*rows) if rows else ()
-        return np.asarray(sum((g * s for g, s in zip(grid, strides, strict=True)), np.int64(0))).reshape(-1)
+        return rows if tuple(map(len, rows)) == piece.record.summary.shape else None
 
     def _cuts(self) -> Iterator[tuple[str, int]]:
         """Yield sides with the dimension they cut, in the order of cutting: strided ones cut what others have cut."""
@@ -97,6 +119,10 @@ class Arrangement(NamedTuple):
             else:
                 rows = rows[rank::size]
         return rows
+
+
+def _strides(shape: Shape) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def _chunk(rows: Ints, parts: int, number: int) -> Ints:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tensortap import text
 from tensortap.diff.cause import Cause
 from tensortap.diff.pair import SCHEMA, SHORT, Pair, pair_to_dict
 from tensortap.sinks.plain import plain
+from tensortap.store.blocks import array_of
 from tensortap.text import printable
 
 _SHOWN: Final = 20
@@ -43,14 +46,23 @@ class SiteDiff:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EqualPairs:
-    """Pairs of records that are equal bit for bit: how many, and how to make the rows that say so."""
+class PairsOnDemand:
+    """Pairs that were compared by columns: how many, and how to make a row of each when somebody wants them all."""
 
     pairs: int
     load: Callable[[], Sequence[Any]]
 
     def __len__(self) -> int:
         return self.pairs
+
+
+class PairExcess(NamedTuple):
+    """Every pair in three columns: its site as a number into `sites`, its step in `a`, and times the tolerance."""
+
+    sites: tuple[str, ...]
+    site: npt.NDArray[Any]
+    step: npt.NDArray[Any]
+    excess: npt.NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -81,6 +93,8 @@ class Diff:
     cause: Cause | None = None
     bitwise: bool = False
     layouts: str = ""  # how the ranks of each run lie, where whole tensors were put together from theirs
+    moved: tuple[int, int] | None = None  # steps of different numbers that were paired, for their phase: the first two
+    columns: PairExcess | None = None  # where pairs were compared by columns
 
     def __bool__(self) -> bool:
         return self.first is None and not (self.bitwise and self.unpaired)
@@ -113,13 +127,23 @@ class Diff:
         """How many pairs of records were compared."""
         return sum(len(batch) for batch in self.batches)
 
+    @property
+    def excess(self) -> PairExcess:
+        """How many times the tolerance each pair is, in columns: without making a row of every pair where possible."""
+        if self.columns is not None:
+            return self.columns
+        rows = self.table()
+        site = pc.dictionary_encode(rows["site"]).combine_chunks()
+        names = tuple(site.dictionary.to_pylist())
+        return PairExcess(names, *(array_of(c) for c in (site.indices, rows["step"], rows["excess"])))
+
     def table(self) -> Any:
         """Return every pair as a row of a `pyarrow.Table`, in order of execution."""
         return pa.Table.from_batches(self._loaded(), SCHEMA)
 
     def _loaded(self) -> Iterator[Any]:
         for batch in self.batches:
-            yield from batch.load() if isinstance(batch, EqualPairs) else (batch,)
+            yield from batch.load() if isinstance(batch, PairsOnDemand) else (batch,)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON; null for what is not finite or not known."""
@@ -191,6 +215,8 @@ class Diff:
         """Yield what else there is to say: one line each."""
         if self.explanation:
             yield self.explanation
+            yield f"{self.differing} of {many(len(self.rows), 'site')} differ"
+            return
         rough = sum(not row.worst.by_bits for row in self.rows) if self.bitwise else 0
         if rough:
             count = many(rough, "site")
@@ -200,17 +226,15 @@ class Diff:
             yield f"{count}; the tolerance there is {self.first.bound}"
         if self.layouts:
             yield f"whole tensors were put together: {self.layouts}"
-        if self.cause is not None and self.layouts:
+        if self.cause is not None and (self.layouts or self.first is None or self.cause.site != self.first.site):
             yield f"cause: {self.cause}"
         causes = self._causes()
         if causes:
             yield f"its parameters differ: {listed(causes)}"
         if (unequal := self.first_unequal) and unequal is not self.first:
             yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
-        different = (b for b in self.batches if not isinstance(b, EqualPairs))
-        pairs = (zip(b["step"].to_pylist(), b["step_b"].to_pylist(), strict=True) for b in different)
-        if moved := next(((a, b) for batch in pairs for a, b in batch if a != b), None):
-            example = f"step {moved[0]} of a with step {moved[1]} of b"
+        if self.moved is not None:
+            example = f"step {self.moved[0]} of a with step {self.moved[1]} of b"
             yield f"steps of one number are of different phases: they were paired by phase, such as {example}"
         if self.aligned_by == "order":
             yield "names differ: sites were aligned by order of execution and shape"

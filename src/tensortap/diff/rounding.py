@@ -5,6 +5,11 @@ what is left is rounding, and no two layouts agree on it. An optimizer that divi
 does, makes an update of it like any other. So a parameter's gradient may differ by what the rounding of its terms
 explains; elements of an update are compared where the gradient is well above that; and what updates differed by is
 allowed for in the parameter later.
+
+What a module is given may differ by rounding already, and what it makes of it then differs by more: so a value may
+differ by a few times what the values computed before it in the same part of the model were seen to differ by. A ReLU
+whose input is next to zero passes a gradient in one run and none in the other: of the elements of a gradient as many
+may be beyond the tolerance as rounding of that size can turn.
 """
 
 from __future__ import annotations
@@ -21,12 +26,13 @@ from tensortap.diff.pair import Pair
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary
-from tensortap.select.ports import PORT_INFO, module_of
+from tensortap.select.ports import MODULE_PORTS, is_backward, module_of
 from tensortap.types import Place
 
 _ABOVE: Final = 32  # times its tolerance a gradient must be for its element's update to be compared
 _UPDATE: Final = 8  # an update is a few operations further than the gradient
-_GROWTH: Final = 4  # how much of a difference in parameters shows in the values computed from them
+_GROWTH: Final = 4  # how much of a difference in parameters or values shows in the values computed from them
+_DEVIATIONS: Final = 4  # how many more elements than expected may be turned, in standard deviations of their number
 
 
 class _Gradient(NamedTuple):
@@ -44,6 +50,7 @@ class RoundingFloors:
         self._drifted: dict[tuple[str, str], float] = {}
         self._parameters: dict[tuple[str, str], Summary] = {}
         self._apart = _ParametersApart()
+        self._seen = _SeenDifferences()
         self._steps = 0  # rounding of earlier steps adds up, as a random walk does
 
     def next_step(self, records: Mapping[Place, Sequence[Record]]) -> None:
@@ -51,6 +58,7 @@ class RoundingFloors:
         self._terms = dict(_terms(records))
         self._gradients = {}
         self._apart = _ParametersApart()
+        self._seen = _SeenDifferences()
         self._steps += 1
 
     def tolerance(self, place: Place, x: Summary, known: Tolerance) -> Tolerance:
@@ -59,15 +67,17 @@ class RoundingFloors:
         if place.port == "param":
             return Tolerance(known.rtol, known.atol + self._drifted.get(key, 0.0))
         if place.port == "grad":
-            rtol = known.rtol + 2 * self._apart.everywhere
+            seen = self._seen.within(module_of(place.site, "grad")).largest
+            rtol = known.rtol + 2 * self._apart.everywhere + _GROWTH * seen
             return Tolerance(rtol, known.atol + rtol * self._of_terms(place, x))
         if place.port == "update":
             return self._of_update(key, x, known)
         if not known.rtol:
             return known
         # A gradient depends on the parameters twice: through the values, and by itself.
-        times = 2 if PORT_INFO[place.port].when == "backward" else 1
-        return Tolerance(known.rtol * math.sqrt(self._steps) + times * self._apart.at(place.site), known.atol)
+        times = 2 if is_backward(place.port) else 1
+        seen = _GROWTH * self._seen.around(place.site).largest
+        return Tolerance(known.rtol * math.sqrt(self._steps) + times * self._apart.at(place.site) + seen, known.atol)
 
     def _of_terms(self, place: Place, x: Summary) -> float:
         """Return the size that a sum of independent terms of this size would have."""
@@ -97,17 +107,63 @@ class RoundingFloors:
         clear = (size > _ABOVE * (tolerance.atol + tolerance.rtol * (size + gradient.rms))) | (size == 0)
         return CommonElements(update.kind, update.a[clear], update.b[clear]) if clear.any() else None
 
+    def without_turned(self, place: Place, kept: CommonElements, bound: Tolerance, rms: float) -> CommonElements | None:
+        """Return the elements of a gradient without those that a turned decision explains; None when there are more."""
+        x, y = kept.a.astype(np.float64), kept.b.astype(np.float64)
+        beyond = np.abs(x - y) > bound.atol + bound.rtol * (np.abs(x) + rms)
+        expected = _GROWTH * self._seen.around(place.site).typical * x.size
+        if np.count_nonzero(beyond) > expected + _DEVIATIONS * math.sqrt(expected) or not np.isfinite(y).all():
+            return None
+        return CommonElements(kept.kind, kept.a[~beyond], kept.b[~beyond])
+
     def compared(self, place: Place, pair: Pair, x: Summary, kept: CommonElements | None) -> None:
         """Note a pair that was compared: later ones may differ by what follows from it. `kept` are all its elements."""
         key = (place.site, place.slot)
         if place.port == "param":
             self._parameters[key] = x
-            self._apart.add(module_of(place.site, "param"), pair, x)
+            module = module_of(place.site, "param")
+            self._apart.add(module, pair, x)
+            self._seen.add(module, 0.0 if pair.differs else pair.error, 0.0)
         elif place.port == "grad":
             self._gradients[key] = _Gradient(Tolerance(pair.rtol, pair.atol), rms_of(x), kept)
         elif place.port == "update" and not pair.differs:
             apart = pair.error * 2 * rms_of(x) if kept is None else _farthest(kept)
             self._drifted[key] = self._drifted.get(key, 0.0) + _finite(apart)
+        elif place.port in MODULE_PORTS and not pair.differs:
+            self._seen.add(place.site, pair.error, pair.error if pair.nl2 is None else pair.nl2)
+
+
+class SeenDifference(NamedTuple):
+    """How far the values of a part of the model differ within their tolerance: the largest, and the norm's share."""
+
+    largest: float = 0.0
+    typical: float = 0.0
+
+
+class _SeenDifferences:
+    """What the values and parameters that were compared so far in a step differ by, by the module that holds them."""
+
+    def __init__(self) -> None:
+        self._under: dict[str, SeenDifference] = {}
+
+    def add(self, module: str, largest: float, typical: float) -> None:
+        """Add a value of a module: it is one of every module that holds that one, too."""
+        new = min(_finite(largest), 1.0), min(_finite(typical), 1.0)
+        path = module
+        while True:
+            known = self._under.get(path, SeenDifference())
+            self._under[path] = SeenDifference(max(known.largest, new[0]), max(known.typical, new[1]))
+            if not path:
+                return
+            path = path.rpartition(".")[0]
+
+    def within(self, module: str) -> SeenDifference:
+        """What was seen in a module and in those that it holds."""
+        return self._under.get(module, SeenDifference())
+
+    def around(self, module: str) -> SeenDifference:
+        """What was seen in the module that holds this one."""
+        return self.within(module.rpartition(".")[0])
 
 
 class _ParametersApart:

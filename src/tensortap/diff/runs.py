@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import copy
-import functools
-import itertools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from tensortap.diff.align import Alignment, Renaming, SiteSignature, align, renames
 from tensortap.diff.builder import DiffBuilder
-from tensortap.diff.elements import Call, KeptElements, common_elements
-from tensortap.diff.equal_steps import equal_steps
+from tensortap.diff.columnar import ColumnarComparison
+from tensortap.diff.elements import KeptElements, common_elements
 from tensortap.diff.layout_runs import LayoutComparison
 from tensortap.diff.layouts import LayoutSide
 from tensortap.diff.pair import Pair
+from tensortap.diff.pair_reader import call_of
 from tensortap.diff.records import compare_records
 from tensortap.diff.result import Diff
+from tensortap.diff.row_pairs import RunPair
 from tensortap.diff.site_names import common_names
 from tensortap.diff.tolerance import Precision, changed
 from tensortap.distributed.mesh import require_all_ranks
@@ -104,7 +104,10 @@ def diff_snapshots(
         for side in (a, b):
             require_all_ranks(side.run.path, side.snapshot.ranks, shards(side.snapshot), side.snapshot.run_json)
         names = common_names(_places(a)), common_names(_places(b), map if callable(map) else None)
-        aligned = align(_unique(names[0]), _unique(names[1]), renames(None if callable(map) else map), signatures)
+        given = renames(None if callable(map) else map)
+        aligned = align(
+            _unique(names[0]), _unique(names[1]), given, lambda: _in_names(signatures(), names), spread=True
+        )
         aligned = _chosen(aligned, sites)
         precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, _own_names(aligned, *names), both[0])))
         comparison = LayoutComparison(_layout(a, None), _layout(b, mesh), aligned, precision)
@@ -116,32 +119,14 @@ def diff_snapshots(
     aligned = _chosen(aligned, sites)
     precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
     kept = KeptElements(*a), KeptElements(*b)
-    pairing = _PairComparison(a, b, aligned, *kept)
-    for skipped, part in _stretches(a, b, both, aligned, kept[0].steps() | kept[1].steps()):
-        progress(both.index(part[0]), len(both))
-        if skipped is not None:
-            later = functools.partial(pairing.pairs, part, copy.copy(precision))
-            found.add_equal(skipped, later)
-            continue
-        for n, compared in enumerate(pairing.steps(part, precision)):
-            progress(both.index(part[0]) + n, len(both))
-            found.add(*compared)
+    runs = RunPair(a.snapshot, b.snapshot, both, aligned.pairs)
+    columnar = ColumnarComparison(runs, kept, precision, bitwise=bitwise)
+    found.put(columnar.result(progress), lambda: PairComparison(a, b, aligned, *kept).pairs(both, copy.copy(precision)))
     return found.diff(a.run, b.run, aligned, both, steps_a, steps_b)
 
 
-def _stretches(
-    a: Side, b: Side, both: Sequence[tuple[int, int]], aligned: Alignment, kept: Collection[int]
-) -> Iterator[tuple[dict[Place, int] | None, list[tuple[int, int]]]]:
-    """Yield the steps to compare, in order: those to go through, with None, and those that are equal, with counts."""
-    same = [x for x, y in both if x == y and x not in kept]
-    known = equal_steps(a.snapshot, b.snapshot, same, aligned.pairs)
-    for is_equal, part in itertools.groupby(both, key=lambda pair: pair[0] == pair[1] and pair[0] in known.steps):
-        steps = list(part)
-        yield (known.counts([step for step, _ in steps]) if is_equal else None), steps
-
-
-class _PairComparison:
-    """Compares the records of two runs pair by pair."""
+class PairComparison:
+    """Compares the records of two runs pair by pair: all that is known of every pair, and slow."""
 
     def __init__(self, a: Side, b: Side, aligned: Alignment, kept_a: KeptElements, kept_b: KeptElements) -> None:
         self._sides = a, b
@@ -216,6 +201,14 @@ def _unique(names: Mapping[Place, Place]) -> list[Place]:
     return list(dict.fromkeys(names.values()))
 
 
+def _in_names(
+    known: tuple[dict[Place, SiteSignature], ...], names: Sequence[Mapping[Place, Place]]
+) -> tuple[dict[Place, SiteSignature], dict[Place, SiteSignature]]:
+    """Return signatures by the names that places have in every layout."""
+    a, b = ({of[own]: said for own, said in side.items() if own in of} for side, of in zip(known, names, strict=True))
+    return a, b
+
+
 def _own_names(aligned: Alignment, a: Mapping[Place, Place], b: Mapping[Place, Place]) -> Alignment:
     """Return the alignment in the names that each run has itself."""
     own_a, own_b = ({common: own for own, common in reversed(list(names.items()))} for names in (a, b))
@@ -281,7 +274,7 @@ def _pairs(
         if other is not None:
             tolerance = precision.tolerance(record.summary.dtype, other.summary.dtype, place.port)
             shapes = record.summary.shape, other.summary.shape
-            kept = common_elements(kept_a, kept_b, _call_of(record), _call_of(other), *shapes)
+            kept = common_elements(kept_a, kept_b, call_of(record), call_of(other), *shapes)
             pairs.append(compare_records(record, other, tolerance, kept))
     return pairs, len(a) - len(pairs), len(b) - len(pairs)
 
@@ -298,7 +291,3 @@ def _by_step(side: Side, steps: Sequence[int], places: Iterable[Place]) -> Itera
             if place in wanted and not record.recomputed:
                 found[record.step].setdefault((record.rank, place, record.call), record)
         yield from found.values()
-
-
-def _call_of(record: Record) -> Call:
-    return record.step, record.rank, record.place._replace(op=""), record.call

@@ -64,13 +64,22 @@ class Precision:
         self._coarsest = 0.0
         self._before_step = 0.0
 
+    def own(self, dtype_a: str, dtype_b: str) -> float:
+        """Return the relative tolerance of two types by themselves; a type that nobody knows has none."""
+        return self._which(RTOL.get(dtype_a, 0.0), RTOL.get(dtype_b, 0.0))
+
+    @property
+    def given(self) -> tuple[float | None, float]:
+        """The tolerance that replaces that of the types: relative, None when it was not given, and absolute."""
+        return self._rtol, self._atol
+
     def next_step(self) -> None:
         """Begin the next step."""
         self._before_step = self._coarsest
 
     def tolerance(self, dtype_a: str, dtype_b: str, port: str = "output") -> Tolerance:
         """Return the tolerance of the next pair. A parameter was computed in earlier steps, all else in this one."""
-        own = self._which(RTOL[dtype_a], RTOL[dtype_b])
+        own = self.own(dtype_a, dtype_b)
         so_far = self._before_step if port == "param" else self._coarsest
         self._coarsest = max(self._coarsest, own)
         if not own:  # integers are exact, whatever they were computed from
@@ -89,5 +98,5 @@ def changed(dtypes: Iterable[tuple[str, str]]) -> bool:
     >>> changed([("float32", "bfloat16"), ("float32", "float32"), ("int64", "int64")])
     True
     """
-    floats = [(a, b) for a, b in dtypes if RTOL[a] or RTOL[b]]
+    floats = [(a, b) for a, b in dtypes if RTOL.get(a) or RTOL.get(b)]
     return sum(a != b for a, b in floats) >= SYSTEMATIC * max(len(floats), 1)

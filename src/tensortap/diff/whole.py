@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +13,13 @@ import numpy.typing as npt
 from tensortap.diff.elements import Array, CommonElements, KeptElements, Positions
 from tensortap.diff.pieces import Arrangement, Piece, Shape
 from tensortap.record.step import Record
+from tensortap.reduce.content_hash import combine
 from tensortap.reduce.merge import merge_groups, merge_histograms
 from tensortap.reduce.statistics import NUMBERS
 from tensortap.reduce.summary import Summary, summarize
+from tensortap.types import DTYPES
+
+_ITEM_SIZES: Final = {dtype.name: dtype.itemsize for dtype in DTYPES}
 
 
 class Whole(NamedTuple):
@@ -28,6 +33,10 @@ class Whole(NamedTuple):
     def rank(self) -> int:
         """The first rank that holds a piece."""
         return min(piece.record.rank for piece in self.pieces)
+
+    def without_hash(self) -> Whole:
+        """Return it without the hash of the whole: the order of its pieces is a guess."""
+        return self._replace(record=replace(self.record, summary=replace(self.record.summary, hash=None)))
 
 
 class WholeElements(NamedTuple):
@@ -52,7 +61,27 @@ def merged_whole(pieces: Sequence[Piece], arrangement: Arrangement, shape: Shape
         summary = first.summary
     else:
         summary = merge_summaries([piece.record.summary for piece in pieces], shape)
+        summary = replace(summary, hash=combined_hash(pieces, arrangement, shape))
     return Whole(replace(first, summary=summary), tuple(pieces), arrangement)
+
+
+def combined_hash(pieces: Sequence[Piece], arrangement: Arrangement, shape: Shape) -> int | None:
+    """Return the hash of the whole from those of pieces that follow each other in it; None where they do not.
+
+    Pieces along the first dimension do, and along a later one behind dimensions of one entry. Columns of a matrix,
+    every n-th row of a batch, partial sums and pieces of other types have no such order.
+    """
+    starts = [arrangement.start(piece, shape) for piece in pieces]
+    summaries = [piece.record.summary for piece in pieces]
+    if None in starts or len({s.dtype for s in summaries}) > 1 or sum(s.numel for s in summaries) != math.prod(shape):
+        return None
+    whole: int | None = None
+    for _, summary in sorted(zip(starts, summaries, strict=True), key=lambda pair: (pair[0] or 0, -pair[1].numel)):
+        if summary.hash is None:
+            return None
+        size = summary.numel * _ITEM_SIZES[summary.dtype]
+        whole = summary.hash if whole is None else combine(whole, summary.hash, size)
+    return whole
 
 
 def merge_summaries(summaries: Sequence[Summary], shape: Shape) -> Summary:
@@ -78,7 +107,11 @@ def scaled(summary: Summary, factor: float) -> Summary:
     """Return the statistics of a tensor divided by a positive number."""
     names = ("min", "max", "mean", "std", "l1", "l2", "absmax")
     return replace(
-        summary, hist_offset=None, hist_counts=None, **{name: getattr(summary, name) / factor for name in names}
+        summary,
+        hash=None,
+        hist_offset=None,
+        hist_counts=None,
+        **{name: getattr(summary, name) / factor for name in names},
     )
 
 

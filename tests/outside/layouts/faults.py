@@ -19,15 +19,15 @@ from outside.layouts.training import Layout, PipelineTraining, Setup, Training
 class Fault(NamedTuple):
     """A training with a fault, and the answer: the stage at which it first shows, the module, the step, the rank.
 
-    `module` None stands for all of them, as for a wrong divisor. `by` is who must find it: `diff`, or `replicas` where
-    a run is compared with itself.
+    `module` None stands for all of them, as for a wrong divisor; a tuple for any of several. `by` is who must find it:
+    `diff`, or `replicas` where a run is compared with itself.
     """
 
     name: str
     layout: Layout
     make: Callable[[Layout, Setup], Training]
     kinds: tuple[str, ...]
-    module: str | None
+    module: str | tuple[str, ...] | None
     step: int = 0
     rank: int | None = None
     setup: Setup = Setup()

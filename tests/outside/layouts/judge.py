@@ -11,6 +11,8 @@ import tensortap as tt
 from outside.layouts.correct import DTYPES, LAYOUTS, MORE, ONE
 from outside.layouts.faults import FAULTS, Fault
 from outside.layouts.pool import Recording, record_all
+from outside.layouts.scored.cases import CORRECT, FP32_ONLY
+from outside.layouts.scored.cases import FAULTS as SCORED_FAULTS
 from outside.layouts.training import Layout, Setup
 
 
@@ -40,6 +42,15 @@ def correct_pairs() -> list[Correct]:
         Correct(f"{layout.name}{option} {short}", layout, replace(setup, dtype=dtype))
         for layout, option, setup in pairs
         for short, dtype in DTYPES.items()
+    ]
+
+
+def scored_pairs() -> list[Correct]:
+    """The correct trainings of the other models."""
+    both = [(*pair, short) for pair in CORRECT for short in DTYPES]
+    return [
+        Correct(f"scored {layout.name} {option} {short}", layout, replace(setup, dtype=DTYPES[short]))
+        for layout, option, setup, short in (*both, *((*pair, "fp32") for pair in FP32_ONLY))
     ]
 
 
@@ -88,7 +99,8 @@ def _judge_fault(case: Fault, out: Path) -> Verdict:
     if cause is None:
         return Verdict(case.name, case.layout.name, False, "nothing found")
     right = cause.kind in case.kinds and cause.step == case.step
-    right &= cause.everywhere or len(cause.sites) > _MANY if case.module is None else cause.module == case.module
+    modules = (case.module,) if isinstance(case.module, str) else case.module
+    right &= cause.everywhere or len(cause.sites) > _MANY if modules is None else cause.module in modules
     right &= case.rank is None or cause.rank == case.rank
     return Verdict(case.name, case.layout.name, bool(right), str(cause))
 
@@ -103,4 +115,13 @@ def _judge_replicas(case: Fault, out: Path) -> Verdict:
 
 
 _MANY = 20
-__all__ = ["FAULTS", "Correct", "Verdict", "correct_pairs", "record_cases", "verdicts"]
+__all__ = [
+    "FAULTS",
+    "SCORED_FAULTS",
+    "Correct",
+    "Verdict",
+    "correct_pairs",
+    "record_cases",
+    "scored_pairs",
+    "verdicts",
+]

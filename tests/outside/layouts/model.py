@@ -246,9 +246,9 @@ def cut(model: Net, over: TensorGroup, *, wrong_dimension: str = "") -> Net:
         if isinstance(module, (Columns, Rows)):
             dimension = 0 if isinstance(module, Columns) else 1
             module.over = over
-            _keep_part(module, "weight", dimension, over, wrong=name == wrong_dimension)
+            keep_part(module, "weight", dimension, over, wrong=name == wrong_dimension)
             if dimension == 0:
-                _keep_part(module, "bias", 0, over)
+                keep_part(module, "bias", 0, over)
         if isinstance(module, Dropout):
             module.part = over.rank
         if isinstance(module, Positions) and over.sequence:
@@ -256,9 +256,10 @@ def cut(model: Net, over: TensorGroup, *, wrong_dimension: str = "") -> Net:
     return model
 
 
-def _keep_part(module: nn.Module, name: str, dimension: int, over: TensorGroup, *, wrong: bool = False) -> None:
+def keep_part(module: nn.Module, name: str, dimension: int, over: TensorGroup, *, wrong: bool = False) -> None:
+    """Replace a parameter by this rank's part of it."""
     whole: Tensor = getattr(module, name).data
     part = whole.chunk(over.size, dimension)[over.rank]
     if wrong:  # cut along the other dimension, and of the right shape because the matrix is square
         part = whole.chunk(over.size, 1 - dimension)[over.rank].reshape(part.shape)
-    setattr(module, name, nn.Parameter(part.clone()))
+    setattr(module, name, nn.Parameter(part.clone(), requires_grad=getattr(module, name).requires_grad))

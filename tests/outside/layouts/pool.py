@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import faulthandler
-import os
-import sys
+import shutil
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-import torch.distributed as dist
+from forked_ranks import run_ranks
 
 import tensortap as tt
-from outside.layouts.training import Layout, Setup, Training, training
+from outside.layouts.subjects import training
+from outside.layouts.training import Layout, Setup, Training
 
 Make = Callable[[Layout, Setup], Training]
 VALUES = ("**:input", "**:output", "**:grad_output", "**:grad_input")
@@ -46,50 +45,34 @@ def record(recording: Recording, out: Path, keep: Iterable[object] = ()) -> None
 def record_all(recordings: Iterable[Recording], out: Path, keep: Iterable[object] = ()) -> dict[str, str]:
     """Record all of them, those of one world size in one start of its ranks; return what went wrong by name."""
     out.mkdir(parents=True, exist_ok=True)
+    kept = list(keep)
     by_size: dict[int, list[Recording]] = {}
     for recording in recordings:
         by_size.setdefault(recording.layout.world, []).append(recording)
     for size, group in sorted(by_size.items()):
-        children = [_fork(rank, size, group, out, list(keep)) for rank in range(size)]
-        for child in children:
-            os.waitpid(child, 0)
+        left = [recording for recording in group if not is_recorded(recording.name, out)]
+        for recording in left:  # what a start that was cut short has left
+            shutil.rmtree(out / recording.name, ignore_errors=True)
+            (out / f"{recording.name}.error").unlink(missing_ok=True)
+        codes = run_ranks(size, partial(_record_group, left, out, kept), out) if left else []
+        (out / f"meeting{size}").unlink(missing_ok=True)  # another start of as many ranks meets anew
+        for recording in left if not any(codes) else ():
+            (out / f"{recording.name}.done").touch()
     return {path.stem: path.read_text() for path in sorted(out.glob("*.error"))}
 
 
-def _fork(rank: int, size: int, group: list[Recording], out: Path, keep: list[object]) -> int:
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        faulthandler.dump_traceback_later(900, exit=True)
-        warnings.simplefilter("ignore")
-        torch.set_num_threads(1)
-        _join(rank, size, out)
-        for recording in group:
-            _record_or_explain(recording, out, keep)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def is_recorded(name: str, out: Path) -> bool:
+    """Whether all ranks of an earlier start have recorded it."""
+    return (out / f"{name}.done").exists()
 
 
-def _record_or_explain(recording: Recording, out: Path, keep: list[object]) -> None:
-    try:
-        record(recording, out, keep)
-    except Exception:
-        (out / f"{recording.name}.error").write_text(traceback.format_exc())
-        if recording.layout.world > 1:
-            raise  # other ranks would wait for this one
-
-
-def _join(rank: int, size: int, out: Path) -> None:
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    os.environ.update({name: str(number) for name, number in numbers.items()})
-    if size > 1:
-        os.environ.update(MASTER_ADDR="localhost", MASTER_PORT="29500", TORCHELASTIC_RUN_ID=f"layouts-{size}")
-        meeting = f"file://{out.absolute()}/meeting{size}"
-        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+def _record_group(group: list[Recording], out: Path, keep: list[object]) -> None:
+    faulthandler.dump_traceback_later(600, exit=True)
+    warnings.simplefilter("ignore")
+    for recording in group:
+        try:
+            record(recording, out, keep)
+        except Exception:
+            (out / f"{recording.name}.error").write_text(traceback.format_exc())
+            if recording.layout.world > 1:
+                raise  # other ranks would wait for this one

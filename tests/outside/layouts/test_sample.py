@@ -1,4 +1,4 @@
-"""A small sample of what `benchmarks/layouts.py` runs: two ranks, three faults and two correct trainings."""
+"""A small sample of what `benchmarks/layouts.py` runs: two ranks, four faults and three correct trainings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from outside.layouts.judge import FAULTS, correct_pairs, verdicts
+from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, scored_pairs, verdicts
 
 SAMPLE = (
     "router not reduced", "same dropout seed on tensor-parallel ranks", "parameter frozen on one rank",
-    "fsdp2 fp32", "ddp2-accumulate2 bf16",
+    "fsdp2 fp32", "ddp2-accumulate2 bf16", "gradient of gates not summed", "scored ddp2 images bf16",
 )  # fmt: skip
-CASES = [case for case in (*FAULTS, *correct_pairs()) if case.name in SAMPLE]
+ALL = (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())
+CASES = [case for case in ALL if case.name in SAMPLE]
 
 
 @pytest.fixture(scope="module")

@@ -42,6 +42,7 @@ class Layout:
     sequence: bool = False
     strided: bool = False  # a rank has every n-th row of the batch, as with DistributedSampler
     schedule: str = "1f1b"
+    experts: bool = False  # tensor-parallel ranks have whole experts, where a model has experts
 
     @property
     def world(self) -> int:
@@ -69,6 +70,8 @@ class Setup:
     ema: bool = False
     seed: int = 0
     steps: int = 3
+    model: str = "net"
+    options: tuple[str, ...] = ()
 
 
 class Training:
@@ -115,12 +118,16 @@ class Training:
         if self.layout.cut_by == "hand":
             return cut(model, TensorGroup(self.groups["tp"], self.layout.sequence))
         model = parallelize_module(model, self.device_mesh["tp"], self.plan())  # type: ignore[assignment]
+        self.adapt(model)
+        return model
+
+    def adapt(self, model: Net) -> None:
+        """Tell layers which part of the sequence and of the features they see."""
         for module in model.modules():
             if isinstance(module, Positions) and self.layout.sequence:
                 module.offset = self.tensor_rank * LENGTH // self.layout.tensor
         for block in model.blocks.values():
             block.mlp.drop.part = self.tensor_rank  # type: ignore[union-attr]
-        return model
 
     def plan(self) -> dict[str, Any]:
         """What parallelize_module is told."""
@@ -150,9 +157,13 @@ class Training:
         mesh = self.device_mesh
         if self.layout.by == "fsdp":
             mesh = mesh["dp"]
-        for block in model.blocks.values():
-            fully_shard(block, mesh=mesh)
+        for part in self.parts(model):
+            fully_shard(part, mesh=mesh)
         return fully_shard(model, mesh=mesh)
+
+    def parts(self, model: Any) -> list[nn.Module]:
+        """What FSDP wraps by itself."""
+        return list(model.blocks.values())
 
     @property
     def device_mesh(self) -> Any:
@@ -288,9 +299,9 @@ class PipelineTraining(Training):
 
     def build(self, model: Net) -> nn.Module:
         """One stage."""
-        part = stage_of(model, self.stage_rank, self.layout.stages)
+        part = self.part(model)
         if self.layout.tensor > 1:
-            part = cut(part, TensorGroup(self.groups["tp"], self.layout.sequence))
+            part = self.cut(part)
         self.stage = PipelineStage(
             part, self.stage_rank, self.layout.stages, torch.device("cpu"), group=self.groups["pp"]
         )
@@ -298,6 +309,10 @@ class PipelineTraining(Training):
         self.micro = max(self.layout.accumulate, self.layout.stages if self.layout.schedule == "1f1b" else 2)
         self.schedule = kind(self.stage, n_microbatches=self.micro, loss_fn=self.micro_loss)
         return part
+
+    def part(self, model: Net) -> Net:
+        """What this stage has of the model."""
+        return stage_of(model, self.stage_rank, self.layout.stages)
 
     def micro_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of a micro-batch; the schedule averages gradients over them."""
@@ -326,8 +341,3 @@ class PipelineTraining(Training):
     def watched(self) -> Any:
         """The stage."""
         return self.stage
-
-
-def training(layout: Layout, setup: Setup) -> Training:
-    """The training of a layout."""
-    return PipelineTraining(layout, setup) if layout.stages > 1 else Training(layout, setup)
