@@ -186,6 +186,31 @@ def answers(path: Path, kind: str, steps: int) -> Iterator[Figure]:
         yield Figure(f"a zoom, the slowest of {len(spans)}, {kind}", 1e3 * max(taken), 150, "ms")
 
 
+_PAINT = """() => { const heat = document.querySelector(".heat"); return heat && +heat.dataset.drawn > 0; }"""
+
+
+def painted(path: Path, kind: str) -> Iterator[Figure]:
+    """Seconds from opening the page until the heat map is drawn, of a cold server, in a browser that is open."""
+    chromium = shutil.which("chromium")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        chromium = None
+    if chromium is None or not built():
+        print("(no browser: the first paint was not measured)")
+        return
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto("about:blank")
+        with serving(path) as server:
+            begin = time.perf_counter()
+            page.goto(f"http://127.0.0.1:{server.port}/")
+            page.wait_for_function(_PAINT, polling=10)
+            yield Figure(f"first paint of the overview, cold server, {kind}", time.perf_counter() - begin, 1.5, "s")
+        browser.close()
+
+
 def load(path: Path, steps: int, seconds: float) -> Iterator[Figure]:
     """Fifty requests at a time: every one answered, memory bounded."""
     stats = ("std", "mean", "zeros", "l2", "min", "max")
@@ -255,6 +280,7 @@ def figures(work: Path, quick: bool) -> Iterator[Figure]:
     for kind, folded in (("compacted", True), ("as written", False)):
         build(work / kind, sites, steps, folded=folded)
         yield from answers(work / kind, kind, steps)
+        yield from painted(work / kind, kind)
     yield from load(work / "compacted", steps, seconds)
 
 

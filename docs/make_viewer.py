@@ -1,4 +1,4 @@
-"""Draws docs/viewer.png: `tensortap view` over a training of examples/digits_cnn.py with the dead ReLU planted in it.
+"""Draws docs/viewer.png: `tensortap view` over a training whose learning rate jumps a millionfold; NaN follows.
 
 `make picture` runs it. It needs chromium and the built page.
 """
@@ -25,7 +25,7 @@ def picture(address: str, to: Path) -> None:
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = chromium.new_page(viewport=SIZE, color_scheme="light")
-        page.goto(f"{address}#/overview?run=digits")
+        page.goto(f"{address}#/overview?run=encoder")
         page.wait_for_function(FINDINGS)
         box = page.locator(".heat-over").bounding_box()
         page.mouse.move(box["x"] + box["width"] * 0.62, box["y"] + box["height"] * 0.25)
@@ -38,7 +38,7 @@ def main() -> None:
     record = runpy.run_path(str(HERE.parent / "tests" / "web" / "record.py"))
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
-        record["digits"](runs / "digits", steps=240)
+        record["jump"](runs / "encoder", steps=240, at=158)
         words = [sys.executable, "-u", "-m", "tensortap", "view", str(runs), "--no-open"]
         with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as server:
             try:

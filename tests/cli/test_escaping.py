@@ -22,7 +22,7 @@ def run(tmp_path: Path) -> str:
     with tt.watch(to=tmp_path / "run") as tap:
         for name in (HOSTILE, "=cmd|' /C calc'!A0", "plain"):
             tt.tap(np.ones(3), name)
-        tap.step()
+        tap.step(**{HOSTILE: 1.0})
     return str(tap.path)
 
 
@@ -31,6 +31,8 @@ def run(tmp_path: Path) -> str:
     [
         ("show", "RUN"), ("show", "RUN", "--site", "nosuch"), ("show", "RUN", "--site", "\x1b[31mnosuch"),
         ("check", "RUN"), ("show", f"RUN{HOSTILE}"), ("diff", "RUN", "RUN"), ("show", "RUN", "--site", "layer"),
+        ("explain", "RUN"), ("doctor", "RUN"), ("ctl", "RUN", "status"), ("ctl", f"RUN{HOSTILE}", "note", HOSTILE),
+        ("show", "RUN", "--json"), ("export", "RUN", "--to", "jsonl", "-o", f"RUN{HOSTILE}x/y"),
     ],
     ids=str,
 )  # fmt: skip

@@ -89,3 +89,18 @@ def bench() -> Any:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """A function that opens a folder and answers one question about it."""
+    opened = {}
+
+    def answer(path, where="run", **given):
+        if where not in opened:
+            opened[where] = Api(str(tmp_path / where))
+        return opened[where].answer(path, {name: str(value) for name, value in given.items()})
+
+    yield answer
+    for api in opened.values():
+        api.close()

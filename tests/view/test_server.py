@@ -240,3 +240,25 @@ def test_fifty_at_a_time_all_get_their_answer(bench, serve, tmp_path):
         thread.join()
     assert set(got.values()) == {200} and len(got) == len(paths)
     assert 0 < client.api.grids.held <= 2_000_000
+
+
+def test_notes_are_written_by_the_page_itself_alone(client):
+    """A POST with tags and a note needs the page's own origin and JSON; another page's changes nothing."""
+    body = json.dumps({"run": "exp1", "tags": ["good"], "note": "why"})
+
+    def post(**headers):
+        connection = http.client.HTTPConnection("127.0.0.1", client.port, timeout=10)
+        connection.request("POST", "/api/notes", body, headers)
+        try:
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    own = {"Origin": f"http://127.0.0.1:{client.port}", "Content-Type": "application/json"}
+    assert post(**{**own, "Origin": "http://evil.example"})[0] == 403
+    assert post(**{"Content-Type": "application/json"})[0] == 403
+    assert post(**{**own, "Content-Type": "text/plain"})[0] == 403
+    assert json.loads(client.get("/api/runs").body)["runs"][0]["tags"] == []
+    assert post(**own)[0] == 200
+    assert json.loads(client.get("/api/runs").body)["runs"][0]["tags"] == ["good"]

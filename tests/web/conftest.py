@@ -30,14 +30,6 @@ FLAGS = [
 ]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All browser tests share one server and one browser, so one worker runs them."""
-    for item in items:
-        if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group("web"))
-
-
 @pytest.fixture(scope="session")
 def built() -> Path:
     """The page, built from the sources as they are."""

@@ -5,14 +5,17 @@ python tests/web/record.py FOLDER
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import subprocess
 import sys
 import textwrap
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -52,6 +55,69 @@ def batches(data: Any, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]
     for step in range(steps):
         rows = torch.arange(step * 32, step * 32 + 32) % len(data)
         yield data[rows]
+
+
+class Encoder(nn.Module):
+    """Layers with a norm each, and a head."""
+
+    def __init__(self, layers: int = 4, width: int = 16) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(OrderedDict(norm1=nn.LayerNorm(width), up=nn.Linear(width, width), act=nn.GELU()))
+            for _ in range(layers)
+        )
+        self.head = nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x)
+
+
+def jump(to: Path, *, steps: int = 60, at: int = 40) -> None:
+    """The learning rate rises a millionfold at a step, NaN follows; evaluation between, checkpoints, one high loss."""
+    torch.manual_seed(0)
+    model = Encoder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    data = torch.randn(64, 16)
+    probe = tt.probe("**", keep=[tt.stats(), tt.histogram()])
+    with tt.watch(model, probe, to=str(to), context=True) as tap:
+        for step in range(steps):
+            if step == at:
+                optimizer.param_groups[0]["lr"] = 1e4
+            model.train()
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(data), data[:, :4] * (20 if step == 20 else 1))
+            loss.backward()
+            optimizer.step()
+            tap.step(loss=loss.item())
+            if step % 20 == 10:
+                torch.save(model.state_dict(), to.parent / "model.pt")
+                model.eval()
+                with torch.no_grad():
+                    model(data)
+                tap.step()
+    (to.parent / "model.pt").unlink(missing_ok=True)
+
+
+def four_ranks(to: Path) -> None:
+    """Four ranks of which one is off."""
+    launch = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29517", "WORLD_SIZE": "4"}
+    for rank in range(4):
+        rng = np.random.default_rng(rank)
+        with patch.dict(os.environ, launch), tt.watch(to=str(to), rank=rank) as tap:
+            for _ in range(40):
+                for name in ("embed", "blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp", "head"):
+                    tt.tap(rng.normal(size=256).astype(np.float32) * (1.6 if rank == 2 else 1.0), name)
+                tap.step(loss=1.0 + 0.1 * rank)
+
+
+def raised(to: Path) -> None:
+    """A training that an error ended."""
+    with contextlib.suppress(ZeroDivisionError), tt.watch(to=str(to)) as tap:
+        for step in range(9):
+            tt.tap(np.arange(8.0) * step, "fc")
+            tap.step(loss=1.0 / (8 - step))
 
 
 def attention(to: Path) -> None:
@@ -150,7 +216,7 @@ def record(folder: Path) -> None:
     """All of them."""
     digits(folder / "digits")
     digits(folder / "digits-faster", rate=0.01)
-    for make in (attention, nan, empty, hostile, crashed, large, long):
+    for make in (attention, nan, empty, hostile, crashed, large, long, jump, four_ranks, raised):
         make(folder / make.__name__)
 
 

@@ -26,11 +26,11 @@ def test_every_statistic_can_be_shown(at, heat):
     """The keys [ and ] go through all statistics, and each has a legend of its own."""
     page = at("#/overview?run=digits")
     heat(page).ready(SITES)
-    offered = page.get_by_label("Statistic").locator("option").count()
+    offered = page.get_by_label("Statistic", exact=True).locator("option").count()
     seen = set()
     for _ in range(offered):
         page.keyboard.press("]")
-        name = page.get_by_label("Statistic").evaluate("(one) => one.selectedOptions[0].textContent")
+        name = page.get_by_label("Statistic", exact=True).evaluate("(one) => one.selectedOptions[0].textContent")
         sync_api.expect(page.locator(".legend-title")).to_contain_text(name)
         heat(page).ready()
         seen.add(name)
@@ -64,8 +64,8 @@ def test_an_address_brings_back_the_whole_state(at, heat):
         "#/overview?run=digits&stat=zeros&port=grad_output&sites=block.*&from=10&to=19&site=block.relu:grad_output&step=12"
     )
     assert "step 10" in heat(page).ready(3).hover(0, 0.001)
-    assert page.get_by_label("Statistic").input_value() == "zeros"
-    assert page.get_by_label("Port").input_value() == "grad_output"
+    assert page.get_by_label("Statistic", exact=True).input_value() == "zeros"
+    assert page.get_by_label("Port", exact=True).input_value() == "grad_output"
     assert page.get_by_label("Filter sites").input_value() == "block.*"
     sync_api.expect(page.get_by_role("button", name="steps 10–19")).to_be_visible()
     page.keyboard.press("Enter")
@@ -157,9 +157,9 @@ def test_training_and_evaluation_are_shown_apart(built, tmp_path, serving, visit
     with serving(tmp_path / "run") as address:
         page = visit(address, expect="ERR_INCOMPLETE_CHUNKED_ENCODING")  # the server ends first
         heat(page).ready(4)
-        sync_api.expect(page.get_by_label("Phase")).to_have_value("train")
+        sync_api.expect(page.get_by_label("Phase", exact=True)).to_have_value("train")
         sync_api.expect(page.locator(".badge")).to_contain_text("32 steps")
-        page.get_by_label("Phase").select_option("eval")
+        page.get_by_label("Phase", exact=True).select_option("eval")
         sync_api.expect(page.locator(".badge")).to_contain_text("8 steps")
         assert "steps 4–8" in heat(page).ready(4).hover(0, 0.05)
         page.get_by_role("link", name="Site").click()

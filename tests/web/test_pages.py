@@ -48,7 +48,7 @@ def test_diff_marks_where_two_runs_part(at, heat):
 def test_findings_page_has_evidence_and_advice(at):
     """Each finding stands with its evidence and advice, and rules without data say why."""
     page = at("#/findings?run=digits")
-    dead = page.locator(".finding", has_text="dead_units").filter(has_text="block.relu:output")
+    dead = page.locator(".finding", has_text="dead units").filter(has_text="block.relu:output")
     sync_api.expect(dead).to_contain_text("of 32768 elements are zero")
     dead.get_by_text("Evidence").click()
     sync_api.expect(dead.locator("dl")).to_be_visible()
@@ -66,7 +66,7 @@ def test_cost_page_names_the_dearest_sites(at):
 def test_runs_are_listed_and_lead_to_their_overview(at, heat):
     """A folder shows its runs with their state; a click opens one."""
     page = at("")
-    sync_api.expect(page.locator("main tbody tr")).to_have_count(9)
+    sync_api.expect(page.locator("main tbody tr")).to_have_count(12)
     sync_api.expect(page.locator("tr", has_text="crashed").locator(".badge")).to_have_text("crashed")
     page.get_by_role("link", name="digits-faster").click()
     heat(page).ready(18)

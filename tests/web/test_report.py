@@ -29,14 +29,14 @@ def test_every_page_works_without_a_server(report, visit, heat):
     page.on("request", lambda request: asked.append(request.url))
     page.reload()
     assert "deep.2:output" in heat(page).ready(18).hover(9, 0.5)
-    sync_api.expect(page.locator(".finding", has_text="dead_units")).to_be_visible()
+    sync_api.expect(page.locator(".finding", has_text="dead units")).to_be_visible()
     page.mouse.click(*heat(page).place(0, 0.5))
     sync_api.expect(page.locator("h1")).to_have_text("stem.0:output")
     sync_api.expect(page.locator(".chart-title", has_text="Quantiles")).to_have_count(2)
     page.keyboard.press("3")
     sync_api.expect(page.locator("output")).to_have_text(re.compile(r"step \d+"))
     page.keyboard.press("5")
-    sync_api.expect(page.locator(".finding", has_text="dead_units")).to_be_visible()
+    sync_api.expect(page.locator(".finding", has_text="dead units")).to_be_visible()
     page.keyboard.press("6")
     sync_api.expect(page.get_by_text("What observing cost")).to_be_visible()
     assert asked == [report]
@@ -54,7 +54,9 @@ def test_filter_port_and_zoom_crop_what_is_there(report, visit, heat):
         "head": 1,
         "stem.0:output": 1,
     }.items():
-        page.get_by_label("Port").select_option("all" if ":" in pattern and "re:" not in pattern else "output")
+        page.get_by_label("Port", exact=True).select_option(
+            "all" if ":" in pattern and "re:" not in pattern else "output"
+        )
         page.get_by_label("Filter sites").fill(pattern)
         heat(page).ready(rows)
 

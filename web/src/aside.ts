@@ -4,7 +4,7 @@ import { fill, h } from "./dom.ts";
 import { card, facts, summary } from "./findings.ts";
 import { count, date, many } from "./format.ts";
 import { failed, loading } from "./states.ts";
-import type { Counts, Finding, Findings, RunInfo } from "./types.ts";
+import type { Counts, FindingGroup, Findings, RunInfo } from "./types.ts";
 import type { Context } from "./view.ts";
 
 const SHOWN = 40;
@@ -17,11 +17,11 @@ export class Aside {
 
   constructor(
     private readonly context: Context,
-    private readonly hover: (finding: Finding | null) => void,
+    private readonly hover: (group: FindingGroup | null) => void,
   ) {
     this.element = h(
-      "aside",
-      { class: "aside", "aria-label": "Findings and the run" },
+      "section",
+      { class: "aside", "aria-label": "Findings and the run", tabindex: 0 },
       this.title,
       this.list,
       this.about,
@@ -31,12 +31,13 @@ export class Aside {
 
   found(answer: Findings): void {
     this.title.textContent = summary(answer);
-    const rest = answer.findings.length - SHOWN;
+    const groups = answer.groups ?? [];
+    const rest = groups.length - SHOWN;
     const more =
       rest > 0 && h("a", { href: this.context.router.link("findings", {}) }, `${many(rest, "more finding")}`);
     fill(
       this.list,
-      answer.findings.slice(0, SHOWN).map((finding) => card(finding, this.context, this.hover)),
+      groups.slice(0, SHOWN).map((group) => card(group, this.context, this.hover)),
       more,
     );
   }
@@ -62,7 +63,7 @@ export class Aside {
 function told(run: RunInfo): [string, unknown][] {
   const { first, last } = run.steps;
   const pairs: [string, unknown][] = [
-    ["state", run.state],
+    ["state", run.ended_by ? `${run.state}, ended by ${run.ended_by}` : run.state],
     ["steps", first === null ? "none" : `${count(run.steps.count)} (${count(first)}–${count(last)})`],
     ["sites", count(run.sites.length)],
     ["ranks", run.ranks.length > 1 ? count(run.ranks.length) : ""],

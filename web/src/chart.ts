@@ -1,10 +1,12 @@
 // Series over steps, drawn by uPlot: lines, bands between two of them, a crosshair that other charts share.
 
 import uPlot from "uplot";
-import { token } from "./colours.ts";
+import { type AxisMode, axisScale } from "./axes.ts";
+import { NONFINITE, token } from "./colours.ts";
 import { h } from "./dom.ts";
 import { count, number } from "./format.ts";
-import { drawn, padded, plain, positive, type Series } from "./lines.ts";
+import { aligned, drawn, plain, positive, type Series } from "./lines.ts";
+import { pngButton } from "./save.ts";
 import { type Span, stepsOf } from "./view.ts";
 
 export type { Series };
@@ -28,31 +30,40 @@ export interface ChartOptions {
 export class Chart {
   readonly element: HTMLElement;
   private plot: uPlot | null = null;
-  private x: ArrayLike<number> = [];
+  private x: number[] = [];
+  private columns: (number | null | undefined)[][] = [];
+  private bad: { x: ArrayLike<number>; count: ArrayLike<number> } | null = null;
   private series: Series[] = [];
   private span: Span = { from: 0, to: 1 };
   private readonly holder = h("div", { class: "chart-plot" });
   private readonly readout = h("div", { class: "chart-readout" });
   private looks = "";
   remark = ""; // said beside the values, loudly
+  mode: AxisMode = "robust";
+  private readonly save: HTMLElement;
   private quiet = false; // while another chart moves this one's cursor
 
   constructor(private readonly options: ChartOptions) {
     this.element = h(
       "figure",
-      { class: options.inside ? "chart inside" : "chart", role: "img", "aria-label": options.label },
+      { class: options.inside ? "chart inside" : "chart", "aria-label": options.label },
       this.readout,
       this.holder,
     );
+    this.holder.setAttribute("role", "img");
+    this.holder.setAttribute("aria-label", options.label);
+    this.save = pngButton(options.label, () => [...this.holder.querySelectorAll("canvas")]);
     this.holder.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
   }
 
-  show(x: ArrayLike<number>, series: Series[], span: Span): void {
-    this.x = x;
+  /** `bad` counts what was not finite at each x: it is drawn as such, and never as a value. */
+  show(x: ArrayLike<number>, series: Series[], span: Span, bad: ArrayLike<number> | null = null): void {
+    ({ x: this.x, columns: this.columns } = aligned(x, series, this.options.log ? positive : plain));
+    this.bad = bad && { x: Array.from(x), count: bad };
     this.series = series;
     this.span = span;
-    const look = JSON.stringify([token("series"), series.map(({ values: _, ...rest }) => rest)]);
-    if (this.plot && look === this.looks) this.renew();
+    const look = JSON.stringify([token("series"), this.mode, series.map(({ values: _, x: __, ...rest }) => rest)]);
+    if (this.plot && look === this.looks && this.mode !== "symlog") this.renew();
     else this.build();
     this.looks = look;
   }
@@ -64,8 +75,7 @@ export class Chart {
   }
 
   private data(): uPlot.AlignedData {
-    const values = this.options.log ? positive : plain;
-    return [plain(this.x), ...this.series.map((one) => values(one.values))] as uPlot.AlignedData;
+    return [this.x, ...this.columns] as uPlot.AlignedData;
   }
 
   /** Another span of the same series. */
@@ -127,7 +137,7 @@ export class Chart {
       cursor: { y: false, drag: { x: Boolean(this.options.zoom), y: false, setScale: false }, points: { size: 6 } },
       scales: {
         x: { time: false, range: () => [this.span.from, this.span.to] },
-        y: log ? { distr: 3 } : { range: this.options.range ?? padded },
+        y: log ? { distr: 3 } : this.options.range ? { range: this.options.range } : axisScale(this.mode, () => this.seen()),
       },
       axes: [
         {
@@ -140,8 +150,61 @@ export class Chart {
       ],
       series: [{}, ...this.series.map((one) => drawn(one))],
       bands: this.bands(),
-      hooks: { setCursor: [() => this.moved()], setSelect: [(plot) => this.selected(plot)] },
+      hooks: {
+        setCursor: [() => this.moved()],
+        setSelect: [(plot) => this.selected(plot)],
+        draw: [(plot) => this.mark(plot)],
+      },
     };
+  }
+
+  /** The finite values in sight. */
+  private seen(): number[] {
+    const inside = this.x.map((x) => x >= this.span.from && x <= this.span.to);
+    return this.columns.flatMap((column) =>
+      column.filter((value, i): value is number => inside[i]! && value !== null && value !== undefined),
+    );
+  }
+
+  /** What is not finite, as bars over the whole height; and what lies beyond the axis, as triangles at its edge. */
+  private mark(plot: uPlot): void {
+    const { left, top, width, height } = plot.bbox;
+    const pen = plot.ctx;
+    pen.save();
+    pen.beginPath();
+    pen.rect(left, top, width, height);
+    pen.clip();
+    pen.fillStyle = NONFINITE;
+    const bad = this.bad;
+    Array.from(bad?.count ?? []).forEach((count, i) => {
+      if (!(count > 0)) return;
+      const x = plot.valToPos(bad!.x[i]!, "x", true);
+      const next = bad!.x[i + 1] === undefined ? x : plot.valToPos(bad!.x[i + 1]!, "x", true);
+      const wide = Math.max(2, Math.min(next - x || 4, 24));
+      pen.globalAlpha = 0.16;
+      pen.fillRect(x - wide / 2, top, wide, height);
+      pen.globalAlpha = 1;
+      pen.fillRect(x - wide / 2, top + height - 5, wide, 5);
+    });
+    this.series.forEach((one, at) => one.quiet || this.beyond(plot, this.columns[at]!, one.colour ?? token("series")));
+    pen.restore();
+  }
+
+  private beyond(plot: uPlot, column: (number | null | undefined)[], colour: string): void {
+    const { min, max } = plot.scales["y"]!;
+    if (min === undefined || min === null || max === undefined || max === null) return;
+    const { top, height } = plot.bbox;
+    plot.ctx.fillStyle = colour;
+    column.forEach((value, i) => {
+      if (value === null || value === undefined || (value <= max && value >= min)) return;
+      const x = plot.valToPos(this.x[i]!, "x", true);
+      const [tip, base] = value > max ? [top + 1, top + 8] : [top + height - 1, top + height - 8];
+      plot.ctx.beginPath();
+      plot.ctx.moveTo(x, tip);
+      plot.ctx.lineTo(x - 4, base);
+      plot.ctx.lineTo(x + 4, base);
+      plot.ctx.fill();
+    });
   }
 
   private bands(): uPlot.Band[] {
@@ -192,13 +255,22 @@ export class Chart {
               this.options.xName ? this.nameOf(this.x[i]!) : `step ${this.nameOf(this.x[i]!)}`,
             ),
           ];
-    const values = told.map((one) => this.told(one, one.values[i] ?? NaN, told.length > 1));
+    const values = told.map((one) => this.told(one, this.valueAt(one, i), told.length > 1));
     this.readout.replaceChildren(
       h("span", { class: "chart-title" }, this.options.label),
       ...values,
       ...where,
       ...(this.remark ? [h("span", { class: "wrong" }, this.remark)] : []),
+      this.save,
     );
+  }
+
+  /** The value of a line at a place, or the last before it where lines stand at places of their own. */
+  private valueAt(one: Series, at: number): number {
+    const column = this.columns[this.series.indexOf(one)] ?? [];
+    let i = at;
+    while (i > 0 && column[i] === undefined) i--;
+    return column[i] ?? NaN;
   }
 
   /** The last point in sight. */

@@ -64,14 +64,14 @@ export class CostPage implements View {
       h(
         "tr",
         {},
-        ["site", "time", "share", ""].map((name) => h("th", { scope: "col" }, name)),
+        ["site", "time", "share", "compared"].map((name) => h("th", { scope: "col" }, name)),
       ),
     );
     const note =
       sites.length > SHOWN
         ? [h("p", { class: "quiet" }, `The ${SHOWN} dearest of ${many(sites.length, "site")}.`)]
         : [];
-    return h("div", {}, h("table", {}, head, h("tbody", {}, rows)), ...note);
+    return h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "Cost by site" }, h("table", {}, head, h("tbody", {}, rows)), ...note);
   }
 }
 

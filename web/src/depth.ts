@@ -5,10 +5,11 @@ import { token } from "./colours.ts";
 import type { Columns } from "./columns.ts";
 import { fill, h, sized } from "./dom.ts";
 import { count, shortened } from "./format.ts";
+import { ask, otherRuns, type Other, overlayMenu } from "./overlay.ts";
 import { empty, failed, loading, nothingYet } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
 import type { RunInfo } from "./types.ts";
-import { type Context, phaseOf, type View } from "./view.ts";
+import { type Context, labelOf, phaseOf, type View } from "./view.ts";
 
 const WIDTH = 600; // steps a slider can tell apart
 const PACE = 90; // milliseconds a step when played
@@ -30,6 +31,10 @@ export class Depth implements View {
   private timer = 0;
   private later = 0;
   private version: string | number = "";
+  private others: Other[] = [];
+  private why = ""; // why it opened at this step
+  private readonly menu = h("span");
+  private readonly note = h("span", { class: "quiet" });
   private readonly unsize: () => void;
 
   constructor(private readonly context: Context) {
@@ -53,7 +58,9 @@ export class Depth implements View {
 
   update(params: Record<string, string>): void {
     if (!this.context.run.steps.count) return fill(this.element, nothingYet(this.context.run));
-    if (this.version !== this.context.run.version) void this.load(params);
+    fill(this.menu, overlayMenu(this.context, params));
+    const key = `${this.context.run.version} ${otherRuns(params).join(" ")} ${params["rank"] ?? ""}`;
+    if (this.version !== key) void this.load(params, key);
     else this.goTo(params["step"]);
   }
 
@@ -93,14 +100,15 @@ export class Depth implements View {
     return Number(this.slider.value);
   }
 
-  private async load(params: Record<string, string>): Promise<void> {
-    this.version = this.context.run.version;
+  private async load(params: Record<string, string>, key: string): Promise<void> {
+    this.version = key;
+    const { source, run } = this.context;
     try {
-      this.data = await this.context.source.columns("/api/depth", {
-        run: this.context.run.id,
-        phase: phaseOf(this.context.run),
-        width: WIDTH,
-      });
+      const asked = { width: WIDTH, rank: params["rank"] };
+      const others = ask(source, otherRuns(params), "/api/depth", asked);
+      others.catch(() => undefined); // said by the run's own answer, which is waited for first
+      this.data = await source.columns("/api/depth", { ...asked, run: run.id, phase: phaseOf(run) });
+      this.others = await others;
     } catch (error) {
       return fill(this.element, failed(error));
     }
@@ -118,7 +126,7 @@ export class Depth implements View {
 
   private furnish(): void {
     if (this.slider.isConnected) return;
-    const controls = h("div", { class: "play" }, this.play, this.slider, this.told);
+    const controls = h("div", { class: "play" }, this.play, this.slider, this.told, this.note, this.menu);
     const note = h(
       "p",
       { class: "quiet" },
@@ -134,8 +142,7 @@ export class Depth implements View {
   }
 
   private names(): string[] {
-    const sites = (this.data?.header["sites"] ?? []) as (string | { site: string })[];
-    return sites.map((site) => (typeof site === "string" ? site : site.site));
+    return this.data ? sitesOf(this.data) : [];
   }
 
   private goTo(step: string | undefined): void {
@@ -143,6 +150,8 @@ export class Depth implements View {
     this.slider.max = String(Math.max(0, steps.length - 1));
     let at = steps.length - 1;
     if (step !== undefined) while (at > 0 && steps[at]! > Number(step)) at--;
+    else [at, this.why] = telling(this.data!, this.names().length);
+    if (step !== undefined && this.timer === 0 && document.activeElement === this.slider) this.why = "";
     this.slider.value = String(at);
     this.draw();
   }
@@ -153,6 +162,7 @@ export class Depth implements View {
   }
 
   private moved(): void {
+    this.why = "";
     this.draw();
     clearTimeout(this.later);
     const step = this.data?.get("step")[this.at];
@@ -181,6 +191,7 @@ export class Depth implements View {
     for (const [half] of HALVES) this.charts[half].remark = this.remark(half);
     for (const [half, name] of HALVES)
       this.charts[half].show(depth, this.series(data.get(half), sites, half, name), span);
+    this.note.textContent = this.why;
     this.told.textContent = `step ${count(data.get("step")[this.at] ?? 0)}`;
     this.table.refresh();
   }
@@ -193,8 +204,23 @@ export class Depth implements View {
     return [
       { name: "high", values: high, fillTo: "low", fill: `${colour}2e`, ...edge },
       { name: "low", values: low, ...edge },
-      { name, values: now, colour, width: 2, points: sites < 120 },
+      { name: this.others.length ? this.context.run.id : name, values: now, colour, width: 2, points: sites < 120 },
+      ...this.overlaid(half),
     ];
+  }
+
+  /** The other runs at the step nearest to this one, site by site. */
+  private overlaid(half: Half): Series[] {
+    const step = this.data!.get("step")[this.at] ?? 0;
+    return this.others.map(({ name, colour, data }) => {
+      const steps = data.get("step");
+      let at = steps.length - 1;
+      while (at > 0 && steps[at]! > step) at--;
+      const theirs = sitesOf(data);
+      const index = new Map(theirs.map((site, i) => [site, i]));
+      const pick = (site: string) => data.get(half)[at * theirs.length + (index.get(site) ?? -1)] ?? NaN;
+      return { name, colour, values: this.names().map((site) => (index.has(site) ? pick(site) : NaN)), width: 1.5, points: false };
+    });
   }
 
   /** What a logarithmic axis cannot show: zeros, and what is not finite. */
@@ -208,7 +234,8 @@ export class Depth implements View {
 
   /** All of them are outputs, so the port says nothing. */
   private nameAt(x: number): string {
-    return shortened((this.names()[Math.round(x)] ?? "").replace(/:output$/, "") || "(root)", 20);
+    const site = labelOf(this.names()[Math.round(x)] ?? "", this.context.run);
+    return shortened(site.replace(/:output$/, "") || "(root)", 20);
   }
 
   private hovered(from: Half, x: number): void {
@@ -223,6 +250,42 @@ export class Depth implements View {
       rows: names.map((name, i) => [i, name, pick("forward", i), pick("backward", i)]),
     };
   }
+}
+
+function sitesOf(data: Columns): string[] {
+  const sites = (data.header["sites"] ?? []) as (string | { site: string })[];
+  return sites.map((site) => (typeof site === "string" ? site : site.site));
+}
+
+/** The step that says most: the first with something not finite, else the one farthest from the usual, else the last. */
+export function telling(data: Columns, sites: number): [number, string] {
+  const steps = data.get("step").length;
+  const halves = [data.get("forward"), data.get("backward")];
+  const step = (at: number) => count(data.get("step")[at]!);
+  for (let at = 0; at < steps; at++)
+    if (halves.some((values) => values.subarray(at * sites, (at + 1) * sites).includes(Infinity as never)))
+      return [at, `opened at step ${step(at)}: NaN or Inf begins here`];
+  const scores = deviations(halves, steps, sites);
+  const best = scores.indexOf(Math.max(...scores));
+  const usual = [...scores].sort((a, b) => a - b)[Math.floor(steps / 2)] ?? 0;
+  if (best < 0 || scores[best]! < Math.max(0.3, 3 * usual)) return [steps - 1, ""];
+  return [best, `opened at step ${step(best)}: farthest from what is usual here`];
+}
+
+/** How many powers of ten each step lies from the sites' medians, in the mean of both directions. */
+function deviations(halves: ArrayLike<number>[], steps: number, sites: number): number[] {
+  const sums = new Array<number>(steps).fill(0);
+  let known = 0;
+  for (const values of halves)
+    for (let i = 0; i < sites; i++) {
+      const logs = Array.from({ length: steps }, (_, at) => Math.log10(values[at * sites + i]!));
+      const finite = logs.filter(Number.isFinite).sort((a, b) => a - b);
+      if (finite.length < 3) continue;
+      const middle = finite[finite.length >> 1]!;
+      known++;
+      logs.forEach((log, at) => (sums[at] = sums[at]! + (Number.isFinite(log) ? Math.abs(log - middle) : 0)));
+    }
+  return sums.map((sum) => sum / Math.max(1, known));
 }
 
 function listed(what: string, names: string[]): string {

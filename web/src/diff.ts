@@ -6,7 +6,7 @@ import { facts } from "./findings.ts";
 import { count, many, number } from "./format.ts";
 import { Heatmap, type Model, type Point } from "./heatmap.ts";
 import { legend } from "./legend.ts";
-import { scale } from "./scales.ts";
+import { twoSided } from "./scales.ts";
 import { empty, failed, loading } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
 import type { DiffAnswer, RunInfo, Runs } from "./types.ts";
@@ -27,10 +27,12 @@ export class DiffPage implements View {
   constructor(private readonly context: Context) {
     this.heat = new Heatmap({
       label: "Heat map: how far two runs are apart, by site and step",
+      least: 14,
       read: (point) => this.read(point),
       open: (point) => this.open(point),
       view: (span) => this.zoomed(span),
     });
+    fill(this.head, h("div", { class: "title" }, h("h1", {}, "Two runs compared")));
     fill(this.element, this.tools, this.head, this.body);
   }
 
@@ -115,7 +117,9 @@ export class DiffPage implements View {
     this.heat.show(model);
     this.look();
     const key = this.body.querySelector(".diff-key");
-    if (key) fill(key, legend(model.scale, "times the tolerance, powers of ten"));
+    const title = "how far apart, in powers of ten of the tolerance: 0 is the tolerance itself";
+    const save = this.heat.pngButton(`${answer.a} and ${answer.b}`);
+    if (key) fill(key, h("div", { class: "key" }, legend(model.scale, title), save));
     this.table.refresh();
   }
 
@@ -141,33 +145,38 @@ export class DiffPage implements View {
     const text = first
       ? `They part first in ${first.site} at step ${count(first.step)}`
       : `Same within tolerance: ${many(answer.sites, "site")}, ${many(answer.steps.length, "step")}`;
+    const said = (answer.headline ?? "").replace(/^differs first in .*?: /, "");
     const notes: [string, unknown][] = [
       ["sites that differ", `${count(answer.differing)} of ${count(answer.sites)}`],
-      ["only in a", answer.only_in_a.slice(0, 8)],
-      ["only in b", answer.only_in_b.slice(0, 8)],
       ["aligned by", answer.aligned_by],
       [
         "steps compared",
         (answer.every ?? 1) > 1
-          ? `every ${count(answer.every)}th of those in both runs`
-          : count(answer.heat.steps.length),
+          ? `${count(answer.steps.length)}; a column is the worst of ${count(answer.every)}`
+          : count(answer.steps.length),
       ],
     ];
-    const told = notes.filter(([, thing]) => !Array.isArray(thing) || thing.length);
-    return h("div", { style: "margin-bottom: 8px" }, h("div", { class: "title" }, h("h1", {}, text)), facts(told));
+    const remarks = (answer.remarks ?? []).map((remark) => h("li", {}, remark));
+    return h(
+      "div",
+      { class: "diff-head" },
+      h("div", { class: "title" }, h("h1", {}, text), first && said ? h("span", {}, said) : null),
+      facts(notes),
+      remarks.length ? h("ul", { class: "remarks", tabindex: 0 }, remarks) : null,
+    );
   }
 
   private model({ heat, first }: DiffAnswer): Model {
     const all = spanOf(heat.steps);
     const edges = edgesOf(heat.steps);
     const values = heat.value.map((row) => Float32Array.from(row, (value) => value ?? NaN));
-    const most = Math.max(1, ...values.flatMap((row) => [...row].filter(Number.isFinite).map(Math.abs)));
+    const [low, high] = rangeOf(values);
     const row = first ? heat.sites.indexOf(first.site) : -1;
     return {
       rows: heat.sites.length,
       name: (i) => heat.sites[i] ?? "",
       line: (i) => ({ values: values[i]!, bad: null, start: 0, edges }),
-      scale: scale("linear", [-most, most]),
+      scale: twoSided(low, high),
       all,
       spot: first && row >= 0 ? { row, step: first.step } : null,
     };
@@ -206,6 +215,15 @@ export class DiffPage implements View {
 function cell(value: unknown): string | number | null {
   if (value === null || value === undefined) return null;
   return typeof value === "number" || typeof value === "string" ? value : JSON.stringify(value);
+}
+
+/** The least and the greatest that is there. */
+function rangeOf(rows: Float32Array[]): [number, number] {
+  let [low, high] = [0, 0];
+  for (const row of rows)
+    for (const value of row)
+      if (Number.isFinite(value)) [low, high] = [Math.min(low, value), Math.max(high, value)];
+  return low === 0 && high === 0 ? [-1, 0] : [low, high];
 }
 
 function spanOf(steps: number[]): Span {

@@ -3,6 +3,7 @@
 import { Columns, type Column, type Numbers } from "./columns.ts";
 import { matcher } from "./pattern.ts";
 import { Failure, type Params, type Source } from "./source.ts";
+import { modulesOf } from "./tree.ts";
 import type { RunInfo } from "./types.ts";
 
 interface Entry {
@@ -18,7 +19,7 @@ interface Filed {
 
 const SAMPLED = 100_000;
 // A report holds each answer once, for the whole run; these only say which part of it is wanted.
-const CROPS = new Set(["from", "to", "width", "rows", "sites", "port", "run", "phase"]);
+const CROPS = new Set(["from", "to", "width", "rows", "sites", "port", "run", "phase", "fold"]);
 
 export class Embedded implements Source {
   readonly live = false;
@@ -80,17 +81,47 @@ function picked(heat: Columns, params: Params, run: RunInfo): Columns {
   const [first, last] = String(params["rows"] ?? "")
     .split(":")
     .map(Number);
-  const chosen = params["rows"] ? kept.slice(first, last) : kept;
-  const at = chosen.map((row) => row.at);
+  const groups = grouped(kept.map(({ at, site }) => ({ at, path: site!.path })), String(params["fold"] ?? ""));
+  const chosen = params["rows"] ? groups.slice(first, last) : groups;
   const columns = ["value", "low", "high", "bad", "row"].filter((name) => heat.has(name));
-  const cut = heat.with(Object.fromEntries(columns.map((name) => [name, taken(heat.column(name), at)])), {
-    total: kept.length,
-  });
+  const cut = heat.with(
+    Object.fromEntries(columns.map((name) => [name, merged(heat.column(name), chosen, name)])),
+    { total: groups.length },
+  );
   const rows = taken(
     heat.column("value"),
     kept.map((row) => row.at),
   ).values;
   return cut.with({}, { range: rangeOf(rows, heat.header["scale"] === "log") });
+}
+
+/** Rows of collapsed modules together, as the server does it. */
+function grouped(rows: { at: number; path: string }[], fold: string): number[][] {
+  const folded = new Set(fold ? (JSON.parse(fold) as string[]) : []);
+  const groups = new Map<string | number, number[]>();
+  for (const { at, path } of rows) {
+    const key = modulesOf(path).find((module) => folded.has(module)) ?? at;
+    groups.set(key, [...(groups.get(key) ?? []), at]);
+  }
+  return [...groups.values()];
+}
+
+function merged(column: Column, groups: number[][], name: string): Column {
+  const out = taken(column, groups.map((group) => group[0]!));
+  const wide = column.shape[1] ?? 1;
+  if (name === "row") return out;
+  groups.forEach((group, i) => {
+    if (group.length < 2) return;
+    for (let x = 0; x < wide; x++) {
+      const values = group.map((row) => column.values[row * wide + x]!).filter((value) => !Number.isNaN(value));
+      const finite = values.filter(Number.isFinite);
+      const mean = finite.reduce((sum, value) => sum + value, 0) / finite.length;
+      const folds: Record<string, number> = { low: Math.min(...finite), high: Math.max(...finite), bad: Math.max(0, ...values) };
+      const value = folds[name] ?? mean;
+      out.values[i * wide + x] = finite.length ? value : values.length ? Infinity : NaN;
+    }
+  });
+  return out;
 }
 
 /** Where the colours begin and end, as the server says it: all but the outermost hundredths. */

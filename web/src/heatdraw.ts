@@ -90,7 +90,7 @@ function gaps(pen: CanvasRenderingContext2D, box: Box, rows: { first: number; la
 
 function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { first: number; last: number }): void {
   const every = Math.max(1, Math.ceil(14 / box.row));
-  const letters = Math.floor((box.gutter - 22) / LETTER);
+  const letters = Math.floor((box.gutter - 22 - (model.branch ? 14 : 0)) / LETTER);
   pen.font = FONT;
   pen.textAlign = "right";
   pen.textBaseline = "middle";
@@ -99,6 +99,7 @@ function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { fi
     const middle = (row + 0.5) * box.row - box.top;
     const mark = model.mark?.(row);
     if (mark) dot(pen, mark, box.gutter - 6, middle, box.row);
+    if (model.branch) branches(pen, box, model, row);
     const crowded = middle < 7 || middle > box.height - 6 || Math.abs(row - (model.named ?? -1e9)) * box.row < 13;
     if (row !== model.named && (row % every || crowded)) continue;
     pen.fillStyle = ink;
@@ -109,6 +110,29 @@ function names(pen: CanvasRenderingContext2D, box: Box, model: Model, rows: { fi
       box.gutter - 20,
     );
   }
+}
+
+/** A triangle where a module begins or is collapsed, and a line along what lies in it. */
+function branches(pen: CanvasRenderingContext2D, box: Box, model: Model, row: number): void {
+  const here = model.branch!(row);
+  if (!here) return;
+  const top = row * box.row - box.top;
+  const begins = here.folded || row === 0 || model.branch!(row - 1)?.module !== here.module;
+  const ends = row === model.rows - 1 || model.branch!(row + 1)?.module !== here.module;
+  if (begins && ends && !here.folded) return; // a row alone has nothing to collapse
+  pen.fillStyle = token("line");
+  if (!here.folded) pen.fillRect(8, top + (begins ? box.row / 2 : 0), 1, ends && !begins ? box.row / 2 : begins ? box.row / 2 : box.row);
+  if (!begins) return;
+  pen.fillStyle = token("quiet");
+  const middle = top + box.row / 2;
+  pen.beginPath();
+  if (here.folded) triangle(pen, [5, middle - 4], [5, middle + 4], [12, middle]);
+  else triangle(pen, [4, middle - 3], [13, middle - 3], [8.5, middle + 4]);
+  pen.fill();
+}
+
+function triangle(pen: CanvasRenderingContext2D, ...corners: [number, number][]): void {
+  corners.forEach(([x, y], i) => (i ? pen.lineTo(x, y) : pen.moveTo(x, y)));
 }
 
 function dot(pen: CanvasRenderingContext2D, colour: string, x: number, middle: number, height: number): void {
@@ -163,13 +187,13 @@ function hair(pen: CanvasRenderingContext2D, x: number, height: number): void {
 function nameOf(pen: CanvasRenderingContext2D, { box }: Look, over: Over): void {
   const middle = (over.row + 0.5) * box.row - box.top;
   pen.fillStyle = token("raised");
-  pen.fillRect(8, middle - 9, box.gutter - 16, 18);
+  pen.fillRect(over.model.branch ? 18 : 8, middle - 9, box.gutter - (over.model.branch ? 26 : 16), 18);
   pen.font = `600 ${FONT}`;
   pen.textAlign = "right";
   pen.textBaseline = "middle";
   pen.fillStyle = token("text");
   pen.fillText(
-    shortened(over.model.name(over.row), Math.floor((box.gutter - 22) / LETTER)),
+    shortened(over.model.name(over.row), Math.floor((box.gutter - 22 - (over.model.branch ? 14 : 0)) / LETTER)),
     box.gutter - 11,
     middle,
     box.gutter - 20,

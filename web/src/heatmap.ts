@@ -4,7 +4,9 @@ import { drawAxis, drawCells, drawOverlay, type Box, type Look } from "./heatdra
 import { framed, h, sized } from "./dom.ts";
 import { Gestures } from "./gestures.ts";
 import type { Line } from "./paint.ts";
+import { pngButton } from "./save.ts";
 import { clamp, type Scale } from "./scales.ts";
+import type { Branch } from "./tree.ts";
 import { type Ground, type Point, walked } from "./walk.ts";
 import { type Span, stepsOf, within, zoomed } from "./view.ts";
 
@@ -15,6 +17,7 @@ export interface Model {
   name(row: number): string;
   line(row: number): Line | null;
   mark?(row: number): string; // a colour beside the name, for what was found there
+  branch?(row: number): Branch | null; // the module a row is, or lies in
   named?: number; // a row whose name always stands there
   scale: Scale;
   all: Span;
@@ -26,6 +29,7 @@ export interface Handlers {
   /** What is said of a cell: lines of text, the first of them the row's name. */
   read(point: Point): string[];
   open?(point: Point): void;
+  toggle?(row: number): void; // open or close the module of a row
   view?(span: Span): void;
   rows?(first: number, last: number): void;
   hover?(point: Point | null): void;
@@ -36,6 +40,7 @@ export interface Handlers {
 }
 
 const AXIS = 24;
+export const BRANCH = 18; // pixels at the left in which a click opens or closes a module
 
 export class Heatmap {
   readonly element: HTMLElement;
@@ -140,6 +145,7 @@ export class Heatmap {
     else if ("+-=".includes(event.key))
       this.zoom(cursor?.step ?? (span.from + span.to) / 2, event.key === "-" ? 2 : 0.5);
     else if (event.key === "0") this.turn(model.all);
+    else if (event.key === "o" && cursor && model.branch?.(cursor.row)) this.on.toggle?.(cursor.row);
     else return false;
     return true;
   }
@@ -196,7 +202,11 @@ export class Heatmap {
 
   private clicked(x: number, y: number): void {
     const point = this.at(x, y);
-    if (point) this.on.open?.(point);
+    if (!point) return;
+    const branch = this.model?.branch?.(point.row);
+    const tree = branch && (x < BRANCH || (branch.folded && x < this.box.gutter));
+    if (tree) this.on.toggle?.(point.row);
+    else this.on.open?.(point);
   }
 
   private leave(): void {
@@ -279,6 +289,11 @@ export class Heatmap {
     this.element.dataset["drawn"] = String(
       Array.from({ length: last - first }, (_, i) => first + i).filter((row) => model.line(row)).length,
     );
+  }
+
+  /** A button that keeps the map as a picture. */
+  pngButton(title: string): HTMLElement {
+    return pngButton(title, () => [this.base, this.axis]);
   }
 
   private paintOver(): void {

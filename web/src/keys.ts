@@ -10,6 +10,7 @@ const CARD: [string, string][] = [
   ["PgUp PgDn Home End", "rows and ends"],
   ["Enter", "open the site under the cell"],
   ["+  −  0", "zoom in, out, all steps"],
+  ["o", "open or close the module of the row"],
   ["Space", "depth: play, pause"],
   ["t", "light, dark, as the system"],
   ["Esc", "back"],

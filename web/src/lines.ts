@@ -14,6 +14,7 @@ export interface Series {
   fill?: string;
   quiet?: boolean; // drawn, but not read out
   points?: boolean;
+  x?: ArrayLike<number>; // where its values stand, if not where the others do
 }
 
 export function drawn(one: Series): uPlot.Series {
@@ -36,6 +37,24 @@ function alone(plot: uPlot, series: number): number[] {
   const values = plot.data[series]!;
   const there = (i: number) => values[i] !== null && values[i] !== undefined;
   return Array.from(values, (_, i) => i).filter((i) => there(i) && !there(i - 1) && !there(i + 1));
+}
+
+/** Lines that stand at places of their own on one axis: a value that a line has not is left out, and breaks nothing. */
+export function aligned(
+  x: ArrayLike<number>,
+  series: readonly Series[],
+  values: (values: ArrayLike<number>) => (number | null)[],
+): { x: number[]; columns: (number | null | undefined)[][] } {
+  if (series.every((one) => !one.x)) return { x: Array.from(x), columns: series.map((one) => values(one.values)) };
+  const all = [...new Set([x, ...series.map((one) => one.x ?? [])].flatMap((one) => Array.from(one)))].sort((a, b) => a - b);
+  const at = new Map(all.map((place, i) => [place, i]));
+  const columns = series.map((one) => {
+    const column = new Array<number | null | undefined>(all.length).fill(undefined);
+    const own = one.x ?? x;
+    values(one.values).forEach((value, i) => (column[at.get(own[i]!)!] = value));
+    return column;
+  });
+  return { x: all, columns };
 }
 
 /** uPlot leaves gaps at null, and knows nothing of NaN or infinities. */

@@ -1,10 +1,12 @@
 // The user's metrics, one strip each, on the step axis of the heat map below them.
 
+import { type AxisMode, smoothed } from "./axes.ts";
 import { Chart, type Series } from "./chart.ts";
 import { token } from "./colours.ts";
 import type { Columns } from "./columns.ts";
 import { h } from "./dom.ts";
 import { count, many } from "./format.ts";
+import { ask, type Other } from "./overlay.ts";
 import { aborted, type Params, type Source } from "./source.ts";
 import { type Rows, Table } from "./table.ts";
 import type { Span } from "./view.ts";
@@ -28,6 +30,8 @@ export class Metrics {
   private gutter = 120;
   private key = "";
   private asked = new AbortController();
+  private others: Other[] = [];
+  private look_: { mode: AxisMode; smooth: number; run: string } = { mode: "robust", smooth: 0, run: "" };
 
   constructor(
     private readonly source: Source,
@@ -60,18 +64,29 @@ export class Metrics {
   }
 
   /** Ask for a span of steps, unless it is here: `version` tells whether the run has grown. */
-  async load(params: Params, version: string): Promise<void> {
-    const key = JSON.stringify([params, version]);
+  async load(params: Params, version: string, others: readonly string[] = []): Promise<void> {
+    const key = JSON.stringify([params, version, others]);
     if (key === this.key) return;
     this.key = key;
     this.asked.abort();
     this.asked = new AbortController();
     try {
-      this.data = await this.source.columns("/api/metrics", params, this.asked.signal);
+      const { signal } = this.asked;
+      const { phase: _, ...plain } = params;
+      const coming = ask(this.source, others, "/api/metrics", plain, signal);
+      coming.catch(() => undefined); // said by the run's own answer, which is waited for first
+      this.data = await this.source.columns("/api/metrics", params, signal);
+      this.draw();
+      this.others = await coming;
       this.draw();
     } catch (error) {
       if (!aborted(error)) this.element.replaceChildren(h("p", { class: "quiet" }, String((error as Error).message)));
     }
+  }
+
+  /** How curves are drawn. */
+  style(mode: AxisMode, smooth: number, run: string): void {
+    this.look_ = { mode, smooth, run };
   }
 
   look(span: Span): void {
@@ -85,6 +100,7 @@ export class Metrics {
 
   align(gutter: number): void {
     this.gutter = gutter;
+    this.element.style.setProperty("--gutter", `${gutter}px`);
     for (const chart of this.charts.values()) chart.gutter = gutter;
   }
 
@@ -117,13 +133,21 @@ export class Metrics {
           ? `NaN or Inf from step ${count(bad[name].first)}, ${many(bad[name].count, "step")}`
           : ""),
     );
-    shown.forEach((name, i) => charts[i]!.show(steps, this.series(data, names.indexOf(name), name), this.span));
+    shown.forEach((name, i) => {
+      const at = names.indexOf(name);
+      charts[i]!.mode = this.look_.mode;
+      charts[i]!.show(steps, [...this.series(data, at, name), ...this.overlaid(name)], this.span, data.find(`m${at}.bad`));
+    });
     this.table.refresh();
   }
 
   private series(data: Columns, i: number, name: string): Series[] {
     const [mean, low, high] = ["mean", "min", "max"].map((part) => data.find(`m${i}.${part}`));
-    const line = { name, values: mean ?? [], colour: token("series") };
+    const { smooth, run } = this.look_;
+    const label = this.others.length ? run : name;
+    const line = { name: label, values: smoothed(mean ?? [], smooth), colour: token("series") };
+    const faint = { name: "as given", values: mean ?? [], colour: `${token("series")}55`, width: 1, quiet: true };
+    if (smooth > 0) return [faint, line];
     if (!low || !high) return [line];
     const edge = { colour: "transparent", quiet: true, width: 0, points: false };
     return [
@@ -131,6 +155,15 @@ export class Metrics {
       { name: "low", values: low, ...edge },
       line,
     ];
+  }
+
+  private overlaid(name: string): Series[] {
+    return this.others.flatMap((other): Series[] => {
+      const at = ((other.data.header["names"] ?? []) as string[]).indexOf(name);
+      const values = other.data.find(`m${at}.mean`);
+      const x = Float64Array.from(other.data.get("step"), (step) => step + 0.5);
+      return values ? [{ name: other.name, values: smoothed(values, this.look_.smooth), colour: other.colour, x }] : [];
+    });
   }
 
   private chart(name: string): Chart {

@@ -1,11 +1,13 @@
 // One site over steps: quantile bands, the histogram as a picture, the statistics with their envelopes.
 
+import { type AxisMode, smoothed } from "./axes.ts";
 import { Chart, type ChartOptions, type Series } from "./chart.ts";
 import { token } from "./colours.ts";
 import type { Columns } from "./columns.ts";
 import { fill, h } from "./dom.ts";
 import { count, number, share } from "./format.ts";
 import { Histogram } from "./histogram.ts";
+import type { Other } from "./overlay.ts";
 import { failed, loading } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
 import type { Span } from "./view.ts";
@@ -43,6 +45,8 @@ export class Panel {
   private readonly table: Table;
   private data: Columns | null = null;
   private span: Span = { from: 0, to: 1 };
+  private others: Other[] = [];
+  private look: { mode: AxisMode; smooth: number; run: string } = { mode: "robust", smooth: 0, run: "" };
 
   constructor(private readonly options: PanelOptions) {
     const chart = (label: string, height: number, more: Partial<ChartOptions> = {}): Chart => {
@@ -66,11 +70,22 @@ export class Panel {
     };
     this.histogram = new Histogram(
       GUTTER,
+      options.title,
       (span) => options.zoom(span),
       (step) => this.moved(step, this.histogram),
     );
     this.table = new Table(`statistics of ${options.title} by step`, () => this.rows());
     this.element = h("section", { class: "panel" }, h("h2", {}, options.title), this.body);
+  }
+
+  style(mode: AxisMode, smooth: number, run: string): void {
+    this.look = { mode, smooth, run };
+  }
+
+  /** Lines of other runs, in the same charts. */
+  overlay(others: Other[]): void {
+    this.others = others;
+    this.draw();
   }
 
   show(data: Columns, span: Span): void {
@@ -113,14 +128,37 @@ export class Panel {
   draw(): void {
     const { data, span } = this;
     if (!data) return;
-    const steps = Float64Array.from(data.get("step"), (step) => step + 0.5);
-    if (data.has("q50")) this.charts.bands.show(steps, bands(data), span);
-    this.charts.values.show(steps, envelope(data, "mean", "max", "min"), span);
-    this.charts.spread.show(steps, envelope(data, "std", "std.high", "std.low"), span);
-    this.charts.norm.show(steps, envelope(data, "l2", "l2.high", "l2.low"), span);
-    this.charts.zeros.show(steps, [{ name: "zeros", values: data.get("zeros"), colour: token("series") }], span);
+    const steps = middles(data);
+    const bad = data.find("nonfinite");
+    const put = (chart: Chart, series: Series[], name: string) => {
+      chart.mode = this.look.mode;
+      chart.show(steps, [...series, ...this.overlaid(name)], span, bad);
+    };
+    if (data.has("q50")) put(this.charts.bands, bands(data), "q50");
+    put(this.charts.values, this.line(data, "mean", "max", "min"), "mean");
+    put(this.charts.spread, this.line(data, "std", "std.high", "std.low"), "std");
+    put(this.charts.norm, this.line(data, "l2", "l2.high", "l2.low"), "l2");
+    put(this.charts.zeros, this.line(data, "zeros", "", ""), "zeros");
     if (data.has("hist")) this.histogram.show(data, span);
     this.table.refresh();
+  }
+
+  /** A line within its bounds; smoothed, with the line as it is behind it. */
+  private line(data: Columns, name: string, high: string, low: string): Series[] {
+    const series = envelope(data, name, high, low);
+    const own = series[series.length - 1]!;
+    if (this.others.length) own.name = this.look.run;
+    if (!this.look.smooth) return series;
+    const faint = { ...own, name: "as recorded", colour: `${token("series")}55`, width: 1, quiet: true };
+    return [...series.slice(0, -1), faint, { ...own, values: smoothed(own.values, this.look.smooth) }];
+  }
+
+  private overlaid(name: string): Series[] {
+    return this.others.flatMap((other): Series[] => {
+      const values = other.data.find(name);
+      if (!values) return [];
+      return [{ name: other.name, values: smoothed(values, this.look.smooth), colour: other.colour, x: middles(other.data) }];
+    });
   }
 
   close(): void {
@@ -162,6 +200,11 @@ function thinned(data: Columns): HTMLElement | null {
   return h("p", { class: "quiet" }, `Histogram and quantiles are of one of ${count(histograms)} steps.`);
 }
 
+/** Steps as charts have them: in the middle of their cells. */
+function middles(data: Columns): Float64Array {
+  return Float64Array.from(data.get("step"), (step) => step + 0.5);
+}
+
 function bands(data: Columns): Series[] {
   const pair = (low: string, high: string, fill: string): Series[] => [
     { name: high, values: data.get(high), fillTo: low, fill: token(fill), ...EDGE },
@@ -185,7 +228,7 @@ function bands(data: Columns): Series[] {
 
 /** A line, and where they are known the bounds about it. */
 function envelope(data: Columns, name: string, high: string, low: string): Series[] {
-  const line = { name, values: data.get(name), colour: token("series") };
+  const line: Series = { name, values: data.get(name), colour: token("series") };
   if (!data.has(high) || !data.has(low)) return [line];
   const told = (text: string, column: string): Series => ({
     name: text,

@@ -25,20 +25,26 @@ export function said(blocks: Blocks, run: RunInfo, point: Point, stat: string): 
 }
 
 /** Every row that is here, by a few columns of the span in sight. */
-export function table(blocks: Blocks, run: RunInfo, span: Span): Rows {
+export function table(
+  blocks: Blocks,
+  run: RunInfo,
+  span: Span,
+  name: (row: number) => string = (row) => run.sites[blocks.site(row)]?.site ?? "…",
+  wide = WIDE,
+): Rows {
   const edges = blocks.edges(0);
   const bins = edges
     ? Array.from({ length: edges.length - 1 }, (_, i) => i).filter(
         (i) => edges[i + 1]! > span.from && edges[i]! < span.to,
       )
     : [];
-  const every = Math.max(1, bins.length / WIDE);
+  const every = Math.max(1, bins.length / wide);
   const shown = bins.filter((_, i) => Math.floor(i / every) !== Math.floor((i - 1) / every));
   const steps = shown.map((i) => edges![i]!);
   const rows = Array.from({ length: blocks.total }, (_, row) => {
     const cells = steps.map((step) => blocks.cell(row, step));
     return [
-      run.sites[blocks.site(row)]?.site ?? "…",
+      name(row) || "…",
       ...cells.map((cell) => (cell ? (cell.bad ? "NaN/Inf" : cell.value) : null)),
     ];
   });

@@ -1,6 +1,6 @@
 // All state of the page lives in the address: #/page?key=value. Every state is a deep link, and Back goes back.
 
-export const PAGES = ["runs", "overview", "site", "depth", "diff", "findings", "cost"] as const;
+export const PAGES = ["runs", "overview", "site", "depth", "diff", "findings", "cost", "harvest"] as const;
 export type Page = (typeof PAGES)[number];
 
 export interface Route {

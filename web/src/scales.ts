@@ -23,6 +23,17 @@ export function scale(kind: Kind, range: readonly [number, number] | null): Scal
   return linear("linear", low, high, sequential);
 }
 
+/** Two sides of zero, each scaled by what is on it: a side without values takes no colours. */
+export function twoSided(low: number, high: number): Scale {
+  const [below, above] = [Math.min(low, 0), Math.max(high, 0)];
+  const place = (value: number) => {
+    if (value >= 0) return above > 0 ? 0.5 + clamp(value / above) / 2 : 0.5;
+    return below < 0 ? 0.5 - clamp(value / below) / 2 : 0.5;
+  };
+  const values = [...new Set([below, below / 2, 0, above / 2, above])];
+  return { kind: "diverging", low: below, high: above, colours: diverging(), place, marks: () => marked(values, place) };
+}
+
 function sane(range: readonly [number, number] | null): [number, number] {
   const [low, high] = range ?? [0, 1];
   if (!Number.isFinite(low) || !Number.isFinite(high)) return [0, 1];

@@ -6,6 +6,7 @@ import { DiffPage } from "./diff.ts";
 import { fill, h, select } from "./dom.ts";
 import { FindingsPage } from "./findings.ts";
 import { many } from "./format.ts";
+import { HarvestPage } from "./harvest.ts";
 import { card, typing } from "./keys.ts";
 import { Overview } from "./overview.ts";
 import { type Page, type Route, Router } from "./router.ts";
@@ -19,7 +20,8 @@ import type { RunInfo, Runs } from "./types.ts";
 import type { Context, View } from "./view.ts";
 
 const TABS: readonly Page[] = ["overview", "site", "depth", "diff", "findings", "cost"];
-const MAKERS: Record<Exclude<Page, "runs">, new (context: Context) => View> = {
+const TITLED: readonly Page[] = ["site", "diff"]; // they have a heading of their own
+const MAKERS: Record<Exclude<Page, "runs" | "harvest">, new (context: Context) => View> = {
   overview: Overview,
   site: SitePage,
   depth: Depth,
@@ -75,9 +77,17 @@ export class Shell {
     return this.runs.runs.length === 1 ? this.runs.runs[0]!.id : null;
   }
 
+  /** The harvest that the address names; without one, the only one there is, if there is nothing else. */
+  private harvest(route: Route): string | null {
+    const known = this.runs.harvests ?? [];
+    if (route.page === "harvest") return route.params["harvest"] ?? known[0]?.id ?? "";
+    return !this.runs.runs.length && known.length === 1 && route.page !== "runs" ? known[0]!.id : null;
+  }
+
   private async go(route: Route): Promise<void> {
-    const id = this.id(route);
-    const page = id === null ? "runs" : route.page;
+    const harvest = this.harvest(route);
+    const id = harvest === null ? this.id(route) : harvest;
+    const page = harvest !== null ? "harvest" : id === null ? "runs" : route.page;
     const key = `${page} ${id} ${route.params["phase"] ?? ""}`;
     if (key !== this.shown) await this.open(page, id, key);
     else this.view?.update(route.params);
@@ -89,11 +99,17 @@ export class Shell {
     this.view?.close();
     this.view = null;
     if (page === "runs" || id === null) return this.list();
+    if (page === "harvest") {
+      this.view = new HarvestPage(this.source, this.router, id);
+      fill(this.main, this.view.element);
+      return this.view.update(this.router.route.params);
+    }
     try {
       if (this.run?.id !== id || this.phase !== this.asked()) await this.read(id);
       if (this.shown !== key || !this.run) return;
-      this.view = new MAKERS[page]({ source: this.source, router: this.router, run: this.run });
-      fill(this.main, this.view.element);
+      this.view = new MAKERS[page]({ source: this.source, router: this.router, run: this.run, runs: this.runs.runs });
+      const heading = TITLED.includes(page) ? null : h("h1", { class: "unseen" }, `${title(page)} of ${this.run.id || "the run"}`);
+      fill(this.main, heading, this.view.element);
       this.view.update(this.router.route.params);
     } catch (error) {
       this.run = null;
@@ -103,7 +119,7 @@ export class Shell {
   }
 
   private list(): void {
-    const page = new RunsPage(this.runs, this.router);
+    const page = new RunsPage(this.runs, this.source);
     fill(this.main, page.element);
     this.view = page;
   }
@@ -151,7 +167,7 @@ export class Shell {
 
   private drawBar(): void {
     const { page } = this.router.route;
-    const id = this.id(this.router.route);
+    const id = this.harvest(this.router.route) === null ? this.id(this.router.route) : null;
     const tabs =
       id === null
         ? []
@@ -160,7 +176,7 @@ export class Shell {
       this.bar,
       h(
         "a",
-        { class: "brand", href: this.runs.runs.length > 1 ? "#/runs" : this.router.link("overview", {}) },
+        { class: "brand", href: this.runs.runs.length > 1 || this.runs.harvests?.length ? "#/runs" : this.router.link("overview", {}) },
         "tensortap",
       ),
       this.chooser(id),
@@ -186,6 +202,10 @@ export class Shell {
       site: params["site"],
       a: params["a"],
       b: params["b"],
+      with: params["with"],
+      rank: params["rank"],
+      y: params["y"],
+      smooth: params["smooth"],
     };
     return this.router.link(name, kept);
   }
@@ -206,7 +226,8 @@ export class Shell {
   private badge(run: RunInfo): HTMLElement {
     if (this.lost)
       return h("span", { class: "badge lost", title: "Start it again with: tensortap view RUN" }, "server gone");
-    return h("span", { class: `badge ${run.state}` }, `${run.state}, ${many(run.steps.count, "step")}`);
+    const state = run.ended_by && run.state !== "crashed" ? `ended by ${run.ended_by}` : run.state;
+    return h("span", { class: `badge ${run.ended_by ? "crashed" : run.state}` }, `${state}, ${many(run.steps.count, "step")}`);
   }
 
   /** Training and evaluation apart; a report holds one of them. */

@@ -1,13 +1,16 @@
 // One site closely: its distribution and statistics over steps, its gradient beside it, what was kept of it, and why.
 
+import { axisMode } from "./axes.ts";
 import type { Columns } from "./columns.ts";
 import { fill, h, select, sized } from "./dom.ts";
 import { facts } from "./findings.ts";
 import { count, shape, value } from "./format.ts";
+import { ask, otherRuns, overlayMenu } from "./overlay.ts";
 import { Panel } from "./panel.ts";
 import { aborted } from "./source.ts";
 import { empty, nothingYet } from "./states.ts";
 import { TensorView } from "./tensor.ts";
+import { axisChooser, smoothing } from "./tools.ts";
 import type { KeptTensor, RunInfo, SiteInfo } from "./types.ts";
 import { type Context, labelOf, phaseOf, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
 
@@ -133,7 +136,11 @@ export class SitePage implements View {
         signal,
       );
       if (signal.aborted) return;
-      this.panels[i]?.show(data, span);
+      const panel = this.panels[i]!;
+      panel.style(axisMode(this.params["y"]), Number(this.params["smooth"] ?? 0), run.id);
+      panel.show(data, span);
+      const asked = { site: name, from: part.from ?? undefined, to: part.to ?? undefined, width: WIDTH, ...chosen };
+      void ask(source, otherRuns(this.params), "/api/site", asked, signal).then((others) => panel.overlay(others)).catch(() => undefined);
       if (this.params["step"]) this.panels[i]?.point(Number(this.params["step"]) + 0.5);
       if (i === 0) this.about(data);
     } catch (error) {
@@ -173,8 +180,8 @@ export class SitePage implements View {
             label,
             select(
               label,
-              [["", "all"], ...values.map((n) => [String(n), count(n)] as const)],
-              this.params[key] ?? "",
+              [["", label === "rank" ? "all, with their spread" : "all"], ...values.map((n) => [String(n), count(n)] as const)],
+              this.params[key] === "spread" ? "" : (this.params[key] ?? ""),
               (to) => router.set({ [key]: to }),
             ),
           )
@@ -201,7 +208,7 @@ export class SitePage implements View {
       value: this.site()!.site,
       "aria-label": "Site",
       spellcheck: "false",
-      style: "width: 320px",
+      class: "site",
     });
     chooser.addEventListener("change", () =>
       router.set({ site: chooser.value, call: null, tensor: null, index: null }, true),
@@ -218,6 +225,9 @@ export class SitePage implements View {
       list,
       pick("call", "call", calls),
       pick("rank", "rank", ranks),
+      axisChooser(this.params, (patch) => router.set(patch)),
+      smoothing(this.params, (patch) => router.set(patch)),
+      overlayMenu(this.context, this.params),
       zoomed,
       links.length ? h("span", { class: "quiet" }, "beside it:") : null,
       links,

@@ -12,6 +12,8 @@ export interface Source {
   columns(path: string, params: Params, signal?: AbortSignal): Promise<Columns>;
   /** Calls back whenever the run has changed; the function returned stops it. */
   events(run: string, changed: (event: Event) => void, lost: (lost: boolean) => void): () => void;
+  /** Keep something beside the runs; only a server can. */
+  post?<T>(path: string, body: unknown): Promise<T>;
 }
 
 /** What went wrong, and what to do about it. */
@@ -51,6 +53,13 @@ export class Http implements Source {
     stream.onopen = () => lost(false);
     stream.onerror = () => lost(true);
     return () => stream.close();
+  }
+
+  async post<T>(path: string, body: unknown): Promise<T> {
+    const said = { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+    const answer = await fetch(path.slice(1), said).catch(unreachable);
+    if (!answer.ok) throw await refused(answer);
+    return answer.json() as Promise<T>;
   }
 
   private async ask(path: string, params: Params, signal?: AbortSignal): Promise<Response> {

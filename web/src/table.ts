@@ -2,6 +2,7 @@
 
 import { h } from "./dom.ts";
 import { count, number } from "./format.ts";
+import { csv, download } from "./save.ts";
 
 export interface Rows {
   head: string[];
@@ -20,10 +21,13 @@ export class Table {
   constructor(
     label: string,
     private readonly make: () => Rows,
+    private readonly whole: () => Rows = make,
   ) {
+    const file = () => download(`${label}.csv`, new Blob([csv(this.whole())], { type: "text/csv" }));
+    const save = h("button", { type: "button", class: "small", "aria-label": `Save as CSV: ${label}`, onclick: file }, "CSV");
     const copy = h("button", { type: "button", class: "small", onclick: () => void this.copy(copy) }, "Copy");
     this.element = h("details", { class: "table" }, h("summary", {}, `Table: ${label}`), this.body);
-    this.body.before(copy);
+    this.body.before(h("span", { class: "table-tools" }, save, copy));
     this.element.addEventListener("toggle", () => this.refresh());
   }
 

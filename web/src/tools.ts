@@ -1,7 +1,9 @@
 // The row of controls above the heat map: statistic, port, filter, span of steps, metrics.
 
 import { fill, h, select } from "./dom.ts";
+import { AXES, axisMode } from "./axes.ts";
 import { count, shortened } from "./format.ts";
+import { overlayMenu } from "./overlay.ts";
 import type { Patch } from "./router.ts";
 import { Failure } from "./source.ts";
 import { nameOf } from "./stats.ts";
@@ -56,6 +58,7 @@ export class Tools {
     chips: HTMLElement,
     span: { from: number | null; to: number | null },
     all: () => void,
+    levels: { deepest: number; fitting: number },
   ): void {
     const typing = document.activeElement === this.filter;
     if (!typing) this.filter.value = params["sites"] ?? "";
@@ -79,9 +82,15 @@ export class Tools {
         "port",
         select("Port", ["all", ...this.ports()], port, (value) => this.set({ port: value })),
       ),
+      this.ranks(params),
+      this.levels(params, levels),
       this.filter,
+      this.range(span),
       this.zoomed(span, all),
+      h("span", { class: "tools-break" }),
       chips,
+      this.context.run.metrics.length ? [axisChooser(params, this.set), smoothing(params, this.set)] : null,
+      overlayMenu(this.context, params),
       this.error,
     );
     if (typing) this.filter.focus();
@@ -102,6 +111,34 @@ export class Tools {
     return this.context.run.ports.map((port) => port.name).filter((name) => there.has(name));
   }
 
+  private ranks(params: Record<string, string>): HTMLElement | null {
+    const { ranks } = this.context.run;
+    if (ranks.length < 2 || !this.context.source.live) return null;
+    const options = [["", "all"], ["spread", "spread"], ...ranks.map((rank) => [String(rank), String(rank)] as const)] as const;
+    return h("label", {}, "rank", select("Rank", options, params["rank"] ?? "", (rank) => this.set({ rank })));
+  }
+
+  /** How deep the module tree is open. */
+  private levels(params: Record<string, string>, { deepest, fitting }: { deepest: number; fitting: number }): HTMLElement | null {
+    if (deepest < 1) return null;
+    const name = (level: number) => (level > deepest ? "all sites" : level === 1 ? "1 level" : `${level} levels`);
+    const levels = Array.from({ length: Math.min(deepest, 8) }, (_, i) => [String(i + 1), name(i + 1)] as const);
+    const options = [["", `as fits: ${name(fitting)}`] as const, ...levels, ["all", "all sites"] as const];
+    const change = (level: string) => this.set({ level, open: null, shut: null });
+    return h("label", {}, "modules", select("Module tree", options, params["level"] ?? "", change));
+  }
+
+  /** The range of steps in sight, to be typed. */
+  private range(span: { from: number | null; to: number | null }): HTMLElement {
+    const { first, last } = this.context.run.steps;
+    const box = (label: string, key: "from" | "to", value: number | null) => {
+      const input = h("input", { type: "number", class: "step", min: first, max: last, value: span[key] ?? value, "aria-label": label });
+      input.addEventListener("change", () => this.set({ [key]: input.value === String(value) ? null : input.value }));
+      return input;
+    };
+    return h("span", { class: "range" }, "steps ", box("First step", "from", first), " – ", box("Last step", "to", last));
+  }
+
   private zoomed(span: { from: number | null; to: number | null }, all: () => void): HTMLElement | null {
     if (span.from === null && span.to === null) return null;
     const { first, last } = this.context.run.steps;
@@ -111,4 +148,23 @@ export class Tools {
       `steps ${count(span.from ?? first)}–${count(span.to ?? last)} ✕`,
     );
   }
+}
+
+/** The y axis of curves: by most of their values, by all, or symmetric-logarithmic. */
+export function axisChooser(params: Record<string, string>, set: (patch: Patch) => void): HTMLElement {
+  return h("label", {}, "y axis", select("Y axis", AXES, axisMode(params["y"]), (y) => set({ y: y === "robust" ? null : y })));
+}
+
+export function smoothing(params: Record<string, string>, set: (patch: Patch) => void): HTMLElement {
+  const input = h("input", {
+    type: "range",
+    min: 0,
+    max: 0.98,
+    step: 0.02,
+    value: params["smooth"] ?? 0,
+    "aria-label": "Smoothing",
+    title: "An exponential mean of the curves; the curve itself stays faint behind it",
+  });
+  input.addEventListener("change", () => set({ smooth: Number(input.value) ? input.value : null }));
+  return h("label", { class: "smooth" }, "smoothing", input);
 }

@@ -1,5 +1,7 @@
 // What the server answers, as the page understands it (docs/viewer.md tells the same in words).
 
+import type { HarvestSummary } from "./harvest.ts";
+
 export type State = "live" | "finished" | "crashed" | "empty" | "unreadable";
 
 export interface RunSummary {
@@ -13,11 +15,34 @@ export interface RunSummary {
   records: number;
   model?: string | null;
   error?: string | null;
+  ended_by?: string;
+  ranks?: number;
+  tags?: string[];
+  note?: string;
+}
+
+/** What the list of runs says of one, once it was asked for. */
+export interface Card {
+  ended_by: string;
+  metrics: Record<string, MetricSummary>;
+  nonfinite: number | null; // the first step
+  counts: Record<string, number>;
+  headline: string;
+  running: boolean;
+}
+
+export interface MetricSummary {
+  last: number | null;
+  min: number | null;
+  bad: number | null;
+  line: (number | null)[];
+  steps: number;
 }
 
 export interface Runs {
   folder: string;
   runs: RunSummary[];
+  harvests?: HarvestSummary[];
 }
 
 /** An entry of the registry of ports (src/tensortap/select/ports.py). */
@@ -60,6 +85,7 @@ export interface RunInfo {
   ports: PortInfo[];
   labels?: Record<string, string>;
   model?: string; // its class
+  ended_by?: string; // the error that ended the watched code
   counts: Counts;
   unseen: Counts;
   cost: Counts | null;
@@ -78,9 +104,35 @@ export interface Finding {
   advice: string;
 }
 
+/** Findings of one rule put together: the first of them, with the places and steps of all. */
+export interface FindingGroup extends Omit<Finding, "steps"> {
+  steps: { first: number; last: number } | null;
+  code: string;
+  places: string[];
+  place_count: number;
+  consequences: FindingGroup[];
+}
+
+export interface TimelineMark {
+  step: number;
+  kind: string;
+  text: string;
+  code: string;
+  rank: number;
+}
+
+export interface TimelineAnswer {
+  rate: { steps: number[]; values: number[] };
+  marks: TimelineMark[];
+  hidden: number;
+  phases: { phase: string; from: number; to: number }[];
+}
+
 export interface Findings {
   counts: Record<string, number>;
   findings: Finding[];
+  groups?: FindingGroup[]; // by cause, the earliest of the worst first
+  headline?: string; // what went wrong, in a sentence
   rules: string[];
   skipped: Record<string, string>;
   running?: boolean;
@@ -130,7 +182,8 @@ export interface DiffAnswer {
   rows: Record<string, unknown>[];
   headline?: string;
   remarks?: string[];
-  every?: number; // more than 1: steps were left out
+  explanation?: string;
+  every?: number; // of how many steps a column of the heat map is the worst
   heat: { sites: string[]; steps: number[]; value: (number | null)[][] };
 }
 

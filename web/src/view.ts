@@ -2,12 +2,13 @@
 
 import type { Router } from "./router.ts";
 import type { Source } from "./source.ts";
-import type { RunInfo } from "./types.ts";
+import type { RunInfo, RunSummary } from "./types.ts";
 
 export interface Context {
   source: Source;
   router: Router;
   run: RunInfo;
+  runs?: RunSummary[]; // all that are in the folder
 }
 
 export interface View {

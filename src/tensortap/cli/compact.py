@@ -23,4 +23,5 @@ def command(path: str, as_json: bool) -> None:
     files = f"{done.before_files} → {done.after_files} files"
     if done.damaged_files:
         click.echo(f"{done.damaged_files} files cannot be read to their end; they were kept as they are", err=True)
-    click.echo(f"{path}: {done.rows} rows, {files}, {text.size(done.before_bytes)} → {text.size(done.after_bytes)}")
+    size = f"{text.size(done.before_bytes)} → {text.size(done.after_bytes)}"
+    click.echo(text.printable(f"{path}: {done.rows} rows, {files}, {size}"))

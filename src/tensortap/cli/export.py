@@ -9,6 +9,7 @@ import click
 from tensortap.cli.options import overwrite_option, print_json, selection
 from tensortap.sinks import export
 from tensortap.store.run import open_run
+from tensortap.text import printable
 from tensortap.view.terminal.arguments import check_sites, resolve_steps
 from tensortap.view.terminal.progress import waiting
 
@@ -35,4 +36,4 @@ def command(
     if as_json:
         print_json(done._asdict())
     else:
-        click.echo(export.describe(done))
+        click.echo(printable(export.describe(done)))

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from tensortap.errors import HarvestError, needs
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 run_argument = click.argument("path", metavar="RUN")
@@ -15,6 +17,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON."
 overwrite_option = click.option("--overwrite", is_flag=True, help="Replace what is there.")
 site_option = click.option(
     "--site", "sites", multiple=True, metavar="PATTERN", help="Sites such as 'blocks.*.mlp:output'."
+)
+tokenizer_option = click.option(
+    "--tokenizer", metavar="FILE", help="A tokenizer.json, for the text of a harvest's samples."
 )
 
 
@@ -48,6 +53,18 @@ def selection(command: Command) -> Command:
     for option in (json_option, step_option, site_option, run_argument):
         command = option(command)
     return command
+
+
+def decoder(path: str) -> Callable[[list[int]], str]:
+    """Return how a tokenizer of the `tokenizers` package turns token ids into text."""
+    with needs("--tokenizer", "tokenizers"):
+        from tokenizers import Tokenizer
+    try:
+        tokenizer = Tokenizer.from_file(path)
+    except Exception as error:  # the package raises plain Exceptions
+        raise HarvestError(f"--tokenizer must be a tokenizer.json, got {path!r}: {error}") from error
+    decode: Callable[[list[int]], str] = tokenizer.decode
+    return decode
 
 
 def print_json(value: Any) -> None:

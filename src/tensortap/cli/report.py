@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from tensortap.cli.options import json_option, overwrite_option, print_json, run_argument
+from tensortap.text import printable
 from tensortap.view.report import report
 from tensortap.view.terminal.progress import waiting
 
@@ -21,4 +22,4 @@ def command(path: str, output: str, overwrite: bool, as_json: bool) -> None:
     if as_json:
         print_json(done._asdict())
     else:
-        click.echo(report.describe(done))
+        click.echo(printable(report.describe(done)))

@@ -11,7 +11,7 @@ import click
 from tensortap.cli.errors import explain
 from tensortap.cli.twice import run_twice
 from tensortap.errors import TensortapError
-from tensortap.script.options import PRESETS, RunOptions
+from tensortap.script.options import PRESETS, THIN, RunOptions
 from tensortap.script.session import ScriptRun
 
 
@@ -20,16 +20,18 @@ from tensortap.script.session import ScriptRun
     "--sites",
     multiple=True,
     metavar="PATTERN",
-    help="What to observe (default: the outputs of layers and of the model).",
+    help="What to observe, at every step (default: as --watch says).",
 )
-@click.option("--watch", type=click.Choice(list(PRESETS)), default="outputs", show_default=True,
-              help="What to observe, where --sites does not say it; recommended: what `check` reads.")  # fmt: skip
+@click.option("--watch", type=click.Choice(list(PRESETS)), default=THIN, show_default=True,
+              help="What to observe, where --sites does not say it. thin: outputs, and at a few steps inputs, "
+              "gradients, parameters and updates; recommended: what `check` reads, at every step.")  # fmt: skip
 @click.option("--every", type=click.IntRange(1), metavar="N", default=1, help="Observe every N-th step only.")
 @click.option(
     "--keep",
     multiple=True,
     metavar="WHAT",
-    help="stats, histogram, hash, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two).",
+    help="stats, histogram, hash, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two; thin: "
+    "stats, and histogram at a few steps).",
 )
 @click.option("--to", metavar="RUN", help="The folder to write (default: a new one in runs/).")
 @click.option("--resume", is_flag=True, help="Go on with the run that is there.")

@@ -6,12 +6,11 @@ import sys
 
 import click
 
-from tensortap.cli.options import limit_option, print_json, selection
-from tensortap.errors import needs
+from tensortap.cli.options import decoder, limit_option, print_json, selection, tokenizer_option
 from tensortap.harvest.folder import is_harvest
 from tensortap.store.run import open_run
 from tensortap.view.terminal.arguments import check_sites, resolve_steps
-from tensortap.view.terminal.harvest import Decode, harvest_json, show_harvest
+from tensortap.view.terminal.harvest import harvest_json, show_harvest
 from tensortap.view.terminal.live import follow
 from tensortap.view.terminal.ordering import SORTS
 from tensortap.view.terminal.progress import waiting
@@ -28,7 +27,7 @@ from tensortap.view.terminal.tensor_files import holds_tensors, show_tensors
 @limit_option(40)
 @click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
 @click.option("--dimension", type=int, metavar="N", help="Of a harvest: the samples that activate a dimension most.")
-@click.option("--tokenizer", metavar="FILE", help="A tokenizer.json, for the text of those samples.")
+@tokenizer_option
 def command(
     path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, phase: str | None, limit: int, live: bool,
     dimension: int | None, tokenizer: str | None, as_json: bool,
@@ -42,7 +41,7 @@ def command(
     elif is_harvest(path) and as_json:
         print_json(harvest_json(path))
     elif is_harvest(path):
-        show_harvest(path, sites, dimension, None if tokenizer is None else _decoder(tokenizer))
+        show_harvest(path, sites, dimension, None if tokenizer is None else decoder(tokenizer))
     elif live and not as_json and sys.stdout.isatty():
         run = open_run(path)
         follow(run, check_sites(run, sites) if run.steps else list(sites) or None, sort)
@@ -54,10 +53,3 @@ def command(
             print_json(view.as_json())
         else:
             draw(view)
-
-
-def _decoder(path: str) -> Decode:
-    with needs("--tokenizer", "tokenizers"):
-        from tokenizers import Tokenizer
-    decode: Decode = Tokenizer.from_file(path).decode
-    return decode

@@ -108,8 +108,12 @@ class Questions:
         table = opened.snapshots.read(lambda snapshot: sql_in_sandbox(snapshot, query, ROWS, SECONDS))
         return paged("rows", table.to_pylist(), page, columns=table.column_names)
 
+    def where(self, name: str) -> str:
+        """Return the path of a run."""
+        return self._finder.where(name)
+
     def _run(self, name: str) -> Run:
-        path = self._finder.where(name)
+        path = self.where(name)
         if path not in self._opened:
             self._opened[path] = Run(path)
         return self._opened[path]

@@ -1,4 +1,7 @@
-"""The MCP server over a folder of runs: each question of `Questions` is a tool. It only reads."""
+"""The MCP server over a folder of runs: each question of `Questions` is a tool.
+
+It only reads, unless `control` is allowed: then the actions of `Actions` are tools too.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any, Final
 
 from tensortap.errors import MissingExtraError, TensortapError
 from tensortap.version import __version__
+from tensortap.view.agent.actions import Actions
 from tensortap.view.agent.questions import Questions
 
 INSTRUCTIONS: Final = """Runs of tensortap: statistics of the tensors inside trainings and inferences.
@@ -17,7 +21,13 @@ Begin with `runs`, then `explain` or `findings` of a run; look closer with `summ
 TOOLS: Final = ("runs", "explain", "summary", "findings", "series", "metric", "histogram", "site", "compare", "sql")
 
 
-def server(path: str) -> Any:
+CONTROL: Final = """
+Live runs can be asked for more: `status`, `capture` (tensors of some sites for a few steps), `pause`, `resume`,
+`note`. They act when the running step ends, and the run's events say what was asked."""
+ACTIONS: Final = ("status", "capture", "pause", "resume", "note")
+
+
+def server(path: str, control: bool = False) -> Any:
     """Return the server for the runs below a folder; `server(path).run("stdio")` serves until its input ends."""
     try:
         from mcp.server import MCPServer
@@ -25,9 +35,14 @@ def server(path: str) -> Any:
     except ImportError:
         raise MissingExtraError("tensortap mcp needs the MCP SDK: pip install 'tensortap[mcp]'") from None
     questions = Questions(path)
-    made = MCPServer("tensortap", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
+    said = INSTRUCTIONS + (CONTROL if control else "")
+    made = MCPServer("tensortap", version=__version__, instructions=said, log_level="WARNING")
     for name in TOOLS:
         made.tool(name=name, annotations=ToolAnnotations(read_only_hint=True))(_answered(getattr(questions, name)))
+    actions = Actions(questions.where) if control else None
+    for name in ACTIONS if control else ():
+        hints = ToolAnnotations(read_only_hint=name == "status", destructive_hint=False)
+        made.tool(name=name, annotations=hints)(_answered(getattr(actions, name)))
     return made
 
 

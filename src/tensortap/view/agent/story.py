@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
 from tensortap.text import counted, number, printable
-from tensortap.view.terminal.findings import by_rule
-from tensortap.view.terminal.overview import about
+from tensortap.view.api.headline import grouped, headline
+from tensortap.view.api.timeline import timeline
+from tensortap.view.terminal.overview import about, model_name
 
 _PLACES: Final = 4
 _METRICS: Final = 8
-_LATEST: Final = 1 << 62
 
 
 def story(run: Run, found: Findings | None = None) -> str:
     """Return a run's story as text: a line about the run, its metrics, and each thing that is wrong with its places."""
     found = run.findings() if found is None else found
-    return "\n".join([_title(run), *_metrics(run), *_counts(run), "", *_wrong(found)])
-
-
-def grouped(found: Sequence[Finding]) -> list[list[Finding]]:
-    """Return findings by severity and rule, errors first, and within a severity the earliest first."""
-    worst = {severity: at for at, severity in enumerate(("error", "warning", "info"))}
-    return sorted(by_rule(found), key=lambda group: (worst.get(group[0].severity, 1), min(map(_first, group))))
-
-
-def _first(finding: Finding) -> int:
-    return finding.steps.first if finding.steps else _LATEST
+    said = headline(found, run.snapshots.read(timeline), model_name(run.info))
+    return "\n".join([_title(run), *([said] if said else []), *_metrics(run), *_counts(run), "", *_wrong(found)])
 
 
 def _title(run: Run) -> str:
@@ -77,25 +68,40 @@ def _wrong(found: Findings) -> Iterator[str]:
 
 
 def _group(place: int, group: list[Finding]) -> Iterator[str]:
-    first = min(group, key=_first)
-    where = f" at {first.site}" if first.site else ""
+    first = group[0]
+    where = (f" at {first.site}" if first.site else "") + (f" ({first.code})" if first.code else "")
     when = f", {first.steps}" if first.steps else ""
     yield printable(f"{place}. {first.severity}: {first.rule}{where}{when}")
     yield printable(f"   {first.message}")
-    others = [finding.site for finding in group if finding is not first and finding.site]
+    others = _other_places(first, group)
     if others:
         more = f" and {len(others) - _PLACES} more" if len(others) > _PLACES else ""
         yield printable(f"   The same at {', '.join(others[:_PLACES])}{more}.")
     if first.advice:
         yield printable(f"   Change: {first.advice}")
+    follows = [other for finding in group for other in finding.consequences]
+    for other in follows[:_PLACES]:
+        yield printable(f"   Hence {other.rule}{f' at {other.site}' if other.site else ''}: {other.message}")
+    if len(follows) > _PLACES:
+        yield f"   and {len(follows) - _PLACES} more that follow from it"
+
+
+def _other_places(first: Finding, group: list[Finding]) -> list[str]:
+    """Return where else the same was found, each once."""
+    own = {first.site, first.code, ""}
+    found = [place for finding in group for place in (finding.site, finding.code, *finding.places)]
+    return [place for place in dict.fromkeys(found) if place not in own]
 
 
 def told(found: Findings) -> list[dict[str, Any]]:
     """Return the same as plain values: one item for each severity and rule, with its places."""
     return [
         {
-            "severity": group[0].severity, "rule": group[0].rule, "places": [_place(finding) for finding in group],
-            "message": min(group, key=_first).message, "change": group[0].advice,
+            "severity": group[0].severity, "rule": group[0].rule,
+            "places": [*map(_place, group), *(place for finding in group for place in finding.places)],
+            "message": group[0].message, "change": group[0].advice,
+            "lines": list(dict.fromkeys(finding.code for finding in group if finding.code)),
+            "follows": [f"{other.rule} at {_place(other)}" for finding in group for other in finding.consequences],
         }
         for group in grouped(found)
     ]  # fmt: skip

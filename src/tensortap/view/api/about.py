@@ -32,6 +32,7 @@ def listed(ident: str, snapshot: Snapshot) -> dict[str, Any]:
     return {
         "id": ident, "state": shown_state(snapshot), "started": info.get("created"), **_steps(snapshot, flat=True),
         "sites": len(snapshot.rows), "records": snapshot.record_count, "model": model_name(info),
+        "ended_by": facts.ended_by(snapshot), "ranks": len(snapshot.ranks),
     }  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def described(
         "records": snapshot.record_count, "counts": facts.counts(snapshot),
         "unseen": info.get("unseen", {}), "cost": _total_cost(snapshot),
         "probes": info.get("probes", []), "ports": [port.as_json() for port in PORT_INFO.values()],
-        "model": model_name(info),
+        "model": model_name(info), "ended_by": facts.ended_by(snapshot),
         "about": {name: info[name] for name in _ABOUT if name in info},
     }  # fmt: skip
 

@@ -12,9 +12,10 @@ from tensortap.select.ports import RESULT_PORTS
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api.about import site_name
 from tensortap.view.api.bins import bins_for, edges
-from tensortap.view.api.grid import Floats
+from tensortap.view.api.grid import Floats, Grid
 from tensortap.view.api.heat import CELLS
 from tensortap.view.api.query import Query, RequestError
+from tensortap.view.api.ranks import of_rank
 from tensortap.view.api.rows import rows_of
 from tensortap.view.api.stats import STATS
 from tensortap.view.api.tiles import TiledGrids
@@ -25,7 +26,7 @@ _READ: Final = ("site", "port", "slot", "step", "numel", *COUNTS, "min", "max", 
 
 
 def depth(history: TiledGrids, snapshot: Snapshot, query: Query) -> Answer:
-    """Answer `step` for one step, or `from`, `to`, `width` for all of them at once."""
+    """Answer `step` for one step, or `from`, `to`, `width` and `rank` for all of them at once."""
     if not len(snapshot.steps):
         raise RequestError("this run holds no records yet", "wait for its first step")
     return _one(snapshot, query) if query.text("step") else _over_steps(history, snapshot, query)
@@ -42,15 +43,21 @@ def _over_steps(history: TiledGrids, snapshot: Snapshot, query: Query) -> Column
     width = min(query.width, max(16, CELLS // max(len(outputs), 1)))
     bins = bins_for(*query.span(snapshot.steps), width)
     back = np.array([snapshot.rows.get((site, "grad_output", slot), -1) for site, _, slot in outputs], np.int64)
-    forward = history.grid(snapshot, STATS["std"], bins, np.array([*outputs.values()], np.int64)).mean
+    shown = of_rank(snapshot, query)
+    forward = _means(history.grid(shown, STATS["std"], bins, np.array([*outputs.values()], np.int64)))
     backward = np.full(forward.shape, np.nan, np.float32)
     if (back >= 0).any():
-        backward[:, back >= 0] = history.grid(snapshot, STATS["rms"], bins, back[back >= 0]).mean
+        backward[:, back >= 0] = _means(history.grid(shown, STATS["rms"], bins, back[back >= 0]))
     sites = [{"i": row, "site": site_name(triple)} for triple, row in outputs.items()]
     columns: dict[str, Floats | npt.NDArray[np.float64]] = {
         "step": edges(bins, snapshot.steps)[: bins.size], "forward": forward, "backward": backward,
     }  # fmt: skip
     return ColumnAnswer({"sites": sites, "version": snapshot.version, "level": bins.level}, columns)
+
+
+def _means(grid: Grid) -> Floats:
+    """Return the means of a grid; +Inf where nothing was finite, which a logarithmic axis shows as such."""
+    return grid.mean if grid.bad is None else np.where(np.isnan(grid.mean) & grid.bad, np.float32(np.inf), grid.mean)
 
 
 def _one(snapshot: Snapshot, query: Query) -> dict[str, Any]:

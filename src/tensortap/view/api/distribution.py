@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.reduce import histogram as buckets
-from tensortap.reduce.merge import merge_histograms
 from tensortap.view.api.grid import Ints, as_floats
 
 QUANTILES: Final = {"q01": 0.01, "q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95, "q99": 0.99}
@@ -20,33 +19,57 @@ Floats = npt.NDArray[np.float64]
 def distribution(table: Any, bin_of: Ints, count: int, most: int = ROWS) -> dict[str, npt.NDArray[Any]]:
     """Quantiles (`q50`) and shares of the elements (`hist`, with `edges`) by bin, of records sorted by step."""
     starts: Ints = np.flatnonzero(np.diff(bin_of, prepend=-1)).astype(np.int64)
-    merged = _merged(table, starts)
+    dense = _merged(table, starts)
     zeros = np.add.reduceat(table["zeros"].to_numpy(), starts)
     low, high = np.fmin.reduceat(table["min"].to_numpy(), starts), np.fmax.reduceat(table["max"].to_numpy(), starts)
     bands = np.full((len(QUANTILES), count), np.nan)
-    for i, (offset, counts) in enumerate(merged):
-        if not np.isnan(low[i]):
-            bands[:, bin_of[starts[i]]] = buckets.quantile(
-                list(QUANTILES.values()), offset, counts, int(zeros[i]), minimum=low[i], maximum=high[i]
-            )
-    shares, edges = _picture(merged, zeros, float(np.nanmax(np.abs([low, high]), initial=0.0)), most)
+    bands[:, bin_of[starts]] = _bands(dense, zeros, low, high).T
+    shares, edges = _picture(dense, zeros, float(np.nanmax(np.abs([low, high]), initial=0.0)), most)
     hist = np.full((count, shares.shape[1]), np.nan, np.float32)
     hist[bin_of[starts]] = shares
     return {name: as_floats(band) for name, band in zip(QUANTILES, bands, strict=True)} | {"hist": hist, "edges": edges}
 
 
-def _merged(table: Any, starts: Ints) -> list[tuple[int, npt.NDArray[np.int64]]]:
+def _merged(table: Any, starts: Ints) -> Ints:
+    """Return the counts of all buckets, a row for each bin."""
     lists = table["hist_counts"].combine_chunks()
     lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
     offsets, ends = table["hist_offset"].to_numpy().astype(np.int64), lists.offsets.to_numpy().astype(np.int64)
-    return merge_histograms(offsets, ends, lists.values.to_numpy().astype(np.int64), starts)
+    lengths, counts = np.diff(ends), np.nan_to_num(lists.flatten().to_numpy(zero_copy_only=False))
+    row = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
+    bucket = np.repeat(offsets - ends[:-1], lengths) + np.arange(ends[0], ends[-1])
+    inside = (bucket >= 0) & (bucket < buckets.BUCKETS)  # a damaged file may name others
+    at = np.repeat(row * buckets.BUCKETS, lengths) + bucket
+    size = len(starts) * buckets.BUCKETS
+    return np.bincount(at[inside], counts[inside], size).astype(np.int64).reshape(-1, buckets.BUCKETS)
+
+
+def _bands(dense: Ints, zeros: Ints, low: Floats, high: Floats) -> Floats:
+    """Return the quantiles of each bin, as `histogram.quantile` gives them of one; NaN where nothing was finite."""
+    used = np.flatnonzero(dense.any(axis=0))
+    negative, positive = used[used % 2 == 1][::-1], used[used % 2 == 0]
+    number = np.concatenate([dense[:, negative], zeros[:, None], dense[:, positive]], axis=1)
+    begin, end = (
+        np.concatenate([side_of_negative, [0.0], side])
+        for side_of_negative, side in zip(buckets.edges(negative), buckets.edges(positive), strict=True)
+    )
+    ends, share = np.cumsum(number, axis=1), np.array(list(QUANTILES.values()))
+    rank = np.maximum(np.ceil(share * ends[:, -1:]), 1)
+    at = np.minimum((ends[:, None, :] < rank[:, :, None]).sum(axis=2), number.shape[1] - 1)
+    count, before = (np.take_along_axis(part, at, axis=1) for part in (number, ends - number))
+    least, most = low[:, None], high[:, None]
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        place = (rank - before - 0.5) / count
+        first, last = np.clip(begin[at], least, most), np.clip(end[at], least, most)
+        found = np.clip(first * (1 - place) + last * place, least, most)
+    return np.where((ends[:, -1:] > 0) & ~np.isnan(least), found, np.nan)
 
 
 def _picture(
-    merged: list[tuple[int, npt.NDArray[np.int64]]], zeros: npt.NDArray[np.int64], largest: float, most: int
+    dense: Ints, zeros: Ints, largest: float, most: int
 ) -> tuple[npt.NDArray[np.float32], Floats]:  # fmt: skip
     """Return shares of the finite elements in at most `most` steps of magnitude, and the steps' ends."""
-    dense = np.stack([buckets.dense(*found) for found in merged]).reshape(len(merged), -1, 2)
+    dense = dense.reshape(len(dense), -1, 2)
     used = np.flatnonzero(dense.any(axis=(0, 2)))
     total = np.maximum(dense.sum(axis=(1, 2)) + zeros, 1)[:, None]
     if not len(used):

@@ -14,10 +14,13 @@ from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import as_rules
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
+from tensortap.view.api.about import model_name
 from tensortap.view.api.bins import StepBins
 from tensortap.view.api.grid import Ints
+from tensortap.view.api.headline import groups_as_json, headline
 from tensortap.view.api.stats import STATS
 from tensortap.view.api.tiles import TiledGrids
+from tensortap.view.api.timeline import timeline
 
 RECORDS: Final = 1_000_000  # rules hold their columns in memory; beyond so many records they see some steps only
 REST: Final = 5.0  # the rules are asked again after so many times what the last asking took, and so many seconds
@@ -49,7 +52,9 @@ class BackgroundFindings:
             self._coming, running = self._pool.submit(self._ask, snapshot), True
         if self._coming is not None and self._coming.done() and (error := self._coming.exception()) is not None:
             return {"error": f"{type(error).__name__}: {error}", "running": False}
-        empty: dict[str, Any] = {"counts": {}, "findings": [], "rules": [], "skipped": {}}
+        empty: dict[str, Any] = {
+            "counts": {}, "findings": [], "rules": [], "skipped": {}, "groups": [], "headline": ""
+        }  # fmt: skip
         return {**(self._known or empty), "version": self._version, "running": running}
 
     def complete(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -64,9 +69,13 @@ class BackgroundFindings:
             steps = self._steps(snapshot)
             only = None if steps is None else steps.tolist()
             history = RunHistory(self._run, snapshot=snapshot, only=only)
-            found = findings_in(history, as_rules(None)).as_json()
+            found = findings_in(history, as_rules(None))
             looked = len(snapshot.steps) if steps is None else len(steps)
-            self._known = {**found, "steps": {"looked": looked, "of": len(snapshot.steps)}}
+            self._known = {
+                **found.as_json(), "groups": groups_as_json(found),
+                "headline": headline(found, timeline(snapshot), model_name(snapshot.run_json)),
+                "steps": {"looked": looked, "of": len(snapshot.steps)},
+            }  # fmt: skip
         finally:
             self._version = snapshot.version
             self._again = self._clock() + max(REST, REST * (self._clock() - begin))

@@ -12,9 +12,11 @@ from tensortap.select.sites import Candidate, Pattern
 from tensortap.store import facts
 from tensortap.store.filters import places_matching
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.view.api.bins import bins_for, edges
+from tensortap.view.api.bins import StepBins, bins_for, edges
+from tensortap.view.api.fold import row_groups
 from tensortap.view.api.grid import Grid, Ints
 from tensortap.view.api.query import Query
+from tensortap.view.api.ranks import SPREAD, of_rank, spread_grid
 from tensortap.view.api.stats import Stat, stat_named
 from tensortap.view.api.tiles import TiledGrids
 from tensortap.view.api.wire import ColumnAnswer
@@ -22,21 +24,35 @@ from tensortap.view.api.wire import ColumnAnswer
 CELLS: Final = 6_000_000  # at most so many in one answer, whatever is asked for
 LONG: Final = 30_000_000  # records from which on a run is not read whole for its range
 _SAMPLED: Final = 200_000
+_SPREAD_STAT: Final = Stat(
+    "spread", "relative spread over ranks", (), lambda columns: np.zeros(0), fold="max", scale="log"
+)
 
 
 def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> ColumnAnswer:
-    """`stat`, `port`, `sites`, `rows`, `from`, `to`, `width`. Where nothing was finite the value is +Inf."""
-    stat = stat_named(query.text("stat", "std"))
-    found = chosen_rows(snapshot, query, stat)
-    rows = found[slice(*query.window("rows", len(found)))]
-    bins = bins_for(*query.span(snapshot.steps), min(query.width, max(16, CELLS // max(len(rows), 1))))
-    columns = _columns(history.grid(snapshot, stat, bins, rows), stat)
+    """`stat`, `port`, `sites`, `fold`, `rows`, `rank`, `from`, `to`, `width`.
+
+    Where nothing was finite the value is +Inf.
+    """
+    stat, spread = stat_named(query.text("stat", "std")), query.text("rank") == SPREAD
+    found = row_groups(chosen_rows(snapshot, query, stat), list(snapshot.rows), query)
+    groups = found.window(*query.window("rows", found.size))
+    bins = bins_for(*query.span(snapshot.steps), min(query.width, max(16, CELLS // max(len(groups.rows), 1))))
+    shown = of_rank(snapshot, query)
+    grid = (spread_grid if spread else _grid)(history, shown, stat, bins, groups.rows)
+    columns = _columns(groups.merged(grid), _SPREAD_STAT if spread else stat)
+    scale = "log" if spread else stat.scale
     header = {
-        "stat": stat.name, "unit": stat.unit, "scale": stat.scale,
-        "range": _range(history, snapshot, stat, query, columns), "total": len(found),
-        "version": snapshot.version, "level": bins.level,
+        "stat": stat.name, "unit": "relative spread" if spread else stat.unit, "scale": scale,
+        "range": value_range(columns["value"], scale) if spread else _range(history, shown, stat, query, columns),
+        "total": found.size, "version": snapshot.version, "level": bins.level,
     }  # fmt: skip
-    return ColumnAnswer(header, {"step": edges(bins, snapshot.steps), "row": rows.astype(np.int32), **columns})
+    row = groups.firsts.astype(np.int32)
+    return ColumnAnswer(header, {"step": edges(bins, snapshot.steps), "row": row, **columns})
+
+
+def _grid(history: TiledGrids, snapshot: Snapshot, stat: Stat, bins: StepBins, rows: Ints) -> Grid:
+    return history.grid(snapshot, stat, bins, rows)
 
 
 def chosen_rows(snapshot: Snapshot, query: Query, stat: Stat) -> Ints:
@@ -83,7 +99,9 @@ def _range(
         grid = history.grid(snapshot, stat, bins_for(0, len(snapshot.steps), 256), rows)
         return value_range(_columns(grid, stat)["value"], stat.scale)
 
-    return history.kept(snapshot, ("range", stat.name, port, snapshot.version), read, lambda found: 64)
+    return history.kept(
+        snapshot, ("range", stat.name, port, query.text("rank"), snapshot.version), read, lambda found: 64
+    )
 
 
 def _columns(grid: Grid, stat: Stat) -> dict[str, npt.NDArray[Any]]:

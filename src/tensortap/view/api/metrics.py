@@ -15,22 +15,24 @@ from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.cache import SizedCache
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query
+from tensortap.view.api.ranks import SPREAD
 from tensortap.view.api.wire import ColumnAnswer
 
 Series = tuple[Ints, npt.NDArray[np.float64]]
 
 
-def series_of(snapshot: Snapshot, cache: SizedCache) -> dict[str, Series]:
-    """Return each metric's steps and values, sorted by step; ranks follow each other."""
+def series_of(snapshot: Snapshot, cache: SizedCache, rank: int | None = None) -> dict[str, Series]:
+    """Return each metric's steps and values, sorted by step; ranks follow each other, unless one is chosen."""
 
     def read() -> dict[str, Series]:
         table = queries.metrics(snapshot)
         table = of_phase(snapshot, table.filter(pc.is_valid(table["value"])))  # labels have none
+        table = table if rank is None else table.filter(pc.equal(table["rank"], rank))
         steps, values = table["step"].to_numpy(), table["value"].to_numpy()
         names = np.array(table["name"].to_pylist(), object)
         return {str(name): (steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
 
-    key = ("metrics", str(snapshot.files), snapshot.phase, snapshot.version)
+    key = ("metrics", str(snapshot.files), snapshot.phase, rank, snapshot.version)
     return cache.get(key, read, lambda found: sum(s.nbytes + v.nbytes for s, v in found.values()) + 64)
 
 
@@ -48,8 +50,11 @@ def of_phase(snapshot: Snapshot, table: Any) -> Any:
 
 
 def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> ColumnAnswer:
-    """`from`, `to`, `width`: `step` are the bins' first steps; NaN where a metric was not given, or was NaN."""
-    known = series_of(snapshot, cache)
+    """`from`, `to`, `width`, `rank`: `step` are the bins' first steps; NaN where a metric was not given, or was NaN.
+
+    `bad` counts the values of a bin that were NaN or infinite, where any was.
+    """
+    known = series_of(snapshot, cache, None if query.text("rank") == SPREAD else query.number("rank"))
     all_steps = np.unique(np.concatenate([steps for steps, _ in known.values()])) if known else np.zeros(0, np.int64)
     bins = bins_for(*query.span(all_steps), query.width)
     low, high = bins.steps(len(all_steps))
@@ -62,6 +67,8 @@ def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> ColumnAnswer
         columns |= {f"m{i}.{what}": part for what, part in _folded(bin_of, values[inside], bins.size).items()}
         if len(lost := steps[~np.isfinite(values)]):
             broken[name] = {"first": int(lost[0]), "count": len(lost)}
+            lost_bins = bin_of[~np.isfinite(values[inside])]
+            columns[f"m{i}.bad"] = np.bincount(lost_bins, minlength=bins.size).astype(np.float32)
     return ColumnAnswer({"names": list(known), "version": snapshot.version, "nonfinite": broken}, columns)
 
 

@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import with_sources
+from tensortap.store.blocks import array_of, blocks
 from tensortap.store.catalog import PLAIN_RECORDS, Outline, dataset, derive_missing
 from tensortap.store.filters import all_of, any_place
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import Place
 from tensortap.view.api.file_grid import ByIdentity
 
+_BYTES: Final = 1000  # of a record, where no file tells
 ReadColumns = Callable[[Sequence[str], int, int], Any]  # columns of one place's records, from a step to another
 
 
 def rows_of(
     snapshot: Snapshot, columns: Sequence[str], *, places: Sequence[Triple] = (), first: int = 0,
-    last: int = 1 << 62, ports: Sequence[str] = (), every: int = 1,
+    last: int = 1 << 62, ports: Sequence[str] = (),
 ) -> Any:  # fmt: skip
-    """Return columns of the records of places, or of all, by step; what was recomputed is left out.
-
-    With `every` only every n-th of the recorded steps is read.
-    """
+    """Return columns of the records of places, or of all, by step; what was recomputed is left out."""
     step = pc.field("step")
     chosen = all_of(
         [
             any_place(Place(*triple) for triple in places) if places else None,
             (step >= first) & (step <= last),
             pc.field("port").isin(list(ports)) if ports else None,
-            step.isin(snapshot.steps[::every].tolist()) if every > 1 else None,
             ~pc.field("recomputed"),
             pc.field("phase") == snapshot.phase if snapshot.phase else None,
         ]
@@ -59,12 +58,31 @@ def of_place(snapshot: Snapshot, place: Triple) -> ReadColumns:
 def by_place(
     snapshot: Snapshot, columns: Sequence[str], places: Sequence[Triple], every: int = 1
 ) -> Iterator[tuple[Triple, ReadColumns]]:  # fmt: skip
-    """Yield many places' records, read in one pass and held in memory."""
-    keys = ("site", "port", "slot")
-    table = rows_of(snapshot, list(dict.fromkeys([*keys, *columns])), places=places, every=every)
-    for triple in places:
-        mask = functools.reduce(pc.and_, (pc.equal(table[key], word) for key, word in zip(keys, triple, strict=True)))
-        yield triple, functools.partial(_between, table.filter(mask))
+    """Yield many places' records, read in one pass over the files and held in memory."""
+    number = {triple: i for i, triple in enumerate(places)}
+    steps = snapshot.steps[::every].tolist() if every > 1 else None
+    tables, found = [], []
+    for block in blocks(snapshot, columns, chosen=lambda p: p[:3] in number, steps=steps, recomputed=False):
+        tables.append(block.table(columns))
+        found.append(np.array([number[place[:3]] for place in block.places], np.int64)[block.place])
+    rows = pa.concat_tables(tables) if tables else PLAIN_RECORDS.empty_table().select(columns)
+    place = np.concatenate(found) if found else np.zeros(0, np.int64)
+    order = np.lexsort((array_of(rows["step"]), place))
+    rows, ends = rows.take(pa.array(order)), np.cumsum(np.bincount(place, minlength=len(places)))
+    for triple, end, count in zip(places, ends.tolist(), np.diff(ends, prepend=0).tolist(), strict=True):
+        yield triple, functools.partial(_between, rows.slice(end - count, count))
+
+
+def bytes_per_record(snapshot: Snapshot) -> int:
+    """Return how much memory a record takes, judged by one file."""
+    for files in snapshot.records:
+        for name, outline in files.segments.items():
+            if outline.rows:
+                with snapshot.files.open(name) as file:
+                    groups = pq.ParquetFile(file).metadata
+                    size = sum(groups.row_group(i).total_byte_size for i in range(groups.num_row_groups))
+                return int(size) // outline.rows + 1
+    return _BYTES
 
 
 def _between(table: Any, columns: Sequence[str], first: int, last: int) -> Any:

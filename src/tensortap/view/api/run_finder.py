@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from tensortap.errors import NotARunError, RunError, suggest
+from tensortap.harvest.folder import is_harvest
 from tensortap.store.files import Files
 from tensortap.store.names import RUN_JSON
 
@@ -26,14 +27,15 @@ class RunFinder:
         files = Files(self.path)
         self.root = None if files.local is None else files.local.resolve()
         self.alone = files.exists(RUN_JSON)
-        if not self.alone and (self.root is None or not self.root.is_dir()):
+        if not self.alone and (self.root is None or not self.root.is_dir()) and not is_harvest(self.path):
             raise NotARunError(f"there is neither a run nor a folder of runs at {self.path!r}")
 
     def ids(self) -> list[str]:
         """Return the runs there are, in the order of their names."""
         if self.alone:
             return [self._own_id()]
-        assert self.root is not None
+        if self.root is None:
+            return []
         found = (str(run.relative_to(self.root)) for run in _runs(self.root, self.root, _DEEPEST))
         return sorted(found)[:_MOST]
 

@@ -16,18 +16,24 @@ from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api import about
 from tensortap.view.api.cache import SizedCache
+from tensortap.view.api.card import card
 from tensortap.view.api.depth import depth
 from tensortap.view.api.diff import both_named, difference
 from tensortap.view.api.findings import BackgroundFindings
+from tensortap.view.api.harvest import REQUESTS as HARVEST_REQUESTS
+from tensortap.view.api.harvest import Decode, HarvestPages
 from tensortap.view.api.heat import heat
 from tensortap.view.api.metrics import metrics, series_of
+from tensortap.view.api.notes import RunNotes
 from tensortap.view.api.phases import shown
 from tensortap.view.api.query import Query
+from tensortap.view.api.ranks import ranks
 from tensortap.view.api.rows import ReadColumns
 from tensortap.view.api.run_finder import RunFinder
 from tensortap.view.api.site import site
 from tensortap.view.api.tensor import Entry, KeptTensorIndex, tensor
 from tensortap.view.api.tiles import THREADS, TiledGrids
+from tensortap.view.api.timeline import phase_spans, timeline
 from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
 
 _TRIES: Final = 3
@@ -99,6 +105,18 @@ def _findings(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
     return opened.findings.complete(snapshot) if query.text("wait") else opened.findings.now(snapshot)
 
 
+def _timeline(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return {**timeline(snapshot).as_json(), "phases": phase_spans(snapshot), "version": snapshot.version}
+
+
+def _ranks(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return ranks(opened.grids, shown(snapshot, query), query)
+
+
+def _card(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
+    return card(snapshot, shown(snapshot, query), opened.cache, opened.findings.now(snapshot))
+
+
 def _cost(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
     return about.cost(snapshot)
 
@@ -115,10 +133,14 @@ REQUESTS: Final[Mapping[str, Request]] = {
     "/api/site": _site,
     "/api/depth": _depth,
     "/api/findings": _findings,
+    "/api/timeline": _timeline,
+    "/api/ranks": _ranks,
+    "/api/card": _card,
     "/api/cost": _cost,
     "/api/tensor": _tensor,
 }
-PATHS: Final = ("/api/runs", *REQUESTS, "/api/diff")
+PATHS: Final = ("/api/runs", *REQUESTS, "/api/diff", *HARVEST_REQUESTS)
+_CHANGING: Final = frozenset(("/api/findings", "/api/card"))  # they change while the run does not
 AnswerFrom = Callable[[Sequence[Snapshot]], Answer]
 T = TypeVar("T")
 
@@ -150,10 +172,12 @@ class Api:
     >>> api.close()
     """
 
-    def __init__(self, path: str, memory: int = MEMORY) -> None:
+    def __init__(self, path: str, memory: int = MEMORY, decode: Decode | None = None) -> None:
         self.found = RunFinder(path)
+        self.notes = RunNotes(self.found)
         self.grids = SizedCache(memory * 5 // 6)
         self.answers = SizedCache(memory // 6)
+        self.harvests = HarvestPages(path, self.answers, decode)
         self._pool = ThreadPoolExecutor(THREADS, "tensortap-view")
         self._rules = ThreadPoolExecutor(1, "tensortap-rules")
         self._opened: dict[str, OpenRun] = {}
@@ -168,17 +192,19 @@ class Api:
         """Return the answer to a request."""
         if path == "/api/runs":
             return self.runs()
+        if path in HARVEST_REQUESTS:
+            return self.harvests.answer(path, given)
         answer, opened = self._request(path, given)
         return patiently(opened, answer)
 
     def encoded(self, path: str, given: Mapping[str, str]) -> EncodedAnswer:
         """Return the answer as bytes; the same question about the same version is answered once."""
-        if path == "/api/runs":
-            return _encoded(self.runs())
+        if path == "/api/runs" or path in HARVEST_REQUESTS:
+            return _encoded(self.answer(path, given))
         answer, opened = self._request(path, given)
 
         def remembered(snapshots: Sequence[Snapshot]) -> EncodedAnswer:
-            if path == "/api/findings":  # they change while the run does not
+            if path in _CHANGING:
                 return _encoded(answer(snapshots))
             # Key and answer are of the same snapshots: a run that grows meanwhile gets another key the next time.
             key = (path, str(Query(given)), *(snapshot.version for snapshot in snapshots))
@@ -187,8 +213,16 @@ class Api:
         return patiently(opened, remembered)
 
     def runs(self) -> dict[str, Any]:
-        """Return the list of runs."""
-        return {"folder": self.found.path, "runs": [self._listed(ident) for ident in self.found.ids()]}
+        """Return the list of runs, with their tags and notes, and of harvests."""
+        notes = self.notes.all()
+        said = [{**self._listed(ident), **notes.get(ident, {"tags": [], "note": ""})} for ident in self.found.ids()]
+        return {"folder": self.found.path, "runs": said, "harvests": self.harvests.listed()}
+
+    def write_note(self, ident: str, tags: Any, note: Any) -> dict[str, Any]:
+        """Keep the tags and the note of a run, beside the runs; return both as they are kept."""
+        self.found.where(ident)
+        self.notes.write(ident, tags, note)
+        return self.notes.of(ident)
 
     def opened(self, ident: str) -> OpenRun:
         """Return a run by its id, opened once."""

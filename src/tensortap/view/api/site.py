@@ -19,6 +19,7 @@ from tensortap.view.api.bins import StepBins, bins_for, edges
 from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query, RequestError
+from tensortap.view.api.ranks import SPREAD
 from tensortap.view.api.rows import ReadColumns, of_place
 from tensortap.view.api.wire import ColumnAnswer
 
@@ -85,7 +86,8 @@ def _stride(steps: int) -> int:
 
 def _only(rows: Any, query: Query) -> Any:
     for name in ("call", "rank"):
-        if (wanted := query.number(name)) is not None:
+        wanted = None if query.text(name) == SPREAD else query.number(name)
+        if wanted is not None:
             rows = rows.filter(pc.equal(rows[name], wanted))
     return rows
 
@@ -100,6 +102,9 @@ def _statistics(rows: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[An
     known = {name: rows[name].to_numpy() for name in _NUMBERS[3:]}
     known["zeros"] = known["zeros"] / np.maximum(known["numel"], 1)
     known["nonfinite"] = np.asarray(sum(known[name] for name in NONFINITE), np.float64)
+    nothing = (known["nonfinite"] >= known["numel"]) & (known["numel"] > 0)  # sums over no element are 0, and no value
+    for name in (*_MEANS, "zeros"):
+        known[name] = np.where(nothing, np.nan, np.asarray(known[name], np.float64))
     out = {name: _per_bin(np.add, known[name], bin_of, count, mean=True) for name in (*_MEANS, "zeros")}
     if len(np.unique(bin_of)) < len(bin_of):
         for name in _MEANS:

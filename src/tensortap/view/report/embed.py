@@ -18,7 +18,7 @@ from tensortap.store.snapshot import Snapshot
 from tensortap.view.api import about
 from tensortap.view.api.phases import shown
 from tensortap.view.api.query import Query, RequestError
-from tensortap.view.api.rows import ReadColumns, by_place
+from tensortap.view.api.rows import ReadColumns, by_place, bytes_per_record
 from tensortap.view.api.service import REQUESTS, OpenRun
 from tensortap.view.api.site import COLUMNS
 from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
@@ -26,8 +26,9 @@ from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
 BYTES: Final = 4_600_000  # of answers; the page itself takes some hundred thousand more
 HEAT_SHARE: Final = 0.42
 TENSOR_SHARE: Final = 0.06
-RECORDS: Final = 1_000_000  # of a longer run every n-th step is looked at closely
-ROWS_AT_ONCE: Final = 50_000
+RECORDS: Final = 200_000  # of a longer run every n-th step is looked at closely: sites are 200 columns wide
+MEMORY: Final = 300_000_000  # of records that are held at once
+_ROOM: Final = 1.5  # times the limit that all maps may seem to take, judged by one
 _SAMPLE: Final = 8  # sites by which the size of all is judged
 _ENVELOPE: Final = (".low", ".high")
 Entries = dict[str, dict[str, str]]
@@ -102,21 +103,29 @@ def _fixed(run: FrozenRun, findings: Mapping[str, Any]) -> Entries:
     found = {"/api/findings": entry(findings)}
     listed = about.listed(run.opened.ident, run.snapshot)
     found["/api/runs"] = entry({"folder": run.opened.run.path, "runs": [listed]})
-    found["/api/cost"] = entry(run.answer("/api/cost", {}))
+    for path in ("/api/cost", "/api/timeline"):
+        found[path] = entry(run.answer(path, {}))
     query = {"width": "600"}
     return found | {address("/api/metrics", query): entry(rounded(run.answer("/api/metrics", query), 12))}
 
 
 def _heat_maps(run: FrozenRun, described: Mapping[str, Any], limit: int) -> Entries:
-    """As closely as fits; what is far too large by its number of cells is not even tried."""
+    """As closely as fits; what is far too large by its number of cells, or by that of one map, is not even tried."""
     rows, steps, made = len(described["stats"]) * len(described["sites"]), described["steps"]["count"], Entries()
+    stats = described["stats"]
     for detail in HEATS:
         least = rows * min(steps, detail.width // 2) * detail.bits / 12 * (2 if detail.envelope else 1)
-        if detail is HEATS[-1] or least <= 2 * limit:
-            made = _heats(run, described["stats"], detail)
+        if detail is HEATS[-1] or (least <= 2 * limit and _one_map(run, stats, detail) * len(stats) <= _ROOM * limit):
+            made = _heats(run, stats, detail)
             if _size(made) <= limit:
                 break
     return made
+
+
+def _one_map(run: FrozenRun, stats: list[str], detail: DetailLevel) -> int:
+    """Return the size of a map in the middle of the list: of a statistic that is neither a count nor constant."""
+    query = {"stat": "std" if "std" in stats else stats[len(stats) // 2], "width": str(detail.width)}
+    return _size({"": _closely(run, "/api/heat", query, detail)})
 
 
 def _heats(run: FrozenRun, stats: list[str], detail: DetailLevel) -> Entries:
@@ -142,10 +151,14 @@ def _most_wanted(sites: list[dict[str, Any]], findings: Mapping[str, Any]) -> li
 
 def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progress: Progress) -> Entries:
     """Return each site closely, as far as there is room."""
-    detail = _detail(run, order[:: max(1, len(order) // _SAMPLE)], tensors, limit / max(len(order), 1))
+    groups = _groups(run, order)
+    held = dict(_reads(run, groups)) if len(groups) == 1 else {}
+    sample = order[:: max(1, len(order) // _SAMPLE)]
+    reads = [(name, held[name]) for name in sample] if held else list(_reads(run, [sample]))
+    detail = _detail(run, reads, tensors, limit / max(len(order), 1))
     found: Entries = {}
     used = 0
-    for name, read in _reads(run, order):
+    for name, read in held.items() if held else _reads(run, groups):
         key, made = _site(run, name, read, detail, tensors)
         used += _size({key: made})
         if used > limit:
@@ -155,23 +168,29 @@ def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progr
     return found
 
 
-def _detail(run: FrozenRun, sample: list[str], tensors: Tensors, room: float) -> DetailLevel:
+def _detail(run: FrozenRun, reads: list[tuple[str, ReadColumns]], tensors: Tensors, room: float) -> DetailLevel:
     """Return how closely all can be embedded, judged by some."""
-    reads = list(_reads(run, sample))
     for detail in SITES:
         made = dict(_site(run, name, read, detail, tensors) for name, read in reads)
-        if _size(made) <= 0.95 * room * len(sample):
+        if _size(made) <= 0.95 * room * len(reads):
             return detail
     return SITES[-1]
 
 
-def _reads(run: FrozenRun, names: list[str]) -> Iterator[tuple[str, ReadColumns]]:
-    """Yield the records of each site, as many sites at once as memory allows; of a very long run every n-th step."""
-    snapshot, every = run.shown(), _every(run)
-    at_once = max(1, ROWS_AT_ONCE * every * len(snapshot.rows) // max(snapshot.record_count, 1))
-    for first in range(0, len(names), at_once):
-        names_of = {about.triple_of(snapshot, name): name for name in names[first : first + at_once]}
-        for triple, read in by_place(snapshot, COLUMNS, list(names_of), every):
+def _groups(run: FrozenRun, names: list[str]) -> list[list[str]]:
+    """Return which sites are read together: as many as memory allows, for every pass goes over all files."""
+    snapshot = run.shown()
+    of_site = snapshot.record_count / max(len(snapshot.rows), 1) / _every(run) * bytes_per_record(snapshot)
+    at_once = max(1, int(MEMORY / max(of_site, 1)))
+    return [names[first : first + at_once] for first in range(0, len(names), at_once)]
+
+
+def _reads(run: FrozenRun, groups: list[list[str]]) -> Iterator[tuple[str, ReadColumns]]:
+    """Yield the records of each site, a group of sites at a time; of a very long run every n-th step."""
+    snapshot = run.shown()
+    for names in groups:
+        names_of = {about.triple_of(snapshot, name): name for name in names}
+        for triple, read in by_place(snapshot, COLUMNS, list(names_of), _every(run)):
             yield names_of[triple], read
 
 

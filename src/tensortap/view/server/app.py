@@ -1,4 +1,7 @@
-"""The viewer's server: for this machine only, GET only, the runs' folder and the packaged page only."""
+"""The viewer's server: for this machine only, the runs' folder and our page only; it answers GET (but see `control`).
+
+Without control the one POST keeps tags and notes in a file beside the runs, for the page on this machine alone.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tensortap.errors import NotARunError, TensortapError
 from tensortap.view.api.service import PATHS, Api
+from tensortap.view.server.control import PageControl
 from tensortap.view.server.events import Poller, state_of, stream
-from tensortap.view.server.launch import NOT_BUILT, STATIC
+from tensortap.view.server.launch import NOT_BUILT, STATIC, is_loopback
 
 LOCAL: Final = frozenset({"127.0.0.1", "localhost", "[::1]"})
 ANY_ADDRESS: Final = "*"
 AT_ONCE: Final = 4
+WRITES: Final = frozenset({"/api/notes"})
+LONGEST_BODY: Final = 64_000
 _KINDS: Final = {"json": "application/json", "columns": "application/octet-stream"}
 _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
@@ -41,9 +47,10 @@ _HEADERS: Final = {
 class LocalPageMiddleware:
     """Refuse requests that our own page never makes: other methods, hosts (DNS rebinding) and origins."""
 
-    def __init__(self, app: ASGIApp, hosts: frozenset[str]) -> None:
+    def __init__(self, app: ASGIApp, hosts: frozenset[str], control: PageControl | None = None) -> None:
         self._app = app
         self._hosts = hosts
+        self._control = control
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or refuse it."""
@@ -57,7 +64,9 @@ class LocalPageMiddleware:
         return name in self._hosts - {ANY_ADDRESS} or (ANY_ADDRESS in self._hosts and _is_address(name))
 
     def _refused(self, request: Request) -> Response | None:
-        if request.method not in ("GET", "HEAD"):
+        writes = request.method == "POST" and request.url.path in WRITES
+        posted = request.method == "POST" and not writes and self._control is not None
+        if request.method not in ("GET", "HEAD") and not posted and not writes:
             return problem(405, f"{request.method} is not allowed: this server only shows", headers={"Allow": "GET"})
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self._serves(_name(hosts[0])):
@@ -66,7 +75,20 @@ class LocalPageMiddleware:
         site = request.headers.get("sec-fetch-site", "none")
         if (origin and origin.partition("://")[2] != hosts[0]) or site in ("cross-site", "same-site"):
             return problem(403, "another site's page may not ask here", "open the address that was printed")
+        if posted and self._control is not None and (why := self._control.refused(request)):
+            return problem(403, why, "open the address that was printed")
+        if writes and not (origin and _is_local(request) and _is_json(request)):
+            return problem(403, "only the page itself, on this machine, may write notes")
         return None
+
+
+def _is_local(request: Request) -> bool:
+    """Return whether a request comes from this machine."""
+    return request.client is not None and is_loopback(request.client.host)
+
+
+def _is_json(request: Request) -> bool:
+    return request.headers.get("content-type", "").partition(";")[0].strip() == "application/json"
 
 
 def _name(host: str) -> str:
@@ -88,13 +110,17 @@ def problem(status: int, error: str, hint: str = "", headers: dict[str, str] | N
     return JSONResponse({"error": error, "hint": hint}, status, {**_HEADERS, **(headers or {})})
 
 
-def app_for(api: Api, hosts: frozenset[str] = LOCAL, static: Path = STATIC) -> ASGIApp:
-    """Return the whole server as an ASGI application."""
+def app_for(
+    api: Api, hosts: frozenset[str] = LOCAL, static: Path = STATIC, control: PageControl | None = None
+) -> ASGIApp:
+    """Return the whole server as an ASGI application; without `control` it only shows."""
     limit = CapacityLimiter(AT_ONCE)
     routes = [Route(path, _answering(api, limit), methods=["GET"]) for path in PATHS]
     routes += [Route("/api/events", _events(api), methods=["GET"])]
+    routes += [] if control is None else control.routes()
+    routes += [Route("/api/notes", _writing(api), methods=["POST"])]
     routes += [Route("/{path:path}", partial(_static, static=static), methods=["GET"])]
-    return LocalPageMiddleware(Starlette(routes=routes), hosts)
+    return LocalPageMiddleware(Starlette(routes=routes), hosts, control)
 
 
 def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitable[Response]]:
@@ -109,6 +135,26 @@ def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitabl
         return Response(sent.data, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type=_KINDS[sent.kind])
 
     return answer
+
+
+def _writing(api: Api) -> Callable[[Request], Awaitable[Response]]:
+    """Return a handler that keeps the tags and the note of a run in a file beside the runs."""
+
+    async def write(request: Request) -> Response:
+        if int(request.headers.get("content-length") or LONGEST_BODY + 1) > LONGEST_BODY:
+            return problem(413, f"a note must be at most {LONGEST_BODY} bytes")
+        try:
+            said = await request.json()
+            if not isinstance(said, dict):
+                raise ValueError("it must be an object with run, tags and note")
+            work = partial(api.write_note, str(said.get("run", "")), said.get("tags", []), said.get("note", ""))
+            return JSONResponse(await to_thread.run_sync(work), headers=_HEADERS)
+        except ValueError as error:
+            return problem(400, f"the note could not be read: {error}")
+        except Exception as error:
+            return _explained(error)
+
+    return write
 
 
 def _events(api: Api) -> Callable[[Request], Awaitable[Response]]:

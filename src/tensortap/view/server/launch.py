@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tensortap.errors import MissingExtraError, RunError
+from tensortap.text import printable
 
 PORT: Final = 6160
 _TRIED: Final = 50
@@ -32,22 +33,30 @@ class ListeningSocket(NamedTuple):
 
 def view(
     path: str, host: str = "127.0.0.1", port: int | None = None, browser: bool = True,
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = print, decode: Callable[[list[int]], str] | None = None, *, control: bool = False,
 ) -> None:  # fmt: skip
-    """Serve the runs at a path, until interrupted."""
+    """Serve the runs and harvests at a path, until interrupted; `decode` turns a harvest's token ids into text.
+
+    With `control` the page can ask live runs for more.
+    """
     require_extra()
     from tensortap.view.api.service import Api
     from tensortap.view.server import app as server
+    from tensortap.view.server.control import PageControl
 
-    api = Api(path)
+    if control and not is_loopback(host):
+        raise RunError(f"--control is for this machine only, got --host {host}: leave one of them out")
+    api = Api(path, decode=decode)
     listening = listen(host, port or PORT)
+    allowed = PageControl(api.found.where) if control else None
+    url = listening.url if allowed is None else f"{listening.url}?token={allowed.token}"
     try:
         for line in remarks(host, port, listening):
             say(line)
-        say(f"{api.found.path} is shown at {listening.url}  (Ctrl-C ends it)")
+        say(f"{printable(api.found.path)} is shown at {url}  (Ctrl-C ends it)")
         if browser and built():
-            webbrowser.open(listening.url)
-        server.serve(server.app_for(api, server.hosts_for(host)), listening.socket)
+            webbrowser.open(url)
+        server.serve(server.app_for(api, server.hosts_for(host), control=allowed), listening.socket)
     finally:
         listening.socket.close()
         api.close()
