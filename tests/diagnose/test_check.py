@@ -12,8 +12,6 @@ from click.testing import CliRunner
 from tensortap.cli import cli
 from tensortap.diagnose import REGISTRY
 
-pytestmark = pytest.mark.xdist_group("zoo")
-
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:

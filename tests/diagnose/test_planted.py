@@ -12,7 +12,6 @@ import tensortap as tt
 from tensortap.diagnose import REGISTRY
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
-pytestmark = pytest.mark.xdist_group("zoo")
 
 
 def hits(findings: tt.Findings, expected: Any) -> list[tt.Finding]:

@@ -21,7 +21,6 @@ from tensortap.errors import ProbeError
 
 Make = Callable[..., str]
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
-pytestmark = pytest.mark.xdist_group("zoo")
 
 
 @pytest.fixture

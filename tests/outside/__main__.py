@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from warm_python import TIMED_OUT, WarmPython
+
 from outside.table import summary, table
-from outside.warm import TIMED_OUT, WarmPython
 
 GROUPS = {"zoo": "zoo", "loop": "loops", "torchvision": "vision", "timm": "vision", "transformers": "language"}
 PATIENCE = 240  # seconds for one subject
@@ -58,7 +59,7 @@ def _results(asked: argparse.Namespace) -> tuple[list[dict[str, Any]], list[str]
     found = {} if path is None or not path.exists() else _read(path)
     known = {name: result for name, result in found.items() if not (asked.again and result.get(asked.again))}
     with WarmPython(*WARM) as python:
-        names = python.run(["-m", "outside", "--list", *asked.names], patience=PATIENCE).output.split("\n")
+        names = python.run(["-m", "outside", "--list", *asked.names], patience=PATIENCE).stdout.split("\n")
         names = [name for name in names if "/" in name]
         for name in () if asked.known else names:
             if name not in known:
@@ -92,13 +93,13 @@ def _run(python: WarmPython, name: str) -> dict[str, Any]:
     if name.startswith("loop/"):  # starts processes itself
         return {**_verdict(name), "seconds": round(time.perf_counter() - begin, 1)}
     done = python.run(["-m", "outside", "--one", name], patience=PATIENCE)
-    if done.code == TIMED_OUT:
+    if done.returncode == TIMED_OUT:
         return {"name": name, "excluded": f"takes more than {PATIENCE} s here"}
     try:
-        found: dict[str, Any] = json.loads(done.output.strip().split("\n")[-1])
+        found: dict[str, Any] = json.loads(done.stdout.strip().split("\n")[-1])
     except ValueError:
-        tail = done.errors.strip().split("\n")[-1][:200]
-        found = {"name": name, "failed": {"crash": f"exit code {done.code}: {tail}"}}
+        tail = done.stderr.strip().split("\n")[-1][:200]
+        found = {"name": name, "failed": {"crash": f"exit code {done.returncode}: {tail}"}}
     return {**found, "seconds": round(time.perf_counter() - begin, 1)}
 
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from warm_python import PATIENCE, Done, WarmPython
+
 from outside.checks import Verdict
-from outside.warm import PATIENCE, Done, WarmPython
 
 BEGIN = """
 import copy, io, sys, torch
@@ -48,13 +49,13 @@ class Loop(NamedTuple):
             return Verdict(self.name, dict(self._problems(bare, watched, run)))
 
     def _problems(self, bare: Done, watched: Done, run: str) -> Iterator[tuple[str, str]]:
-        if bare.code != self.code:
-            yield "script", f"the script itself ended with {bare.code}: {bare.errors[-200:]}"
+        if bare.returncode != self.code:
+            yield "script", f"the script itself ended with {bare.returncode}: {bare.stderr[-200:]}"
             return
-        if bare.output != watched.output:
-            yield "same results", f"{watched.output[-150:]!r} for {bare.output[-150:]!r}"
-        if bare.code != watched.code:
-            yield "ended as it did", f"exit code {watched.code} for {bare.code}: {watched.errors[-150:]}"
+        if bare.stdout != watched.stdout:
+            yield "same results", f"{watched.stdout[-150:]!r} for {bare.stdout[-150:]!r}"
+        if bare.returncode != watched.returncode:
+            yield "ended as it did", f"exit code {watched.returncode} for {bare.returncode}: {watched.stderr[-150:]}"
         if self.least and (records := _records(run)) < self.least:
             yield "recorded", f"{records} records, at least {self.least} expected"
 

@@ -6,6 +6,8 @@ import copy
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
 _SAME: Final = (str, bytes, int, float, complex, bool, type(None), type)
 _DEPTH: Final = 8
 CopyLeaf = Callable[[Any], Any]  # a copy of a tensor; None for what is no tensor
@@ -20,6 +22,27 @@ def copied(value: Any, copy_leaf: CopyLeaf) -> Any:
     {'x': [array([0.])], 'n': 3}
     """
     return _copied(value, copy_leaf, {}, _DEPTH)
+
+
+def host_arrays(batch: Any) -> Any:
+    """Return a batch with the tensors of any framework as NumPy's arrays; low precision that NumPy lacks as float32.
+
+    >>> host_arrays({"x": memoryview(b"ab"), "n": 3})["n"]
+    3
+    """
+    return copied(batch, _host_array)
+
+
+def _host_array(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    if not hasattr(leaf, "__array__") or not hasattr(leaf, "dtype"):
+        return None
+    own = leaf.detach().cpu() if hasattr(leaf, "detach") else leaf  # PyTorch's, which may want a gradient
+    try:
+        return np.asarray(own)
+    except TypeError:  # bfloat16
+        return np.asarray(own.float())
 
 
 def _copied(value: Any, copy_leaf: CopyLeaf, memo: dict[int, Any], depth: int) -> Any:

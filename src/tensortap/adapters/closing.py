@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 from tensortap.adapters.lookup import framework_named
 from tensortap.adapters.nonfinite import NonFiniteMonitor
 from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter
 from tensortap.adapters.steps import StepOver
+from tensortap.distributed.hash_board import HashBoard
 from tensortap.distributed.ranks import World
 from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing
 from tensortap.record.recorder import Recorder
+from tensortap.record.replicas import ReplicaMonitor
 from tensortap.record.writer import Writer
-from tensortap.select.probes import Probe
 from tensortap.store.folder import RunFolder
+from tensortap.store.names import HASHES, rank_folder
 
 
 class StepCloser:
@@ -27,6 +30,7 @@ class StepCloser:
         sharing: Sharing | None = None, folder: RunFolder | None = None,
     ) -> None:  # fmt: skip
         self.alone = False  # other ranks may have gone: share no more
+        self.requested: Callable[[], None] | None = None  # called once, when a step ends and before the next one opens
         self._adapter = adapter
         self._recorder = recorder
         self._writer = writer
@@ -34,6 +38,11 @@ class StepCloser:
         self._sharing = sharing
         self._folder = folder
         self._last = time.perf_counter()
+
+    @property
+    def global_stats_shared(self) -> bool:
+        """Whether ranks share their statistics, so that all must have the same probes."""
+        return self._sharing is not None
 
     @property
     def global_stats(self) -> GlobalStats | None:
@@ -49,6 +58,8 @@ class StepCloser:
             self._sharing.share(step, recorder.names)
         observed = step.table.rows > 0
         origin = self._monitor.look(step, recorder.names)
+        if self.requested is not None:
+            self._do_requested()
         for finished in recorder.close(event.metrics, step=step):
             self._writer.put(finished)
         self.write_events()
@@ -65,17 +76,35 @@ class StepCloser:
         if events and folder is not None:
             self._writer.guarded.call(f"writing to {folder}", lambda: folder.append_events(events))
 
+    def _do_requested(self) -> None:
+        """Do what was asked for meanwhile. An error is counted: it is none of the step's."""
+        act, self.requested = self.requested, None
+        try:
+            if act is not None:
+                act()
+        except Exception as error:
+            with contextlib.suppress(Warning):
+                self._recorder.counters.note("control_errors", "what was asked of the running tap", error)
+
     def restart_clock(self) -> None:
         """Leave the time that has passed since the last step out of account."""
         self._last = time.perf_counter()
 
 
-def sharing_over_ranks(
-    adapter: Adapter, probes: Sequence[Probe], plan: Plan, world: World, counters: Counters
-) -> Sharing:
+def sharing_over_ranks(adapter: Adapter, plan: Plan, world: World, recorder: Recorder) -> Sharing:
     """Return what combines a step's rows over all ranks, by the framework's all-reduce."""
     framework = framework_named(adapter.capabilities.name)
-    return Sharing(probes, plan.ports, world, framework.summed if world.size > 1 else lambda own: own, counters)
+    total = framework.summed if world.size > 1 else lambda own: own
+    return Sharing(recorder.probes, plan.ports, world, total, recorder.counters, recorder.replicas)
+
+
+def replicas_over_ranks(world: World, folder: RunFolder | None, counters: Counters) -> ReplicaMonitor:
+    """Return what compares replicas by the hashes that ranks post beside their rows."""
+    if folder is None:
+        return ReplicaMonitor(world, None, counters)
+    files, launch = folder.files, str(folder.info.get("launch", ""))
+    board = HashBoard(lambda rank: files.staging() / rank_folder(rank) / HASHES, world.rank, launch)
+    return ReplicaMonitor(world, board, counters)
 
 
 def note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None, writer: Writer) -> None:

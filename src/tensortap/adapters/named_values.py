@@ -73,6 +73,10 @@ class NamedValueRecorder:
         """Record nothing."""
         self._recorder.pause()
 
+    def use_probes(self) -> None:
+        """Decide anew which names are wanted: the recorder has other probes now."""
+        self._points = {}
+
     def unseen(self) -> dict[str, str]:
         """Return the patterns that no name has matched, where patterns can only mean names."""
         if not self._adapter.names_only:

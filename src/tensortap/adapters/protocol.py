@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.adapters.batches import host_arrays
 from tensortap.adapters.capabilities import Capabilities, refuse
 from tensortap.adapters.plan import Groups, Plan, check_operation, choose
 from tensortap.adapters.results import Captured, Origin, full_site_name
@@ -61,6 +62,7 @@ class Adapter:
     function: Callable[..., Any] | None = None  # the plain function that is watched
     names_only = False  # there is no model: patterns can only mean values that the user names
     more_sites_later = False  # sites are known only when they run, so a pattern that matches none yet is kept
+    changes_in_calls = False  # `change` may come while the model is called: what it calls then has the new taps
 
     def candidates(self) -> list[Candidate]:
         """Return every place that can be tapped."""
@@ -97,7 +99,7 @@ class Adapter:
             self.refuse(pattern)
             check_operation(pattern, self.operations(), self.groups)
         candidates = self.candidates()
-        self._refuse_untappable(probes, {candidate.path for candidate in candidates})
+        _refuse_untappable(self, probes, {candidate.path for candidate in candidates})
         return choose(probes, candidates, late=self.more_sites_later)
 
     def attach(self, recorder: Recorder, plan: Plan) -> None:
@@ -109,6 +111,13 @@ class Adapter:
 
     def detach(self) -> None:
         """Take off what `attach` put on, and nothing else."""
+
+    def change(self, recorder: Recorder, plan: Plan) -> None:
+        """Replace the taps by those of another plan, and go on with the steps as they are."""
+        before = self.steps
+        self.detach()
+        self.attach(recorder, plan)
+        self.steps.follow(before)
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
         """Give the calling thread a step of its own, or take it away; return what it had before."""
@@ -137,11 +146,12 @@ class Adapter:
         """Return places that were wanted and never seen, each with the reason where it is known."""
         return {}
 
-    def _refuse_untappable(self, probes: Sequence[Probe], paths: Collection[str]) -> None:
-        """A place that was named exactly and cannot be tapped: say why."""
-        for pattern in (p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths):
-            if why := self.untappable().get(pattern.head):
-                raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
+
+def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], paths: Collection[str]) -> None:
+    """A place that was named exactly and cannot be tapped: say why."""
+    for pattern in (p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths):
+        if why := adapter.untappable().get(pattern.head):
+            raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
 
 
 class Framework:
@@ -206,6 +216,10 @@ class Framework:
     def isolated(self, model: Any, backward: bool) -> AbstractContextManager[Callable[[Any], object]]:
         """Return a function that calls the model with a batch, for a comparison; afterwards the model is as it was."""
         raise self.unsupported("compare")
+
+    def own_batch(self, batch: Any) -> Any:
+        """Return a batch of any framework's tensors as this one's models take it."""
+        return host_arrays(batch)
 
     def compiled_values(self, see: Callable[[Any, str], object]) -> Callable[[Any, str], bool] | None:
         """Return a function that passes named values in compiled code on to `see`; True: it is being compiled."""

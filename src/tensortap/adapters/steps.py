@@ -67,6 +67,7 @@ class StepDetector(Generic[S]):
         self.call_is_all = True  # nothing of a step comes after its call, such as gradients
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
         self.recorder = recorder
+        self.between: Callable[[], None] | None = None  # called once, as soon as no call is going on
         self.called = False  # whether the root was ever seen to be called
         self.home: int | None = None  # the thread
         self._listener: Callable[[StepOver], None] = _ignore
@@ -75,6 +76,12 @@ class StepDetector(Generic[S]):
         self._home_state = state()
         self._others: dict[int, S] = {}
         self._lock = threading.RLock()  # a signal handler may call the root
+        self._owner: object = self  # of spans
+
+    @property
+    def busy(self) -> bool:
+        """Whether the root is being called now, in any thread."""
+        return any(state.depth for state in (self._home_state, *list(self._others.values())))
 
     @property
     def lost(self) -> bool:
@@ -84,6 +91,11 @@ class StepDetector(Generic[S]):
     def listen(self, listener: Callable[[StepOver], None]) -> None:
         """Report every step that is over to this function."""
         self._listener = listener
+
+    def follow(self, other: StepDetector[S]) -> None:
+        """Go on where another detector left off, which this one takes the place of."""
+        kept = ("recorder", "call_is_all", "between")
+        vars(self).update({name: value for name, value in vars(other).items() if name not in kept})
 
     def current(self) -> OpenStep:
         """Return the step that what is seen now belongs to."""
@@ -97,7 +109,7 @@ class StepDetector(Generic[S]):
 
     def span(self) -> OpenStep | None:
         """Return the step that `tap.span()` has begun in this context. A task that outlives it has none."""
-        return next((step for detector, step in _SPANS.get() if detector is self and not step.closed), None)
+        return next((step for owner, step in _SPANS.get() if owner is self._owner and not step.closed), None)
 
     def enter(self, own: OpenStep | None) -> OpenStep | None:
         """Give this context (a thread, a task) a step of its own, or take it away; return what it had before."""
@@ -106,8 +118,8 @@ class StepDetector(Generic[S]):
         if state.step is not None:
             self._end(state)
         before = self.span()
-        others = tuple(entry for entry in _SPANS.get() if entry[0] is not self)
-        _SPANS.set(others if own is None else ((self, own), *others))
+        others = tuple(entry for entry in _SPANS.get() if entry[0] is not self._owner)
+        _SPANS.set(others if own is None else ((self._owner, own), *others))
         return before
 
     def left_open(self) -> list[OpenStep]:
@@ -219,6 +231,16 @@ class CallStepDetector(StepDetector[ThreadState]):
             self._end(state)
         else:
             self._end_home(state)
+        if self.between is not None:
+            run_between(self)
+
+
+def run_between(detector: StepDetector[Any]) -> None:
+    """Do what waits for a moment without a call, if this is one."""
+    act = detector.between
+    if act is not None and not detector.busy:
+        detector.between = None
+        serial.run(act)
 
 
 def _ignore(event: StepOver) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 MOST_EVENTS: Final = 20_000  # of one run; what comes after is counted
+SPARSE: Final = 0  # as `then` of a `Sampling`: at each power of two, and every 256th call
+_LONGEST: Final = 256
 
 
 class Event(NamedTuple):
@@ -69,6 +71,9 @@ class Sampling:
     >>> sampling = Sampling(first=2, then=4)
     >>> [n for n in range(20) if sampling.due()]
     [0, 1, 4, 8, 12, 16]
+    >>> sampling = Sampling(first=2, then=SPARSE)
+    >>> [n for n in range(40) if sampling.due()]
+    [0, 1, 2, 4, 8, 16, 32]
     """
 
     __slots__ = ("_count", "_first", "_then")
@@ -82,11 +87,17 @@ class Sampling:
         """Count a call; return whether to look at it. After 256 calls it is every eighth of what it was before."""
         n = self._count
         self._count += 1
-        return n < self._first or n % (self._then if n < 256 else 8 * self._then) == 0
+        if n < self._first:
+            return True
+        if self._then == SPARSE:
+            return n % _LONGEST == 0 if n > _LONGEST else n & (n - 1) == 0
+        return n % (self._then if n < _LONGEST else 8 * self._then) == 0
 
 
 def plain(value: Any) -> Any:
     """Return a value as JSON has it; what is not finite becomes a text, and floats keep seven digits."""
+    if type(value) in (str, int, bool):
+        return value
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else str(value)
     if isinstance(value, dict):

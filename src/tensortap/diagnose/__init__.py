@@ -8,6 +8,13 @@ from tensortap.diagnose.check import findings
 from tensortap.diagnose.history import RunHistory, SiteHistogram, SiteHistory
 from tensortap.diagnose.rule import REGISTRY, NoData, Rule, rule
 from tensortap.diagnose.rules.activations import dead_units, saturated
+from tensortap.diagnose.rules.context.labels import (
+    labels_imbalanced,
+    labels_one_class,
+    labels_out_of_range,
+    labels_sorted,
+    padding_in_loss,
+)
 from tensortap.diagnose.rules.context.loops import (
     accumulation_unscaled,
     backward_missing,
@@ -26,14 +33,13 @@ from tensortap.diagnose.rules.context.loops import (
 from tensortap.diagnose.rules.context.loss_calls import (
     activation_loss_mismatch,
     constant_output,
-    labels_one_class,
-    labels_sorted,
+    log_of_zero,
     loss_at_chance,
     loss_broadcast,
     loss_negated,
     loss_summed,
+    loss_unsuitable,
     output_bounded,
-    padding_in_loss,
     softmax_axis,
     targets_not_normalised,
 )
@@ -51,6 +57,13 @@ from tensortap.diagnose.rules.context.optimizers import (
     optimizer_stale,
     scheduler_per_batch,
     weight_decay_high,
+)
+from tensortap.diagnose.rules.context.structure import (
+    dropout_in_evaluation,
+    evaluation_inputs_differ,
+    parameters_unregistered,
+    softmax_hidden,
+    worker_states_equal,
 )
 from tensortap.diagnose.rules.drift import drift
 from tensortap.diagnose.rules.finite import nonfinite
@@ -84,8 +97,10 @@ __all__ = [
     "dead_units",
     "drift",
     "dropout_high",
+    "dropout_in_evaluation",
     "eps_too_small",
     "eval_in_train_mode",
+    "evaluation_inputs_differ",
     "exploding_gradients",
     "findings",
     "frozen",
@@ -93,18 +108,22 @@ __all__ = [
     "gradients_reset_early",
     "graph_detached",
     "inputs_not_normalised",
+    "labels_imbalanced",
     "labels_one_class",
+    "labels_out_of_range",
     "labels_sorted",
     "learning_rate_high",
     "learning_rate_low",
     "learning_rate_zero",
     "linear_stack",
+    "log_of_zero",
     "loss_at_chance",
     "loss_broadcast",
     "loss_negated",
     "loss_not_decreasing",
     "loss_spike",
     "loss_summed",
+    "loss_unsuitable",
     "low_precision",
     "momentum_absurd",
     "never_ran",
@@ -115,6 +134,7 @@ __all__ = [
     "outliers",
     "output_bounded",
     "padding_in_loss",
+    "parameters_unregistered",
     "poor_initialisation",
     "rank_outlier",
     "replicas_differ",
@@ -123,6 +143,7 @@ __all__ = [
     "saturated",
     "scheduler_per_batch",
     "softmax_axis",
+    "softmax_hidden",
     "step_missing",
     "targets_not_normalised",
     "tie_broken",
@@ -131,4 +152,5 @@ __all__ = [
     "update_ratio",
     "vanishing_gradients",
     "weight_decay_high",
+    "worker_states_equal",
 ]

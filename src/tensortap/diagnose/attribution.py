@@ -17,11 +17,16 @@ _IDLE: Final = frozenset(("unchanged", "update_ratio", "all_zero", "learning_rat
 _DULL: Final = frozenset(("dead_units", "saturated", "constant", "vanishing_gradients", "representation_collapse"))
 _ALL: Final = _STUCK | _WILD | _IDLE | _DULL | {"low_precision", "poor_initialisation", "attention_collapse"}
 FOLLOWS: Final[dict[str, frozenset[str]]] = {  # what each cause explains
-    "activation_loss_mismatch": _STUCK | _DULL | _IDLE | _WILD,
-    "softmax_axis": _STUCK | _DULL | _IDLE,
+    "activation_loss_mismatch": _STUCK | _DULL | _IDLE | _WILD | {"nonfinite", "log_of_zero"},
+    "softmax_axis": _STUCK | _DULL | _IDLE | {"nonfinite", "log_of_zero"},
     "constant_output": _STUCK | _DULL | _IDLE | {"labels_one_class"},
-    "output_bounded": _STUCK | _DULL | _IDLE | {"outliers"},
+    "output_bounded": _STUCK | _DULL | _IDLE | {"outliers"} | {"nonfinite", "log_of_zero"},
     "loss_broadcast": _STUCK,
+    "labels_out_of_range": _STUCK | _WILD,
+    "loss_unsuitable": _STUCK | _IDLE,
+    "parameters_unregistered": _STUCK | _IDLE,
+    "softmax_hidden": _STUCK | _IDLE | _DULL,
+    "log_of_zero": _ALL | {"nonfinite"},
     "loss_negated": _ALL | {"nonfinite"},
     "gradients_not_reset": _ALL | {"nonfinite"},
     "gradients_reset_early": _STUCK | _IDLE,
@@ -48,7 +53,7 @@ FOLLOWS: Final[dict[str, frozenset[str]]] = {  # what each cause explains
     "inputs_not_normalised": _STUCK | _WILD,
     "poor_initialisation": (_ALL | {"nonfinite"}) - {"poor_initialisation"},
     "learning_rate_high": (_ALL | {"nonfinite"}) - {"learning_rate_high", "poor_initialisation"},
-    "learning_rate_low": _STUCK | {"update_ratio"},
+    "learning_rate_low": _STUCK | (_IDLE - {"learning_rate_low"}),
     "dead_units": _STUCK | _IDLE,
     "vanishing_gradients": _STUCK | {"saturated"},
     "exploding_gradients": _STUCK | {"loss_spike"},

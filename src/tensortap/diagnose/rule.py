@@ -15,18 +15,19 @@ from tensortap.finding import SEVERITIES, Finding, Severity
 Looks = Callable[..., Iterable[Finding] | None]
 REGISTRY: Final[dict[str, Rule]] = {}
 ORDER: Final = (  # in which they are asked: causes before what they cause, so that among equals the cause is read first
-    "activation_loss_mismatch", "softmax_axis", "constant_output", "output_bounded", "loss_broadcast", "loss_negated",
-    "gradients_not_reset", "step_missing", "backward_missing", "graph_detached", "gradients_reset_early",
-    "optimizer_stale", "optimizer_incomplete", "optimizer_recreated", "frozen", "tie_broken", "labels_one_class",
-    "labels_sorted", "padding_in_loss", "batches_repeated", "data_changed", "momentum_absurd", "weight_decay_high",
-    "eps_too_small", "scheduler_per_batch", "learning_rate_zero", "clipping_too_hard", "loss_summed",
-    "targets_not_normalised", "accumulation_unscaled", "trained_in_eval_mode", "eval_in_train_mode",
-    "batchnorm_cannot_estimate", "dropout_high", "linear_stack", "poor_initialisation",
-    "learning_rate_high", "nonfinite", "replicas_differ", "rank_outlier", "inputs_not_normalised", "learning_rate_low",
-    "never_ran", "unchanged", "update_ratio", "dead_units",
-    "saturated", "exploding_gradients", "vanishing_gradients", "attention_collapse",
-    "representation_collapse", "outliers", "constant", "all_zero", "loss_spike", "loss_at_chance",
-    "loss_not_decreasing", "drift", "low_precision",
+    "activation_loss_mismatch", "softmax_axis", "constant_output", "labels_out_of_range", "output_bounded",
+    "loss_broadcast", "loss_negated", "parameters_unregistered", "loss_unsuitable", "gradients_not_reset",
+    "step_missing", "backward_missing", "graph_detached", "gradients_reset_early", "optimizer_stale",
+    "optimizer_incomplete", "optimizer_recreated", "frozen", "tie_broken", "labels_one_class", "labels_sorted",
+    "labels_imbalanced", "padding_in_loss", "evaluation_inputs_differ", "worker_states_equal", "batches_repeated",
+    "data_changed", "momentum_absurd", "weight_decay_high", "eps_too_small", "scheduler_per_batch",
+    "learning_rate_zero", "clipping_too_hard", "loss_summed", "targets_not_normalised", "accumulation_unscaled",
+    "trained_in_eval_mode", "eval_in_train_mode", "batchnorm_cannot_estimate", "dropout_high",
+    "dropout_in_evaluation", "linear_stack", "softmax_hidden", "poor_initialisation", "learning_rate_high",
+    "log_of_zero", "nonfinite", "replicas_differ", "rank_outlier", "inputs_not_normalised", "learning_rate_low",
+    "never_ran", "unchanged", "update_ratio", "dead_units", "saturated", "exploding_gradients",
+    "vanishing_gradients", "attention_collapse", "representation_collapse", "outliers", "constant", "all_zero",
+    "loss_spike", "loss_at_chance", "loss_not_decreasing", "drift", "low_precision",
 )  # fmt: skip
 
 

@@ -38,8 +38,19 @@ def training_events(snapshot: Snapshot) -> list[TrainingEvent]:
 
 
 def _data(text: str) -> dict[str, Any]:
-    data = load_json(text)
+    """Return the details of an event; none where a damaged file holds something else."""
+    try:
+        data = load_json(text)
+    except ValueError:
+        return {}
     return data if isinstance(data, dict) else {}
+
+
+def _parameters(event: TrainingEvent, *columns: str) -> Iterator[tuple[Any, ...]]:
+    """Yield what an event of parameters says of each; nothing where it has another form than was written."""
+    lists = [event.data.get(name) for name in ("names", *columns)]
+    if all(isinstance(found, list) and len(found) == len(lists[0] or ()) for found in lists):
+        yield from (row for row in zip(*lists, strict=True) if isinstance(row[0], str))
 
 
 def thin_sites(
@@ -48,14 +59,18 @@ def thin_sites(
     """Yield place, shape, steps and columns of each parameter or gradient in the events of parameters."""
     rows: dict[str, list[tuple[int, list[int], list[float]]]] = {}
     for event in events if port in _PORTS else ():
-        data = event.data
-        for name, shape, numbers in zip(data["names"], data["shapes"], data[_PORTS[port]], strict=True):
-            if all(isinstance(number, (int, float)) for number in numbers):
+        for name, shape, numbers in _parameters(event, "shapes", _PORTS[port]):
+            if _are_numbers(numbers, len(_COLUMNS)) and _are_numbers(shape):
                 rows.setdefault(name, []).append((event.step, shape, numbers))
     for name, found in rows.items():
         shape = tuple(found[-1][1])
         steps = np.array([row[0] for row in found], np.int64)
         yield Place(name, port, "", ""), shape, steps, _columns(shape, [row[2] for row in found])
+
+
+def _are_numbers(found: Any, count: int | None = None) -> bool:
+    listed = isinstance(found, list) and count in (None, len(found))
+    return listed and all(isinstance(number, (int, float)) for number in found)
 
 
 def _columns(shape: tuple[int, ...], numbers: list[list[float]]) -> dict[str, Floats]:
@@ -73,7 +88,7 @@ def thin_ratios(events: Sequence[TrainingEvent]) -> dict[Place, tuple[Integers, 
     """Return each update relative to its weight."""
     found: dict[Place, dict[int, float]] = {}
     for event in events:
-        for name, ratio in zip(event.data["names"], event.data["update"], strict=True):
+        for name, ratio in _parameters(event, "update"):
             if isinstance(ratio, (int, float)) and ratio >= 0:
                 found.setdefault(Place(name, "update", "", ""), {})[event.step] = float(ratio)
     return {

@@ -23,6 +23,8 @@ import reference
 import tensortap as tt
 from tensortap.adapters import registry
 from tensortap.adapters.capabilities import PORTS
+from tensortap.control.listener import Peer
+from tensortap.control.requests import ControlRequest
 from tensortap.select.ports import PORT_INFO
 
 CLOSE = {"rel": 1e-4, "abs": 1e-5}
@@ -116,6 +118,25 @@ class Contract:
         with Watched(subject, f"type:{subject.act}") as watched:
             watched.step()
         assert f"{name(subject, 'act')}:output" in watched.places
+
+    def test_probes_change_while_it_runs(self, subject):
+        """A capture that a running tap is asked for has its steps, what was watched goes on, outputs stay the same."""
+        x = reference.batch()
+        alone, before = np.array(subject.call(x)), subject.traces()
+        head, block = name(subject, "head"), name(subject, "blocks.0")
+        asked = ControlRequest(action="capture", sites=(f"{head}:output",), keep=("full",), steps=2, wait=0)
+        for explicit in (True, False):
+            with Watched(subject, "blocks.0") as watched:
+                for call in range(6):
+                    if call == 1:
+                        assert watched.tap._control.ask(asked, Peer(1, 1))["waiting"]
+                    assert np.array(subject.call(x)).tobytes() == alone.tobytes() or not given(subject).gives("exact")
+                    if explicit:
+                        watched.tap.step()
+            steps = [record.step for record in watched.of("head")]
+            assert steps == ([2, 3] if explicit or steps[0] == 2 else [1, 2]), steps
+            assert sorted({r.step for r in watched.records if str(r.place) == f"{block}:output"}) == [*range(6)]
+            assert subject.traces() == before and not watched.tap.counts
 
     def test_a_misspelt_site(self, subject):
         """A pattern that matches nothing raises at once and names what is near."""

@@ -12,6 +12,7 @@ import tensortap as tt
 
 EVERYTHING = "**:{output,input,grad_output,grad_input}"
 WAYS = {"eager": {"run_eagerly": True}, "graph": {"jit_compile": False}, "xla": {"jit_compile": True}}
+COMPILED_ONCE = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]  # seconds each; another test has it
 LOSSES = {
     "binary_crossentropy": 1,
     "binary_focal_crossentropy": 1,
@@ -49,7 +50,7 @@ def fitted(last, loss, way, probe=None):
     model = keras.Model(given, last(keras.layers.Dense(5, "tanh", name="hidden")(given), LOSSES[loss]))
     model.compile(keras.optimizers.SGD(0.1), loss, **WAYS[way])
     memory = tt.Memory()
-    options = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    options = {"batch_size": 8, "shuffle": False, "verbose": 0}  # three steps
     if probe is None:
         history = model.fit(X, targets(loss), **options)
     else:
@@ -77,7 +78,7 @@ def test_losses_and_activations(loss, activation, way):
     check(lambda x, n: keras.layers.Dense(n, activation, name="out")(x), loss, way)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", COMPILED_ONCE)
 @pytest.mark.parametrize(
     ("kind", "loss"), [("sigmoid", "binary_crossentropy"), ("softmax", "categorical_crossentropy")]
 )
@@ -86,7 +87,7 @@ def test_an_activation_that_keras_knows_by_its_operation(kind, loss, way):
     check(lambda x, n: Raw("out", kind)(keras.layers.Dense(n, name="logits")(x)), loss, way)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", COMPILED_ONCE)
 def test_a_loss_that_another_operation_would_mislead(way):
     """A sigmoid under a loss that looks for a softmax: the output itself counts, and its gradient is seen."""
     memory = check(lambda x, n: Raw("out", "sigmoid")(keras.layers.Dense(n)(x)), "categorical_crossentropy", way)

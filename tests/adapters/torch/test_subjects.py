@@ -16,8 +16,6 @@ import tensortap as tt
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.xdist_group("subjects")
-
 TEXT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
 

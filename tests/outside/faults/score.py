@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -16,12 +17,17 @@ from typing import Any
 import torch
 
 import tensortap as tt
-from outside.faults import healthy, pairs_output, pairs_training
+from outside.faults import healthy, healthy_more, pairs_output, pairs_training, published
 from outside.faults.case import Healthy, Pair, is_scored
 from tensortap.script.options import RunOptions
 from tensortap.script.session import ScriptRun
 
 PAIRS = [*pairs_output.PAIRS, *pairs_training.PAIRS]
+OUTSIDE = {pair.name for pair in published.PAIRS}
+ALL_PAIRS = [*PAIRS, *published.PAIRS]
+TRAININGS = [*healthy.TRAININGS, *healthy_more.TRAININGS]
+GROUPS = ("tuned", "scored", "outside, tuned", "outside, scored")
+PATIENCE = 120  # seconds for one script
 FORMS = {"zero-edit": {}, "fuller": {"watch": "everything"}}
 
 
@@ -47,6 +53,12 @@ class Result:
         return is_scored(self.name)
 
     @property
+    def group(self) -> str:
+        """The part of the set it belongs to."""
+        own = "scored" if self.scored else "tuned"
+        return f"outside, {own}" if self.name in OUTSIDE else own
+
+    @property
     def alarms(self) -> list[str]:
         """The rules that warn."""
         return [f["rule"] for f in self.found if f["severity"] != "info"]
@@ -62,20 +74,25 @@ class Result:
 
 
 def run_all(
-    names: tuple[str, ...] = (), forms: Iterable[str] = ("zero-edit",), parts: tuple[bool, ...] = (False, True)
-) -> list[Result]:
-    """Run what was asked for; no name means everything. `parts` are those that are scored only, or not."""
+    names: tuple[str, ...] = (), forms: Iterable[str] = ("zero-edit",), parts: tuple[bool, ...] = (False, True),
+    share: tuple[int, int] = (0, 1),
+) -> Iterator[Result]:  # fmt: skip
+    """Run what was asked for, one result after the other; no name means everything.
+
+    `parts` are those that are scored only, or not. `share` is (i, n): every nth case, from the ith on.
+    """
     torch.set_num_threads(1)
-    return [result for form in forms for result in _run_form(names, form, parts)]
-
-
-def _run_form(names: tuple[str, ...], form: str, parts: tuple[bool, ...]) -> Iterator[Result]:
-    for pair in PAIRS:
-        if is_scored(pair.name) in parts and (not names or pair.name.startswith(names)):
-            yield from _run_pair(pair, form)
-    for case in healthy.TRAININGS:
-        if is_scored(case.name) in parts and (not names or case.name.startswith(names)):
-            yield _run_healthy(case, form)
+    cases = [
+        case
+        for case in (*ALL_PAIRS, *TRAININGS)
+        if is_scored(case.name) in parts and (not names or case.name.startswith(names))
+    ]
+    for form in forms:
+        for case in cases[share[0] :: share[1]]:
+            if isinstance(case, Pair):
+                yield from _run_pair(case, form)
+            else:
+                yield _run_healthy(case, form)
 
 
 def _run_pair(pair: Pair, form: str) -> Iterator[Result]:
@@ -128,6 +145,7 @@ def findings_of(source: str, form: str) -> tuple[list[dict[str, Any]], str]:
 
 def _in_child(folder: Path, form: str, said: Path) -> None:
     error, found = "", []
+    signal.alarm(PATIENCE)
     try:
         os.chdir(folder)
         with Path(os.devnull).open("w") as null, contextlib.redirect_stdout(null), contextlib.redirect_stderr(null):
@@ -155,16 +173,15 @@ def table(results: list[Result]) -> str:
         "| part | form | pairs | detected | diagnosed | cause named | located | false alarms |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for scored in (False, True):
+    for group in GROUPS:
         for form in dict.fromkeys(r.form for r in results):
-            mine = [r for r in results if r.form == form and r.scored == scored]
+            mine = [r for r in results if r.form == form and r.group == group]
             faults = [r for r in mine if r.part == "fault"]
             clean = [r for r in mine if r.part != "fault"]
             shares = [f"{sum(getattr(r, k) for r in faults)}" for k in ("detected", "diagnosed", "named", "located")]
             wrong = sum(bool(r.alarms) for r in clean)
-            rows.append(
-                f"| {'scored' if scored else 'tuned'} | {form} | {len(faults)} | {' | '.join(shares)} | {wrong} of {len(clean)} |"
-            )
+            if mine:
+                rows.append(f"| {group} | {form} | {len(faults)} | {' | '.join(shares)} | {wrong} of {len(clean)} |")
     broken = [
         f"{r.name} ({r.form}, {r.part}): {r.error.splitlines()[-1] if r.error else ''}" for r in results if r.error
     ]

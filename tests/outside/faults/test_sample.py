@@ -6,7 +6,7 @@ import pytest
 
 from outside.faults import healthy
 from outside.faults.case import is_scored
-from outside.faults.score import PAIRS, findings_of
+from outside.faults.score import ALL_PAIRS, PAIRS, TRAININGS, findings_of
 from tensortap.diagnose import REGISTRY
 
 SAMPLE = ("zero_grad missing with SGD", "broadcast in a loss by hand", "optimizer for the backbone only")
@@ -14,11 +14,13 @@ SAMPLE = ("zero_grad missing with SGD", "broadcast in a loss by hand", "optimize
 
 def test_the_set_is_whole():
     """There are 60 pairs and 20 healthy trainings at least, in two parts, and every change applies."""
+    assert len(ALL_PAIRS) - len(PAIRS) >= 30
+    assert len(TRAININGS) == len({case.name for case in TRAININGS}) >= 50
     names = [pair.name for pair in PAIRS]
     assert len(names) == len(set(names)) >= 60
     assert len(healthy.TRAININGS) >= 20
     assert min(sum(map(is_scored, names)), sum(not is_scored(name) for name in names)) >= 25
-    for pair in PAIRS:
+    for pair in ALL_PAIRS:
         assert pair.lines
         assert pair.bad != pair.good
 
@@ -26,7 +28,7 @@ def test_the_set_is_whole():
 def test_every_rule_of_the_context_has_a_fault():
     """Each cause that a rule names is the cause of a fault in the set."""
     rules = {name for name, rule in REGISTRY.items() if ".rules.context." in rule.function.__module__}
-    assert rules <= {pair.cause for pair in PAIRS}
+    assert rules <= {pair.cause for pair in ALL_PAIRS}
 
 
 @pytest.mark.parametrize("name", SAMPLE)

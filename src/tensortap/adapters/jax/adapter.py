@@ -43,6 +43,7 @@ class JaxAdapter(ArrayAdapter):
         self.model = JaxModel(model)
         self.more_sites_later = self.model.late
         self.tap: JaxTap | None = None
+        self.changes_in_calls = not live  # a step's program is chosen when the step has begun
         self._live = live
 
     def candidates(self) -> list[Candidate]:
@@ -103,6 +104,14 @@ class JaxAdapter(ArrayAdapter):
             INTERCEPTORS.remove(self.tap)
             if self._live:
                 LIVE_TAPS.remove(self.tap)
+
+    def change(self, recorder: Recorder, plan: Plan) -> None:
+        """Replace the taps, after recording what the open step has given so far."""
+        if self.tap is not None:
+            if self._live:
+                jax.effects_barrier()
+            self.tap.results.record(recorder.current)
+        super().change(recorder, plan)
 
     def collect(self, step: OpenStep) -> None:
         """Record what the step has given, and parameters that no argument of it held."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from tensortap.adapters.arrays import ArrayAdapter, ArrayObserver, NamedArrays, unseen
 from tensortap.adapters.keras.capabilities import CAPABILITIES
+from tensortap.adapters.keras.context.recorder import KerasContext
 from tensortap.adapters.keras.layers import layers_of, variables_of
 from tensortap.adapters.keras.observer import arrays_of
 from tensortap.adapters.keras.taps import KerasTaps
@@ -41,8 +42,9 @@ class KerasAdapter(ArrayAdapter):
 
     capabilities = CAPABILITIES
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, context: bool = False) -> None:
         self._root = weakref.ref(model)
+        self._records_context = context
 
     def candidates(self) -> list[Candidate]:
         """Return every layer, every operation of a functional model, every variable."""
@@ -101,7 +103,15 @@ class KerasAdapter(ArrayAdapter):
         self._names = NamedArrays(observer, plan)
         self._taps = KerasTaps(observer, plan)
         self.steps = self._taps.backend.steps
+        if self._records_context:
+            self._taps.backend.context = KerasContext(self._model(), recorder.events)
         self._taps.attach(self._model())
+
+    def change(self, recorder: Recorder, plan: Plan) -> None:
+        """Replace the taps, after recording what graphs have left for the open step. They are traced anew."""
+        self._taps.backend.collect(recorder.current)
+        super().change(recorder, plan)
+        self.arm()
 
     def arm(self) -> None:
         """Tell graphs what the step is wanted for."""
@@ -109,6 +119,8 @@ class KerasAdapter(ArrayAdapter):
 
     def detach(self) -> None:
         """Take every tap off."""
+        if self._taps.backend.context is not None:
+            self._taps.backend.context.close()
         self._taps.detach()
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:

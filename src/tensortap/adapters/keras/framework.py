@@ -16,6 +16,7 @@ from tensortap.adapters.keras.capabilities import CAPABILITIES
 from tensortap.adapters.keras.layers import layers_of
 from tensortap.adapters.keras.observer import arrays_of
 from tensortap.adapters.keras.state import build, preserved, training_step, variables_of_training
+from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.errors import UnsupportedError
 
@@ -24,6 +25,10 @@ class KerasFramework(ArrayFramework):
     """Layers and models of Keras, on TensorFlow, PyTorch or JAX."""
 
     capabilities = CAPABILITIES
+
+    def adapter(self, model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> KerasAdapter | None:
+        """Return the adapter for a layer or model, with the training context where it is asked for."""
+        return KerasAdapter(model, options.context) if isinstance(model, keras.Layer) else None
 
     def array_adapter(self, model: Any) -> KerasAdapter | None:
         """Return the adapter for a layer or model."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import weakref
@@ -9,6 +10,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import keras
+
+from tensortap.adapters.keras.context.recorder import LINES
+from tensortap.context.caller import line_of_user
 
 ENTRIES: Final = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
@@ -26,9 +30,12 @@ class KerasScriptWatcher:
         self._own = {name: vars(keras.Model)[name] for name in ENTRIES if name in vars(keras.Model)}
         for name in ENTRIES:
             setattr(keras.Model, name, self._wrapped(getattr(keras.Model, name)))
+        self._lines = [_note_line(keras.Model, "compile"), _note_line(keras.optimizers.Optimizer, "__init__")]
 
     def stop(self) -> None:
         """Put the methods back."""
+        for undo in self._lines:
+            undo()
         for name in ENTRIES:
             if name in self._own:
                 setattr(keras.Model, name, self._own[name])
@@ -93,6 +100,27 @@ class _BuiltCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_predict_begin(self, logs: Any = None) -> None:
         """`predict` begins."""
         self._meet(self.model)
+
+
+def _note_line(cls: Any, name: str) -> Callable[[], None]:
+    """Remember the line of the user's code that calls a method on an object; return what ends it."""
+    own, method = vars(cls).get(name), getattr(cls, name)
+
+    @functools.wraps(method)
+    def noting(this: Any, *args: Any, **kwargs: Any) -> Any:
+        result = method(this, *args, **kwargs)
+        with contextlib.suppress(Exception):
+            LINES[this] = line_of_user(2)
+        return result
+
+    def undo() -> None:
+        if own is not None:
+            setattr(cls, name, own)
+        else:
+            delattr(cls, name)
+
+    setattr(cls, name, noting)
+    return undo
 
 
 def _is_built(model: Any) -> bool:

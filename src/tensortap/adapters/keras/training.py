@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from tensortap.adapters.keras.context.recorder import KerasContext
 from tensortap.adapters.keras.observer import KerasObserver
 from tensortap.adapters.keras.wrappers import CallHook, MethodWrapper, through, wrap_method
 
@@ -30,8 +31,9 @@ Undo = Callable[[], None]
 class TrainingTaps:
     """Observes the steps of one model for one tap."""
 
-    def __init__(self, observer: KerasObserver) -> None:
+    def __init__(self, observer: KerasObserver, context: KerasContext | None = None) -> None:
         self._observer = observer
+        self._context = context
 
     def attach(self, model: Any) -> list[Undo]:
         """Put hooks on a model; return what takes each off again."""
@@ -48,7 +50,11 @@ class TrainingTaps:
         observer.steps.begin_call()
         try:
             observer.steps.current().phase = phase
+            if self._context is not None:
+                self._context.before_step(phase, args)
             result = call(*args)
+            if self._context is not None:
+                self._context.after_step(phase, result)
             self._collect()
             return result
         except StopIteration:

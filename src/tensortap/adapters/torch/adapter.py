@@ -11,7 +11,7 @@ from torch import nn
 from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, Adapter, AdapterOptions
 from tensortap.adapters.torch.attachment import ModelHooks
-from tensortap.adapters.torch.autograd.members import MemberPorts, PendingGradients
+from tensortap.adapters.torch.autograd.members import MemberPorts, Owner, PendingGradients
 from tensortap.adapters.torch.autograd.optimizers import OptimizerHooks
 from tensortap.adapters.torch.autograd.parameters import ParameterTaps
 from tensortap.adapters.torch.capabilities import CAPABILITIES
@@ -53,6 +53,7 @@ class TorchAdapter(Adapter):
 
     capabilities = CAPABILITIES
     steps: TorchStepDetector
+    changes_in_calls = True
 
     def __init__(
         self, root: nn.Module, options: AdapterOptions = DEFAULT_OPTIONS, *, called: nn.Module | None = None
@@ -95,11 +96,7 @@ class TorchAdapter(Adapter):
         self._hooks = ModelHooks(root, self._observer, self.steps, plan, self.options)
         self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
         self._hooks.register(root, root if (called := self._called()) is None else called, self.arm)
-        ports = {
-            kind: [port for name in owners if (port := self._hooks.placement.port(name, kind)) is not None]
-            for kind in MEMBER_PORTS
-        }
-        self._parameters = ParameterTaps(self._observer, self.steps, MemberPorts(owners, ports, sharded))
+        self._parameters = ParameterTaps(self._observer, self.steps, self._members(owners, sharded))
         self._optimizers = OptimizerHooks(self.steps, self._parameters)
         if self.options.context:
             CONTEXT.join(recorder.events, self)
@@ -107,6 +104,14 @@ class TorchAdapter(Adapter):
         self._learn_shards()
         self._parameters.arm(recorder.current.armed)
         self._hooks.begin(recorder.current.armed)
+
+    def change(self, recorder: Recorder, plan: Plan) -> None:
+        """Replace all hooks but those that find steps. What is compiled is compiled again."""
+        root, called = self._model(), self._called()
+        self._hooks.change(plan, root, root if called is None else called)
+        self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
+        self._parameters.members = self._members(modules.owners_of(root), FullyShardedParameters(root))
+        self.arm()
 
     def arm(self) -> None:
         """Keep hooks only while a probe may want the open step; once threads have steps of their own, always."""
@@ -153,6 +158,14 @@ class TorchAdapter(Adapter):
     def unseen(self) -> dict[str, str]:
         """Return the sites and names that were wanted but never observed, each with the reason."""
         return self._hooks.unseen(self._names.unseen())
+
+    def _members(self, owners: dict[str, Owner], sharded: FullyShardedParameters) -> MemberPorts:
+        """Return the ports of parameters and buffers that probes want."""
+        placement = self._hooks.placement
+        ports = {
+            kind: [port for name in owners if (port := placement.port(name, kind)) is not None] for kind in MEMBER_PORTS
+        }
+        return MemberPorts(owners, ports, sharded)
 
     def _model(self) -> nn.Module:
         root = self._root()

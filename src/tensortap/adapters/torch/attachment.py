@@ -45,7 +45,9 @@ class ModelHooks:
         self.operations: OpTaps | None = None
         self._root = weakref.ref(root)
         self._observer, self._steps, self._plan = observer, steps, plan
+        self._options = options
         self._keep_fused = options.fast_path == "keep"
+        self._step_handles: list[RemovableHandle] = []  # of the two hooks that find steps
         self._handles: list[RemovableHandle] = []
         self._plain = HookSet()
         self._sets: list[HookSet] = []
@@ -57,7 +59,26 @@ class ModelHooks:
         """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
         HIDING.begin()
         receiver = RootReceiver(self._steps, partial(self._root_called, begin_step), called, self.compile_status)
-        self._handles = [register_before_root(called, RootForwardPreHook(receiver))]
+        self._receiver = receiver
+        self._step_handles = [register_before_root(called, RootForwardPreHook(receiver))]
+        self._place(root, called)
+        self._step_handles.append(register_after_root(called, RootForwardHook(receiver)))
+
+    def change(self, plan: Plan, root: nn.Module, called: nn.Module) -> None:
+        """Replace all hooks but those that find steps."""
+        self._remove_taps()
+        before, self._plan = self.placement, plan
+        self.placement = HookPlacement(self._observer, self._steps, plan, self.compile_status, self._options.origins)
+        self.placement.follow(before, root)
+        self._step_handles[1].remove()
+        self._place(root, called)
+        self._step_handles[1] = register_after_root(called, RootForwardHook(self._receiver))
+        if self.compile_status.compiled:
+            self._adjust(-1)
+            self._reset_compiled()
+
+    def _place(self, root: nn.Module, called: nn.Module) -> None:
+        """Choose the hooks of every module; those of the one that is called are registered for good."""
         fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
         for module, registers, bits, paths in self.placement.hooks_of(root):
             inside = enclosing(paths, fused)
@@ -71,7 +92,6 @@ class ModelHooks:
         )
         self._place_operations(root, fused)
         self._untappable = self._wanted_of_scripted(root)
-        self._handles.append(register_after_root(called, RootForwardHook(receiver)))
 
     def begin(self, armed: int) -> None:
         """Begin with the hooks of the armed probes; all others too until the first call, which may be compiled."""
@@ -97,13 +117,10 @@ class ModelHooks:
     def remove(self) -> None:
         """Remove every hook."""
         HIDING.end()
-        for handle in self._handles:
+        for handle in self._step_handles:
             handle.remove()
-        for hooks in (*self._sets, *self._deciding):
-            hooks.remove()
-        if self.operations is not None:
-            self.operations.close()
-        self._handles, self._sets, self._deciding = [], [], []
+        self._step_handles = []
+        self._remove_taps()
         if self.compile_status.compiled:
             self._reset_compiled()
         self.compile_status.release()
@@ -122,6 +139,17 @@ class ModelHooks:
             self.operations.visibility.hidden = COMPILED
         seen = self.operations.seen()
         return {text: why for text, why in found.items() if text not in seen} | self.operations.unseen()
+
+    def _remove_taps(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for hooks in (*self._sets, *self._deciding):
+            hooks.remove()
+        if self.operations is not None:
+            self.operations.close()
+        self.operations = None
+        self._plain = HookSet()
+        self._handles, self._sets, self._deciding = [], [], []
 
     def _unseen_ports(self) -> dict[str, str]:
         ports, steps, counters = self.placement.ports, self._steps, self._observer.recorder.counters

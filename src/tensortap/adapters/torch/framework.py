@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from tensortap.adapters.batches import copied, host_arrays
 from tensortap.adapters.nested import call_with
 from tensortap.adapters.protocol import (
     DEFAULT_OPTIONS,
@@ -114,6 +116,10 @@ class TorchFramework(Framework):
 
         with preserved(model), torch.random.fork_rng(devices=_cuda_devices(model)):
             yield run
+
+    def own_batch(self, batch: Any) -> Any:
+        """Return a batch of any framework's arrays as tensors on the CPU; tensors stay as they are."""
+        return copied(batch, _own_tensor)
 
     def compiled_values(self, see: Callable[[Any, str], object]) -> Callable[[Any, str], bool]:
         """Return what sees named values in code that torch.compile compiles."""
@@ -235,6 +241,13 @@ def _cuda_devices(model: nn.Module) -> list[torch.device]:
     """The CUDA devices a model is on, whose generators it draws from."""
     found = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return [device for device in found if device.type == "cuda"]
+
+
+def _own_tensor(leaf: Any) -> Tensor | None:
+    if isinstance(leaf, Tensor):
+        return leaf
+    array = host_arrays(leaf) if hasattr(leaf, "__array__") and hasattr(leaf, "dtype") else None
+    return None if array is None else torch.from_numpy(np.array(array))
 
 
 FRAMEWORK: Final = TorchFramework()

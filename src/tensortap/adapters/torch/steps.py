@@ -106,6 +106,8 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             self._end(state)
         elif not torch.is_grad_enabled():
             self._end_home(state)
+        if self.between is not None and not torch.is_grad_enabled():
+            steps.run_between(self)
 
     def backward_came(self) -> None:
         """Note that a gradient reached what the root returned, inside a compiled graph."""
@@ -131,6 +133,8 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         state = self._state()
         state.stepped, state.stepping = True, False
         state.optimizers.add(id(optimizer))
+        if self.between is not None:
+            steps.run_between(self)
 
     def forget(self, step: OpenStep) -> None:
         """Reset what is known of a step."""

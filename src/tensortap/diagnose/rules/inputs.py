@@ -14,6 +14,7 @@ from tensortap.diagnose.rules.shared import named
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS
 
+_TINY: Final = 0.01  # inputs that never exceed it were scaled twice
 _HOLDERS: Final = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
 _USED_UNCALLED: Final = frozenset(("NonDynamicallyQuantizableLinear",))  # MultiheadAttention takes its weight only
 
@@ -24,8 +25,8 @@ def inputs_not_normalised(
 ) -> Iterator[Finding]:
     """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`.
 
-    Nothing is said where the first layer normalises. Where the input was not recorded, the training context is asked,
-    and values must go beyond `far`.
+    Nothing is said where the first layer normalises. It is only noted while values stay within `far`. Where the input
+    was not recorded, the training context is asked, and values must go beyond `far`.
     """
     if _normalises(history):
         return
@@ -51,6 +52,7 @@ def inputs_not_normalised(
                 f"The input ranges from {text.number(low)} to {text.number(high)}, with mean {text.number(center)} "
                 f"and std {text.number(width)}.",
                 "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
+                severity="" if max(abs(low), abs(high)) > far and max(width, abs(center)) > far / 4 else "info",
             )  # fmt: skip
 
 
@@ -68,6 +70,8 @@ def _of_batches(history: RunHistory, far: float) -> Iterator[Finding]:
     wide = [
         (e, g) for e, g in known if max(abs(g["min"]), abs(g["max"])) > far and max(g["std"], abs(g["mean"])) > far / 4
     ]
+    tiny = [(e, g) for e, g in known if 0 < max(abs(g["min"]), abs(g["max"])) < _TINY]
+    wide = tiny if len(tiny) > len(known) / 2 else wide
     if known and len(wide) > len(known) / 2:
         event, given = wide[0]
         yield Finding(

@@ -29,6 +29,23 @@ def _losses(history: RunHistory, metric: str, least: int) -> list[Series]:
     return enough
 
 
+def _of_trainings(history: RunHistory, losses: list[Series], least: int) -> list[Series]:
+    """Return the losses of each training by itself, where a script has several in turn: folds, or a sweep.
+
+    A new training begins with a new model and with an optimizer for other parameters. Where any of them has as many
+    values as are needed, shorter ones are left out.
+    """
+    made = [e.step for e in history.events("optimizer") if not e.data.get("same_parameters")]
+    cuts = sorted({step for step in made if step > 0})
+    parts = [
+        (name, s, v)
+        for name, steps, values in losses
+        for s, v in zip(*(np.split(a, np.searchsorted(steps, cuts)) for a in (steps, values)), strict=True)
+    ]
+    long = [part for part in parts if len(part[1]) >= least]
+    return long if cuts and long else losses
+
+
 def _of_evaluation(name: str) -> bool:
     return any(part in name.lower() for part in ("val", "eval", "test"))
 
@@ -42,7 +59,7 @@ def loss_not_decreasing(
     The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. The
     loss is the metric of the name `metric`, or those that have it in their name and are of no evaluation.
     """
-    for name, when, values in _losses(history, metric, steps):
+    for name, when, values in _of_trainings(history, _losses(history, metric, steps), steps):
         early, late = np.array_split(values, 2)
         fall = float(early.mean() - late.mean())
         error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
@@ -94,7 +111,7 @@ def loss_spike(
     Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
     loss is found by its name, `metric`, as above.
     """
-    for name, when, values in _losses(history, metric, window + 2):
+    for name, when, values in _of_trainings(history, _losses(history, metric, window + 2), window + 2):
         before = np.convolve(values, np.ones(window) / window, "valid")[:-1]
         above = values[window:] - before
         spikes = np.zeros(len(values), bool)

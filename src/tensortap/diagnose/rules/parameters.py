@@ -33,7 +33,7 @@ def unchanged(history: RunHistory, *, steps: int = 3, rtol: float = 0.0, atol: f
     if all(len(site.steps) < steps for site in sites):
         raise NoData(f"parameters were recorded at fewer than {steps} steps")
     still = [site for site in sites if len(site.steps) >= steps and _same(site, rtol, atol)]
-    taught = {s.place.site for port in ("grad", "update") for s in history.sites(port) if np.any(s["l2"] > 0)}
+    taught = _taught(history)
     stuck = [site for site in still if not taught or site.place.site in taught]
     frozen = [site for site in still if site not in stuck]
     idle = not taught and len(still) == len(sites)
@@ -44,6 +44,14 @@ def unchanged(history: RunHistory, *, steps: int = 3, rtol: float = 0.0, atol: f
         ))  # fmt: skip
     if frozen:
         yield _still(frozen, len(sites), "info", "It gets no gradient: frozen on purpose, or cut off by a detach()?")
+
+
+def _taught(history: RunHistory) -> set[str]:
+    """Return the parameters whose gradient is large enough to move them: that of a bias before a norm is rounding."""
+    sizes = {s: float(np.nanmax(s["l2"], initial=0.0)) for port in ("grad", "update") for s in history.sites(port)}
+    usual = {port: [v for s, v in sizes.items() if s.place.port == port and v > 0] for port in ("grad", "update")}
+    least = {port: 1e-5 * float(np.median(known)) if known else 0.0 for port, known in usual.items()}
+    return {s.place.site for s, size in sizes.items() if size > least[s.place.port]}
 
 
 def _same(site: SiteHistory, rtol: float, atol: float) -> bool:

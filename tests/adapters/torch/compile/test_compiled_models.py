@@ -69,7 +69,11 @@ def _trained(model: PreTrainedModel, run: Callable[..., Any], tapped: bool) -> R
     return rows(memory.records), out.logits, {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("make", [llama, gpt2, bert], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make",
+    [llama, pytest.param(gpt2, marks=pytest.mark.thorough), pytest.param(bert, marks=pytest.mark.thorough)],
+    ids=lambda make: make.__name__,
+)
 def test_transformers(make, monkeypatch):
     """Every tensor that eager mode shows is shown, with its values; bits and graphs are those without taps."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -33,6 +33,7 @@ print("compiled the merge")
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not TRITON.is_dir(), reason="Triton is not installed beside the environment: see the Makefile")
 def test_the_kernels_compile_for_cuda(tmp_path):
     """Float32, float64, bfloat16, eight-bit floats and the merge become code for compute capability 8.0."""

@@ -14,8 +14,6 @@ import tensortap as tt
 
 COUNTS = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
 MOMENTS = ("mean", "std", "l1", "l2")
-pytestmark = pytest.mark.xdist_group("ranks")
-
 
 Play = Callable[[int, str], Any]
 SCENES = [

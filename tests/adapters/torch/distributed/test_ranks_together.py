@@ -15,7 +15,6 @@ import tensortap as tt
 from tensortap.errors import ProbeError
 
 Play = Callable[[int, str], Any]
-pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def test_an_added_collective_is_noticed(play: Play) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import tensortap as tt
 from tensortap.adapters.torch.ops.taps import NEVER
 
@@ -37,20 +32,13 @@ for _ in range(3):
 """
 
 
-def run(folder: Path, *words: str) -> str:
-    env = {**os.environ, "PYTHONPATH": str(Path(tt.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=300, cwd=folder, env=env, check=True
-    )
-    return done.stdout
-
-
-def test_operations_of_a_script(tmp_path):
+def test_operations_of_a_script(tmp_path, warm_python):
     """Its output is what it was, and each model's operations are recorded under its name, with their lines."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    watched = run(tmp_path, "-m", "tensortap", "run", "--sites", "op:@matmul", "--sites", "critic/softmax:grad_output",
-                  "--sites", "op:conv2d", "--to", "seen", "train.py")  # fmt: skip
-    assert watched == run(tmp_path, "train.py")
+    sites = ("--sites", "op:@matmul", "--sites", "critic/softmax:grad_output", "--sites", "op:conv2d")
+    watched = warm_python.run(["-m", "tensortap", "run", *sites, "--to", "seen", "train.py"], tmp_path)
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout == warm_python.run(["train.py"], tmp_path).stdout != ""
     found = tt.open(tmp_path / "seen")
     assert found.sites == [
         "generator.0/linear#0:output", "critic.fc/linear#0:output", "critic/matmul#0:output",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from tensortap.adapters.keras.context.recorder import KerasContext
 from tensortap.adapters.keras.hooks import KerasLayerHook, KerasRootHook, LayerPorts
 from tensortap.adapters.keras.layers import KerasVariable
 from tensortap.adapters.keras.observer import KerasObserver
@@ -23,6 +24,7 @@ class KerasBackend:
     def __init__(self, observer: KerasObserver) -> None:
         self.observer = observer
         self.steps = observer.steps
+        self.context: KerasContext | None = None  # where the training context is recorded
 
     def arm(self, always: bool, limited: bool) -> None:
         """Tell compiled functions what the next run is wanted for: in any case, or if its loss passes a limit."""
@@ -42,7 +44,7 @@ class KerasBackend:
 
     def attach_training(self, model: Any, gradients: Sequence[tuple[KerasVariable, Port]]) -> list[Undo]:
         """Observe training steps, and the gradients that optimizers are given; return what ends it."""
-        undo = TrainingTaps(self.observer).attach(model)
+        undo = TrainingTaps(self.observer, self.context).attach(model)
         if gradients:
             ports: dict[int, list[Port]] = {}
             for variable, port in gradients:

@@ -38,7 +38,7 @@ class ParameterTaps:
     def __init__(self, observer: TensorObserver, steps: StepSource, members: MemberPorts) -> None:
         self._observer = observer
         self._steps = steps
-        self._members = members
+        self.members = members
         self._before: dict[str, Tensor] = {}
         self._recorded: set[str] = set()  # sites
         self._clipped: dict[str, tuple[int, int]] = {}  # gradients recorded before clipping, as they became
@@ -50,8 +50,8 @@ class ParameterTaps:
 
     def arm(self, armed: int) -> None:
         """Begin a step: clipping is of interest while a probe may want its gradients."""
-        self._members.refresh()
-        CLIPPING.listen(self, self._members.are_wanted("grad", armed))
+        self.members.refresh()
+        CLIPPING.listen(self, self.members.are_wanted("grad", armed))
 
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
         """Record gradients before `clip_grad_norm_` scales them, and by how much it will."""
@@ -75,7 +75,7 @@ class ParameterTaps:
 
     def record_rest(self, step: OpenStep) -> None:
         """End a step: record parameters, gradients and buffers that no optimizer has shown, as they are now."""
-        if self._members.any_wanted(step.armed):
+        if self.members.any_wanted(step.armed):
             self._record("param", step, skip=self._recorded)
             self._record("grad", step, skip=self._recorded)
             self._record_buffers(step)
@@ -84,7 +84,7 @@ class ParameterTaps:
 
     def owns(self, optimizer: Any) -> bool:
         """Return whether an optimizer holds any of the model's parameters."""
-        return self._members.any_of(_ids(optimizer))
+        return self.members.any_of(_ids(optimizer))
 
     def before_step(self, optimizer: Any, closure: Any) -> None:
         """Record what an optimizer is about to use; with a closure it evaluates gradients itself."""
@@ -101,7 +101,7 @@ class ParameterTaps:
             self._record_updates(step)
 
     def _observe(self, optimizer: Any, step: OpenStep, gradients: bool) -> None:
-        if not self._members.any_wanted(step.armed):
+        if not self.members.any_wanted(step.armed):
             return
         ids = _ids(optimizer)
         self._record("param", step, ids)
@@ -110,7 +110,7 @@ class ParameterTaps:
             scale = getattr(optimizer, "grad_scale", None)
             self._record("grad", step, ids, scale, self._unchanged_since_clipping())
         with torch.no_grad():
-            for member, parameter in self._members.parameters("update", step.armed, ids):
+            for member, parameter in self.members.parameters("update", step.armed, ids):
                 self._before[member.port.path] = parameter.clone()
 
     def _record(
@@ -123,7 +123,7 @@ class ParameterTaps:
     ) -> list[tuple[MemberPort, int]]:
         """Record the armed ports of a kind; return those recorded, with their rows."""
         found: list[tuple[MemberPort, Tensor]] = []
-        for member, parameter in self._members.parameters(kind, step.armed, ids):
+        for member, parameter in self.members.parameters(kind, step.armed, ids):
             tensor = parameter.grad if kind == "grad" else parameter
             if tensor is None:
                 member.port.note = NO_GRADIENT if parameter.requires_grad else FROZEN
@@ -136,7 +136,7 @@ class ParameterTaps:
 
     def _record_buffers(self, step: OpenStep) -> None:
         """Record the buffers once a step: no optimizer owns them, so the first that steps shows them all."""
-        found = [(m, buffer) for m, buffer in self._members.buffers(step.armed) if m.site not in self._recorded]
+        found = [(m, buffer) for m, buffer in self.members.buffers(step.armed) if m.site not in self._recorded]
         self._observer.take_all([(member.port.point(""), buffer) for member, buffer in found], step)
         self._recorded.update(member.site for member, _ in found)
 
@@ -146,11 +146,11 @@ class ParameterTaps:
 
     def _forget_clipped(self, ids: set[int]) -> None:
         """Forget gradients that an optimizer has used: what is clipped from now on is another step of it."""
-        parameters = {site: self._members.parameter_at(site.removesuffix(":grad")) for site in self._clipped}
+        parameters = {site: self.members.parameter_at(site.removesuffix(":grad")) for site in self._clipped}
         self._clipped = {site: version for site, version in self._clipped.items() if id(parameters[site]) not in ids}
 
     def _gradient_version(self, site: str) -> tuple[int, int]:
-        parameter = self._members.parameter_at(site.removesuffix(":grad"))
+        parameter = self.members.parameter_at(site.removesuffix(":grad"))
         gradient = None if parameter is None else parameter.grad
         return (0, -1) if gradient is None else (id(gradient), gradient._version)
 
@@ -159,7 +159,7 @@ class ParameterTaps:
         before, self._before = self._before, {}
         found = [
             (member, parameter, before[member.port.path])
-            for member, parameter in self._members.parameters("update", step.armed, None)
+            for member, parameter in self.members.parameters("update", step.armed, None)
             if member.port.path in before
         ]
         with torch.no_grad():

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _TRANSPARENT: Final = frozenset(
     f"{name}Backward0"
@@ -17,10 +17,17 @@ _TRANSPARENT: Final = frozenset(
     )
 ) | {"SqueezeBackward1", "SqueezeBackward2", "ViewBackward1", "UnbindBackward0"}  # fmt: skip
 _LINEAR: Final = {"AddmmBackward0": 1, "MmBackward0": 0, "LinearBackward0": 0}  # where the input is among the inputs
+_NORMS: Final = ("PowBackward0", "LinalgVectorNormBackward0", "AbsBackward0", "MulBackward0", "NormBackward1")
+_ACTIVATIONS: Final = (
+    "Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Tanh", "Sigmoid", "Softplus", "Hardtanh", "Hardswish", "Selu", "Celu",
+    "Mish", "PreluKernel", "Softmax", "Exp", "Sin", "Cos", "Glu", "Scaled", "LogSigmoid", "Bmm", "Sqrt", "Cudnn",
+    "ThnnFused", "Mkldnn", "Threshold", "Hardsigmoid", "Softsign", "Clamp", "Rrelu", "Erf",
+)  # fmt: skip
 LOSS_NODES: Final = frozenset((
     "NllLossBackward0", "NllLoss2DBackward0", "MseLossBackward0", "BinaryCrossEntropyBackward0",
     "BinaryCrossEntropyWithLogitsBackward0", "SmoothL1LossBackward0", "HuberLossBackward0", "KlDivBackward0",
 ))  # fmt: skip
+_LEAF: Final = "torch::autograd::AccumulateGrad"
 _MOST_NODES: Final = 4000
 
 NameOf = Callable[[Any], str | None]
@@ -61,14 +68,16 @@ class LossGraph:
         self.complete = True
         self.linear_pairs: list[tuple[str, str]] = []  # linear layers that follow each other with nothing between
         self.broadcasts: list[dict[str, Any]] = []
-        self.recurrent = False
-        count = 0
-        nodes = list(_breadth_first(loss.grad_fn, _MOST_NODES))
-        self._uses = Counter(parent for node in nodes for parent, _ in node.next_functions)
-        for node in nodes:
-            count += 1
+        self.penalty = False  # parameters themselves are added to the loss
+        self.softmax_before: list[str] = []  # linear layers that are given a softmax's output
+        self.activations = 0
+        self.weighted = 0  # linear layers and convolutions
+        self.unnamed: list[Any] = []  # parameters of no model that is known
+        self._uses: Counter[Any] = Counter()
+        nodes = list(_breadth_first(loss.grad_fn, _MOST_NODES, self._uses))
+        for count, node in enumerate(nodes, 1):
             self._visit(node, count, name_of)
-        self.complete = count < _MOST_NODES
+        self.complete = len(nodes) < _MOST_NODES
         self.negated = self._negated(loss.grad_fn)
         self.scaled = any(name in ("Div", "Mul") for name in self._line_names(loss.grad_fn))
 
@@ -76,16 +85,26 @@ class LossGraph:
         name = node.name()
         if count <= 16:
             self.top.append(_plain_name(node))
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            self.reached.add(id(variable))
+        if name == _LEAF:
+            self.reached.add(id(node.variable))
+            if isinstance(node.variable, nn.Parameter) and len(self.unnamed) < 20 and name_of(node.variable) is None:
+                self.unnamed.append(node.variable)
         elif name in _LINEAR:
+            self.weighted += 1
             self._pair(node, name_of)
+        elif name == "ConvolutionBackward0":
+            self.weighted += 1
+        elif name.startswith(_ACTIVATIONS):
+            self.activations += 1
         elif count <= 40 and name in ("SubBackward0", "MulBackward0", "AddBackward0"):
             self._broadcast(node)
+        if count <= 80 and name in _NORMS and any(p is not None and p.name() == _LEAF for p, _ in node.next_functions):
+            self.penalty = True
 
     def _pair(self, node: Any, name_of: NameOf) -> None:
         below = _skip(node.next_functions[_LINEAR[node.name()]][0], self._uses)
+        if below is not None and below.name() == "SoftmaxBackward0" and (weight := _weight(node, name_of)):
+            self.softmax_before.append(weight[0])
         if below is None or below.name() not in _LINEAR:
             return
         first, last = _weight(below, name_of), _weight(node, name_of)
@@ -154,13 +173,16 @@ def _line_of(node: Any, most: int) -> Iterator[Any]:
         node = parents[0] if len(parents) == 1 or node.name() in _TRANSPARENT else None
 
 
-def _breadth_first(node: Any, most: int) -> Iterator[Any]:
+def _breadth_first(node: Any, most: int, uses: Counter[Any] | None = None) -> Iterator[Any]:
+    """Yield the nodes below one; `uses` counts how many nodes each leads to."""
     waiting, known = deque([node] if node is not None else []), {node}
     while waiting and most:
         most -= 1
         node = waiting.popleft()
         yield node
         for parent, _ in node.next_functions:
+            if uses is not None:
+                uses[parent] += 1
             if parent is not None and parent not in known:
                 known.add(parent)
                 waiting.append(parent)

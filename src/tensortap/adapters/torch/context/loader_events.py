@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import mmap
+import multiprocessing
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -11,6 +19,31 @@ from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 
 _MOST_EPOCHS: Final = 40  # that are told one by one
+_MOST_WORKERS: Final = 64
+
+
+class WorkerStates:
+    """Takes the place of `worker_init_fn`: calls it and leaves a hash of NumPy's random state in shared memory."""
+
+    def __init__(self, own: Callable[[int], Any], count: int) -> None:
+        self._own = own
+        self._count = count
+        self._memory = mmap.mmap(-1, 8 * count)
+
+    def __call__(self, worker: int) -> Any:
+        """Begin in a worker."""
+        result = self._own(worker)
+        with contextlib.suppress(Exception):
+            numpy = sys.modules.get("numpy")
+            state = random.getstate() if numpy is None else numpy.random.get_state()[1].tolist()
+            digest = hashlib.blake2b(repr(state).encode(), digest_size=8).digest()
+            self._memory[8 * worker : 8 * worker + 8] = digest
+        return result
+
+    def known(self) -> list[str]:
+        """Return the hashes of workers that have begun."""
+        found = [self._memory[8 * i : 8 * i + 8].hex() for i in range(self._count)]
+        return [mark for mark in found if mark != "00" * 8]
 
 
 class LoaderEvents:
@@ -21,6 +54,7 @@ class LoaderEvents:
         self._loaders: dict[int, LoaderRecord] = {}
         self._made = 0
         self._epochs = 0
+        self._workers: list[tuple[WorkerStates, str]] = []
         self._lines: dict[int, str] = {}  # that made a loader, by the id of its sampler
 
     @guarded
@@ -43,6 +77,28 @@ class LoaderEvents:
                 "epoch": record.epochs, "batches_before": before,
                 "made_at": self._lines.get(id(loader._index_sampler), ""),
             })  # fmt: skip
+
+    @contextmanager
+    def workers_start(self, loader: Any) -> Iterator[None]:
+        """Have workers that run code of the user first note their random state; they are forked inside."""
+        own, states = loader.worker_init_fn, None
+        forked = loader.multiprocessing_context is None and multiprocessing.get_start_method(allow_none=True) != "spawn"
+        if own is not None and 1 < loader.num_workers <= _MOST_WORKERS and forked and self.hub.active:
+            states = WorkerStates(own, loader.num_workers)
+            object.__setattr__(loader, "worker_init_fn", states)
+        try:
+            yield
+        finally:
+            if states is not None:
+                object.__setattr__(loader, "worker_init_fn", own)
+                self._workers.append((states, self._lines.get(id(loader._index_sampler), "")))
+
+    @guarded
+    def tell_workers(self) -> None:
+        """Add the random states that workers began with."""
+        for states, line in self._workers[:4]:
+            if known := states.known():
+                self.hub.add("workers", "", line, {"states": known})
 
     @guarded
     def indices_drawn(self, iterator: Any, indices: Any) -> None:

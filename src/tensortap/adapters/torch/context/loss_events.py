@@ -6,7 +6,9 @@ import weakref
 from typing import Any
 
 import torch
+from torch import nn
 
+from tensortap.adapters.torch.context.by_hand import line_that_made, loss_by_hand
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.graph import LossGraph
 from tensortap.adapters.torch.context.loop import LoopState
@@ -15,6 +17,8 @@ from tensortap.adapters.torch.context.model_events import ModelEvents
 from tensortap.adapters.torch.context.optimizers import shortened
 from tensortap.adapters.torch.context.patches import scalar_of
 from tensortap.adapters.torch.context.sink import EventHub, guarded
+from tensortap.context.caller import frames_of_caller
+from tensortap.context.events import SPARSE
 
 
 class LossEvents:
@@ -25,6 +29,7 @@ class LossEvents:
         self._loop = loop
         self._models = models
         self.reached: dict[int, weakref.ref[Any]] = {}  # parameters that a loss depended on
+        self.unnamed: dict[int, weakref.ref[Any]] = {}  # of those, what is in no model
 
     @guarded
     def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -41,18 +46,32 @@ class LossEvents:
         """Look at the graph of a loss, now and then, and whether gradients of before are still there."""
         self._loop.backward_begins()
         loss = scalar_of(tensors)
-        if loss is None or not self.hub.due("backward", first=6, then=32):
+        if loss is None or not self.hub.due("backward", first=6, then=SPARSE):
             return
         graph = LossGraph(loss, self._models.name_of)
         trainable = self._models.trainable()
         self.reached |= {id(p): weakref.ref(p) for p in trainable.values() if id(p) in graph.reached}
         missing = [name for name, p in trainable.items() if id(p) not in graph.reached] if graph.complete else []
+        self.unnamed |= {id(p): weakref.ref(p) for p in graph.unnamed}
+        made_at = line_that_made(loss, 3)
+        if (known := loss_by_hand(loss, self._models.name_of)) is not None:
+            self.hub.add("loss", known[0], made_at or user_line(3), known[1])
         self.hub.add("backward", "", user_line(3), {
+            "made_at": made_at, "penalty": graph.penalty, "softmax_before": graph.softmax_before[:8],
+            "activations": graph.activations, "weighted": graph.weighted,
             "operations": graph.top, "negated": graph.negated, "scaled": graph.scaled,
             "broadcasts": graph.broadcasts, "linear_pairs": graph.linear_pairs[:8], "trainable": len(trainable),
             "missing": shortened(missing), "missing_count": len(missing), "shape": list(loss.shape),
             "value": float(loss.detach().float().mean()),
         })  # fmt: skip
+
+    @guarded
+    def dropout_called(self, p: float) -> None:
+        """Note a dropout that is active inside a module in evaluation mode: it was not told the mode."""
+        caller = frames_of_caller(4)
+        module = next((m for f in caller[:6] if isinstance(m := f.f_locals.get("self"), nn.Module)), None)
+        if module is not None and not module.training and self.hub.due("dropout", first=4, then=256):
+            self.hub.add("dropout", type(module).__name__, user_line(3), {"p": p, "site": self._models.path_of(module)})
 
     @guarded
     def backward_ended(self) -> None:

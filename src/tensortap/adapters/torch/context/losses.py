@@ -32,7 +32,7 @@ def describe_call(function: Any, args: Any, kwargs: Any, output: Any, name_of: N
     data["train"] = torch.is_grad_enabled()
     data |= {name: describe(given[name]) for name in ("weight", "pos_weight") if isinstance(given.get(name), Tensor)}
     if isinstance(first, Tensor):
-        data["input"] = describe(first) | _sums(first)
+        data["input"] = describe(first) | sums_to_one(first)
         data["requires_grad"] = first.requires_grad
         data["operations"] = operations_before(first)
         data["softmax"] = softmax_axes(first)
@@ -69,7 +69,7 @@ def sampled(tensor: Tensor, most: int = _MOST) -> Tensor:
     return flat[:: max(1, math.ceil(flat.numel() / most))].cpu()
 
 
-def _sums(tensor: Tensor) -> dict[str, Any]:
+def sums_to_one(tensor: Tensor) -> dict[str, Any]:
     """Return along which axis a tensor sums to one, as probabilities do, and as log-probabilities do by exp."""
     if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() > 1 << 20 or not is_plain(tensor):
         return {}

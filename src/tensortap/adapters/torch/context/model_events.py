@@ -71,6 +71,15 @@ class ModelEvents:
         known = self._named.get(id(parameter))
         return known[0] if known is not None and known[1]() is parameter else None
 
+    def path_of(self, module: nn.Module) -> str:
+        """Return the name of a module of a known model; empty where it has none."""
+        for record in self.models.values():
+            root = record.root()
+            found = () if root is None else (path for path, known in root.named_modules() if known is module)
+            for path in found:
+                return record.name(path)
+        return ""
+
     def trainable(self) -> dict[str, Any]:
         """Return the parameters of all models that may be trained, by name."""
         return {

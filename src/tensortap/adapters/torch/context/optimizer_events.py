@@ -10,6 +10,7 @@ from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.model_events import ModelEvents
 from tensortap.adapters.torch.context.optimizers import OptimizerRecord, ParameterSizes, number, parameters_of
 from tensortap.adapters.torch.context.sink import EventHub, guarded
+from tensortap.context.events import SPARSE
 
 _MOST_MADE: Final = 40  # optimizers and schedulers that are told one by one
 
@@ -83,7 +84,7 @@ class OptimizerEvents:
         ):
             self.hub.add("loop", record.kind, user_line(3), said)
         self._tell_clipping()
-        if self.hub.due("sizes", first=4, then=16):
+        if self.hub.due("sizes", first=4, then=SPARSE):
             held = parameters_of(optimizer)
             self._sizes = ParameterSizes({n: p for n, p in self._models.trainable().items() if id(p) in held})
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import math
 import weakref
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.context.plain import is_plain
-from tensortap.reduce.summary import summarize
+from tensortap.adapters.torch.modules.values import CODES
+from tensortap.reduce import kernel as kernels
+from tensortap.reduce.statistics import ROW
 
 _OPTIONS: Final = ("lr", "momentum", "weight_decay", "betas", "eps", "nesterov", "maximize", "dampening", "alpha")
 _MOST_NAMES: Final = 12
+_MOST_ELEMENTS: Final = 16_384  # of a parameter that are looked at
 
 
 class Rates(NamedTuple):
@@ -105,35 +109,53 @@ class ParameterSizes:
 
     def __init__(self, named: dict[str, Any]) -> None:
         self.named = {name: p for name, p in named.items() if _readable(p) and p.grad is not None and _readable(p.grad)}
-        self.before = [_part(p).clone() for p in self.named.values()]
+        with torch.no_grad():
+            self.before = [_part(p).clone() for p in self.named.values()]
 
     def describe(self) -> dict[str, Any]:
         """Return statistics of weights and gradients by name (`STATISTICS`), and each update relative to its weight."""
-        weights, gradients, ratios = [], [], []
-        for parameter, before in zip(self.named.values(), self.before, strict=True):
-            size, moved = (summarize(part, histogram=False).l2 for part in (before, _part(parameter) - before))
-            weights.append(_statistics(before, parameter.numel()))
-            gradients.append(_statistics(_part(parameter.grad), parameter.numel()))
-            ratios.append(moved / size if size else (0.0 if not moved else -1.0))
-        shapes = [list(p.shape) for p in self.named.values()]
-        return {"names": list(self.named), "shapes": shapes, "weight": weights, "grad": gradients, "update": ratios}
+        parameters = list(self.named.values())
+        with torch.no_grad():
+            gradients = _rows([_part(parameter.grad) for parameter in parameters])
+            parts = [_part(parameter) for parameter in parameters]
+            moved = _rows(torch._foreach_sub(parts, self.before) if parts else [])["l2"]
+        weights, numel = _rows(self.before), np.array([p.numel() for p in parameters], np.float64)
+        return {
+            "names": list(self.named), "shapes": [list(p.shape) for p in parameters],
+            "weight": _statistics(weights, numel), "grad": _statistics(gradients, numel),
+            "update": [m / w if w else (0.0 if not m else -1.0) for m, w in zip(moved.tolist(), weights["l2"].tolist(),
+                                                                               strict=True)],
+        }  # fmt: skip
 
 
-def _statistics(part: Any, numel: int) -> list[float]:
+def _rows(tensors: Any) -> npt.NDArray[Any]:
+    """Return the kernel's row of each tensor."""
+    rows = np.zeros(len(tensors), ROW)
+    at = rows.ctypes.data
+    for i, given in enumerate(tensors):
+        tensor = given.contiguous()
+        kernels.reduce(
+            at + i * ROW.itemsize, 0, tensor.data_ptr(), CODES[tensor.dtype], (tensor.numel(),), None
+        )  # fmt: skip
+    return rows
+
+
+def _statistics(rows: npt.NDArray[Any], numel: npt.NDArray[Any]) -> list[list[float]]:
     """Return L2, mean, std, min, max and the share of zeros; of a part, the L2 norm is that of the whole, estimated."""
-    found = summarize(part, histogram=False)
-    if not found.finite:
-        return [math.nan] * 6
-    scale = (numel / found.numel) ** 0.5
-    return [found.l2 * scale, found.mean, found.std, found.min, found.max, found.zeros / found.numel]
+    count = rows["numel"]
+    columns = [rows["l2"] * np.sqrt(numel / count), rows["mean"], rows["std"], rows["min"], rows["max"]]
+    found = np.column_stack([*columns, rows["zeros"] / count])
+    found[rows["nan"] + rows["posinf"] + rows["neginf"] == count] = np.nan
+    known: list[list[float]] = found.tolist()
+    return known
 
 
 def _readable(tensor: Any) -> bool:
     """Return whether a tensor can be read without waiting for a device or for other ranks."""
-    return bool(is_plain(tensor) and tensor.layout is torch.strided and tensor.numel())
+    return bool(is_plain(tensor) and tensor.layout is torch.strided and tensor.dtype in CODES and tensor.numel())
 
 
 def _part(tensor: Any) -> Any:
-    """Return at most 65536 elements, evenly spaced."""
+    """Return about so many elements, evenly spaced, never more than twice as many."""
     flat = tensor.detach().reshape(-1)
-    return flat[:: max(1, flat.numel() // 65_536)]
+    return flat if flat.numel() < 2 * _MOST_ELEMENTS else flat[:: flat.numel() // _MOST_ELEMENTS]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,9 @@ class LossListener(Protocol):
 
     def backward_ended(self) -> None:
         """Called after that."""
+
+    def dropout_called(self, p: float) -> None:
+        """Called before a dropout that is active although no gradients are recorded."""
 
 
 class OptimizerListener(Protocol):
@@ -61,11 +65,22 @@ class LoaderListener(Protocol):
     def loader_started(self, loader: Any) -> None:
         """Called when an iteration over a loader begins."""
 
+    def workers_start(self, loader: Any) -> AbstractContextManager[None]:
+        """Return what to make a loader's iterator in."""
+        return nullcontext()
+
     def indices_drawn(self, iterator: Any, indices: Any) -> None:
         """Called when a loader's sampler has given the indices of a batch."""
 
     def batch_given(self, iterator: Any) -> None:
         """Called when a loader has given a batch."""
+
+
+class CheckpointListener(Protocol):
+    """Told of checkpoints. Its method may not raise."""
+
+    def saved(self, content: Any, target: Any) -> None:
+        """Called after `torch.save`."""
 
 
 class _LossDepth(threading.local):
@@ -75,15 +90,21 @@ class _LossDepth(threading.local):
 class Patches:
     """The replacements."""
 
-    def __init__(self, losses: LossListener, optimizers: OptimizerListener, loaders: LoaderListener) -> None:
+    def __init__(
+        self, losses: LossListener, optimizers: OptimizerListener, loaders: LoaderListener,
+        checkpoints: CheckpointListener,
+    ) -> None:  # fmt: skip
         self._losses = losses
+        self._checkpoints = checkpoints
         self._loaders = loaders
         self._on = True
         self._inside = _LossDepth()
         self._made: list[tuple[Any, str, Any, Any]] = []
         for name in NAMES:
             self._replace(functional, name, self._loss)
+        self._replace(functional, "dropout", self._dropout)
         self._replace(torch.autograd, "backward", self._backward)
+        self._replace(torch, "save", self._saving)
         self._replace(Optimizer, "__init__", functools.partial(self._after, optimizers.optimizer_made))
         self._replace(LRScheduler, "__init__", functools.partial(self._after, optimizers.scheduler_made))
         self._replace(LRScheduler, "step", functools.partial(self._after, optimizers.scheduler_stepped))
@@ -122,6 +143,14 @@ class Patches:
 
         return call
 
+    def _dropout(self, original: Any) -> Any:
+        def dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            if training and p and not torch.is_grad_enabled() and self._on and not torch.compiler.is_compiling():
+                self._losses.dropout_called(p)
+            return original(input, p, training, inplace)
+
+        return dropout
+
     def _backward(self, original: Any) -> Any:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or not self._on:
@@ -142,11 +171,22 @@ class Patches:
 
         return method
 
+    def _saving(self, original: Any) -> Any:
+        def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(obj, f, *args, **kwargs)
+            if self._on:
+                self._checkpoints.saved(obj, f)
+            return result
+
+        return save
+
     def _iteration(self, original: Any) -> Any:
         def iterate(this: Any) -> Any:
-            if self._on:
-                self._loaders.loader_started(this)
-            return original(this)
+            if not self._on:
+                return original(this)
+            self._loaders.loader_started(this)
+            with self._loaders.workers_start(this):
+                return original(this)
 
         return iterate
 

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tensortap.adapters.torch.autograd.clipping import CLIPPING
+from tensortap.adapters.torch.context.checkpoint_events import CheckpointEvents
 from tensortap.adapters.torch.context.loader_events import LoaderEvents
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.loss_events import LossEvents
@@ -80,7 +81,7 @@ class Listeners:
         self.models = ModelEvents(hub, self.loop, self.loaders)
         self.losses = LossEvents(hub, self.loop, self.models)
         self.optimizers = OptimizerEvents(hub, self.loop, self.models)
-        self._patches = Patches(self.losses, self.optimizers, self.loaders)
+        self._patches = Patches(self.losses, self.optimizers, self.loaders, CheckpointEvents(hub))
         self._handles = [
             register_optimizer_step_pre_hook(self.optimizers.before_step),
             register_optimizer_step_post_hook(self.optimizers.after_step),
@@ -96,6 +97,7 @@ class Listeners:
 
     def tell_totals(self) -> None:
         """Add what is known at the end."""
+        self.loaders.tell_workers()
         try:
             trainable = self.models.trainable()
             held, reached = self.optimizers.held, self.losses.reached
@@ -106,7 +108,8 @@ class Listeners:
             self.hub.add("totals", "", "", {
                 **self.loop.totals(), "trainable": len(trainable), "untrained": shortened(untrained),
                 "untrained_count": len(untrained), "unreached": shortened(unreached),
-                "unreached_count": len(unreached), "held": sum(id(p) in held for p in trainable.values()),
+                "unreached_count": len(unreached), "unregistered": self._unregistered(),
+                "held": sum(id(p) in held for p in trainable.values()),
                 "calls": {m.prefix: m.calls for m in self.models.models.values()},
                 "broken_ties": [tie for m in self.models.models.values() for tie in m.broken_ties()],
                 "batch_norms": [norm for m in self.models.models.values() for norm in m.batch_norms()],
@@ -117,6 +120,15 @@ class Listeners:
             })  # fmt: skip
         except Exception as error:
             self.hub.failed("the totals", error)
+
+    def _unregistered(self) -> list[list[int]]:
+        """Return the shapes of parameters that a loss depended on, in no model and in no optimizer."""
+        found = [(key, reference()) for key, reference in self.losses.unnamed.items()]
+        return [
+            list(p.shape)
+            for key, p in found
+            if p is not None and key not in self.optimizers.held and self.models.name_of(p) is None
+        ][:12]
 
 
 CONTEXT: Final = TrainingContext()

@@ -13,6 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tensortap.context.events import EventLog, Sampling
 
 P = ParamSpec("P")
+tracing = torch._C._get_tracing_state
+dispatch_modes = torch._C._len_torch_dispatch_stack
+hidden = torch._C.DisableTorchFunction
 
 
 class EventHub:
@@ -72,11 +75,15 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
         hub = self.hub
-        if not hub.active or torch._C._get_tracing_state() is not None:
+        if not hub.active or tracing() is not None:
             return
         try:
-            with unseen():
-                method(self, *args, **kwargs)
+            if dispatch_modes():
+                with unseen():
+                    method(self, *args, **kwargs)
+            else:  # as nearly always, without a context manager written in Python
+                with hidden():
+                    method(self, *args, **kwargs)
         except Exception as error:
             hub.failed(method.__name__, error)
 

@@ -48,6 +48,7 @@ class HookPlacement:
         origins: bool,
     ) -> None:
         self.ports: list[Port] = []
+        self.computing: list[str] = []  # paths that a call has shown to compute beyond what they call
         self._observer = observer
         self._detector = detector
         self._plan = plan
@@ -79,6 +80,16 @@ class HookPlacement:
             if registers:
                 yield module, registers, bits, paths
 
+    def follow(self, other: HookPlacement, root: nn.Module) -> None:
+        """Take over from the placement of an earlier plan which modules compute: they are watched by default."""
+        self.computing = other.computing
+        named = dict(modules.modules_of(root))
+        for path in (path for path in self.computing if path in named):
+            site = modules.candidate(path, named[path])._replace(default=True)
+            port = self._plan.port_for_named_value(self._observer.recorder, site, "output")
+            if port is not None:
+                self._plan.ports[path, "output"] = list(port.patterns)
+
     def undecided(self, root: nn.Module, hooks_for: Callable[[list[str]], HookSet]) -> list[UndecidedModule]:
         """Return the modules that are watched by default if they turn out to compute beyond what they call."""
         defaults, names = modules.DefaultModules(), tappable(root)
@@ -104,6 +115,7 @@ class HookPlacement:
     ) -> None:
         """Record an output, and from now on that of every call."""
         self.ports += ports
+        self.computing += paths
         _, after = self._hooks({"output": ports})
         hooks.add(module, [partial(register_after, hook=after, key=self._keys[3])], bits_of(ports), paths)
         after(module, args, output)

@@ -36,6 +36,7 @@ class ScriptModel:
         self.adapter = TorchAdapter(inner, AdapterOptions(context=True))
         CONTEXT.add_model(inner, prefix, root)
         self._home = home
+        self._added: set[str] = set()
         self._parameters = frozenset(id(parameter) for parameter in root.parameters())
 
     def owns(self, parameters: Collection[int]) -> bool:
@@ -47,28 +48,44 @@ class ScriptModel:
         for candidate in self.adapter.candidates():
             yield candidate, candidate._replace(path=_joined(self.prefix, candidate.path))
 
-    def choose(self, patterns: Sequence[Pattern], probes: tuple[Probe, ...] = ()) -> _ModelPlan:
-        """Return the ports that the patterns, all of one probe, choose; there may be none."""
+    def choose(self, probes: Sequence[Probe]) -> _ModelPlan:
+        """Return the ports that the probes choose; there may be none."""
         ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
+        patterns = [(pattern, 1 << i) for i, probe in enumerate(probes) for pattern in probe.patterns]
         for plain, full in self.candidates():
-            for pattern in patterns:
+            for pattern, bit in patterns:
                 for port in plain.ports:
                     if pattern.matches(full, port) or pattern.matches(plain, port):
-                        ports.setdefault((plain.path, port), []).append((pattern, 1))
-        wanted = _ModelPlan(ports, probes)
+                        ports.setdefault((plain.path, port), []).append((pattern, bit))
+        wanted = _ModelPlan(ports, tuple(probes))
         wanted.prefix = self.prefix
         return wanted
 
     def has(self, pattern: Pattern) -> bool:
         """Return whether a pattern chooses anything; of operations that is known only while the model runs."""
-        paths = (candidate.path for pair in self.candidates() for candidate in pair)
-        return bool(self.choose([pattern]).ports) or means_operations(pattern, paths)
+        found = any(
+            pattern.matches(candidate, port)
+            for pair in self.candidates()
+            for candidate in pair
+            for port in candidate.ports
+        )
+        return found or means_operations(pattern, (c.path for pair in self.candidates() for c in pair))
 
-    def attach(self, recorder: Recorder, patterns: Sequence[Pattern], over: Callable[[StepOver], None]) -> None:
+    def plan(self, recorder: Recorder, probes: Sequence[Probe]) -> _ModelPlan:
+        """Return what the probes choose of this model. The first ones are the script's and have all their patterns.
+
+        The recorder knows those of them only that mean something of the first model.
+        """
+        own = [replace(known, patterns=mine.patterns) for known, mine in zip(recorder.probes, probes, strict=False)]
+        return self.choose([*own, *recorder.probes[len(own) :]])
+
+    def attach(self, recorder: Recorder, probes: Sequence[Probe], over: Callable[[StepOver], None]) -> None:
         """Attach its hooks. Steps are found for all models together, so its adapter does not look for them."""
-        # All patterns, for the recorder knows those only that mean something of the first model.
-        probes = tuple(replace(probe, patterns=tuple(patterns)) for probe in recorder.probes)
-        self.adapter.attach(recorder, self.choose(patterns, probes))
+        plan = self.plan(recorder, probes)
+        self.adapter.attach(recorder, plan)
+        # What only the script's further probes chose is for the rules: nobody asked for it by name.
+        further = range(2, 1 << len(probes))
+        self._added = {f"{path}:{port}" for (path, port), of in plan.ports.items() if all(b in further for _, b in of)}
         steps = self.adapter.steps
         steps.explicit = True
         steps.listen(over)  # threads' own steps it still finds
@@ -77,18 +94,20 @@ class ScriptModel:
 
     def unseen(self, patterns: Collection[str]) -> dict[str, str]:
         """Return what was chosen and never seen: its sites, and patterns that could match any model."""
-        missing = self.adapter.unseen().items()
+        missing = [(name, why) for name, why in self.adapter.unseen().items() if name not in self._added]
         return {name if name in patterns else _joined(self.prefix, name): why for name, why in missing}
 
 
 class ScriptModels(Adapter):
-    """The adapter of all models, for one probe. Models join while it is attached."""
+    """The adapter of all models. Models join while it is attached."""
 
     capabilities = CAPABILITIES
     steps: SharedStepDetector
+    changes_in_calls = True
 
-    def __init__(self, patterns: Sequence[Pattern]) -> None:
-        self.patterns = tuple(patterns)
+    def __init__(self, probes: Sequence[Probe]) -> None:
+        self.probes = tuple(probes)
+        self.patterns = tuple({pattern.text: pattern for probe in probes for pattern in probe.patterns}.values())
         self.members: list[ScriptModel] = []
         self.unmatched: dict[str, str] = {}  # patterns that chose nothing so far, and what there was to choose
         self._matched: set[str] = set()
@@ -98,7 +117,7 @@ class ScriptModels(Adapter):
         """Add a model."""
         self.members.append(model)
         if self._recorder is not None:
-            model.attach(self._recorder, self.patterns, self.steps.over)
+            model.attach(self._recorder, self.probes, self.steps.over)
 
     def wants(self, model: ScriptModel, say: Callable[[str], None]) -> bool:
         """Return whether any pattern chooses something of a model; what no pattern matched is explained."""
@@ -119,9 +138,12 @@ class ScriptModels(Adapter):
         taken = {model.prefix for model in self.members}
         return next(n for n in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))) if n not in taken)
 
-    def matching(self) -> tuple[Pattern, ...]:
-        """Return the patterns that choose something of the models so far."""
-        return tuple(p for p in self.patterns if any(model.has(p) for model in self.members))
+    def matching(self) -> tuple[Probe, ...]:
+        """Return the probes with the patterns that choose something of the models so far."""
+        return tuple(
+            replace(probe, patterns=tuple(p for p in probe.patterns if any(model.has(p) for model in self.members)))
+            for probe in self.probes
+        )
 
     def candidates(self) -> list[Candidate]:
         """Return every candidate under both its names."""
@@ -153,7 +175,12 @@ class ScriptModels(Adapter):
         recorder.number_by_phase()
         self.steps = SharedStepDetector(recorder, self.members)
         for model in self.members:
-            model.attach(recorder, self.patterns, self.steps.over)
+            model.attach(recorder, self.probes, self.steps.over)
+
+    def change(self, recorder: Recorder, plan: Plan) -> None:
+        """Replace the hooks of every model."""
+        for model in self.members:
+            model.adapter.change(recorder, model.plan(recorder, self.probes))
 
     def arm(self) -> None:
         """Prepare the models for the step that has opened."""
@@ -230,8 +257,8 @@ class SharedStepDetector(StepDetector[ThreadState]):
     """The steps of all models together: whichever model's detector finds one over, all forget it."""
 
     def __init__(self, recorder: Recorder, models: Sequence[ScriptModel]) -> None:
-        super().__init__(recorder, ThreadState)
         self._models = models
+        super().__init__(recorder, ThreadState)
 
     def current(self) -> OpenStep:
         """Return the calling thread's step."""

@@ -27,7 +27,7 @@ from tensortap.adapters.torch.script.step_detector import EVAL, ScriptStepDetect
 from tensortap.context.events import EventLog
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import Recorder
-from tensortap.select.sites import Pattern
+from tensortap.select.probes import Probe
 
 MOST_MODELS: Final = 32
 _ADDED: Final = "not registered in the model that calls it, or added to it later"
@@ -50,9 +50,9 @@ class ScriptWatcher:
     """
 
     def __init__(
-        self, patterns: Sequence[Pattern], begin: Callable[[ScriptModels], ScriptTap], say: Callable[[str], None]
+        self, probes: Sequence[Probe], begin: Callable[[ScriptModels], ScriptTap], say: Callable[[str], None]
     ) -> None:
-        self.models = ScriptModels(patterns)
+        self.models = ScriptModels(probes)
         self.tap: ScriptTap | None = None
         self.left_out: dict[str, str] = {}  # what was called and is not watched, and why
         self._begin = begin

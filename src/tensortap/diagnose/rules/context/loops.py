@@ -47,7 +47,7 @@ def gradients_reset_early(history: RunHistory, *, share: float = 0.5, least: int
         yield cause(events(history, "loop"), f"{empty} of {steps} steps had no gradient, although backward ran "
                     f"{backwards} times.", "Call zero_grad before backward or after step, not between.", code=line,
                     steps_without_gradients=empty)  # fmt: skip
-    elif thrown >= least and thrown >= share * (backwards - steps):
+    elif thrown >= least and thrown >= share * (backwards - steps) and len(lines_of(history, "backward")) == 1:
         yield cause(events(history, "loop"), f"{thrown} of {backwards} backward passes were thrown away before a step: "
                     "gradients are reset between micro-batches.", "Reset them once, after optimizer.step().", code=line,
                     thrown_away=thrown)  # fmt: skip
@@ -175,14 +175,19 @@ def tie_broken(history: RunHistory) -> Iterator[Finding]:
 
 @rule("linear_stack")
 def linear_stack(history: RunHistory) -> Iterator[Finding]:
-    """Linear layers follow each other with no activation between: together they are one; a single pair is info."""
+    """Linear layers follow each other with no activation between: together they are one.
+
+    Info where most layers have one: an encoder's last layer may well be followed by a head's first.
+    """
     found = [e for e in events(history, "backward") if e.data.get("linear_pairs")]
     if found:
         pairs = [tuple(map(owner, pair)) for pair in found[0].data["linear_pairs"]]
+        none = found[0].data.get("weighted", 0) > 2 and all(not e.data.get("activations", 1) for e in found)
+        most = none or (len(pairs) > 1 and 2 * len(pairs) >= found[0].data.get("weighted", len(pairs) + 1) - 1)
         places = list(dict.fromkeys(name for pair in pairs for name in pair))
         yield cause(found, f"{pairs[0][1]} follows {pairs[0][0]} with no activation between: together they are one "
                     "linear layer.", "Put an activation between them.", site=pairs[0][0], places=places,
-                    severity="" if len(pairs) > 1 else "info")  # fmt: skip
+                    severity="" if most else "info")  # fmt: skip
 
 
 @rule("batches_repeated")

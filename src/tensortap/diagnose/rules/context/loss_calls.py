@@ -10,21 +10,21 @@ import numpy as np
 from tensortap import text
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import rule
-from tensortap.diagnose.rules.context.shared import cause, events, goes_wrong, loss_values, modules, owner
+from tensortap.diagnose.rules.context.shared import (
+    BINARY,
+    CLASSES,
+    cause,
+    events,
+    goes_wrong,
+    loss_values,
+    owner,
+    training_losses,
+)
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
 _REGRESSION: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _BOUNDS: Final = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0), "Relu": (0.0, np.inf)}
-
-
-def _training(history: RunHistory, *names: str) -> dict[str, list[TrainingEvent]]:
-    """Return the loss calls of training by their line."""
-    found: dict[str, list[TrainingEvent]] = {}
-    for event in events(history, "loss"):
-        if event.data.get("train") and (not names or event.name in names):
-            found.setdefault(event.code, []).append(event)
-    return found
 
 
 def _last_operation(event: TrainingEvent) -> str:
@@ -35,7 +35,7 @@ def _last_operation(event: TrainingEvent) -> str:
 @rule("activation_loss_mismatch", severity="error")
 def activation_loss_mismatch(history: RunHistory) -> Iterator[Finding]:
     """The last activation and the loss do not fit: softmax twice, sigmoid twice, logits where probabilities belong."""
-    for calls in _training(history).values():
+    for calls in training_losses(history).values():
         said = [_mismatch(event) for event in calls]
         wrong = [event for event, why in zip(calls, said, strict=True) if why]
         if wrong and len(wrong) > len(calls) / 2:
@@ -52,6 +52,13 @@ def _mismatch(event: TrainingEvent) -> tuple[str, str] | None:
         return None
     if event.name == "cross_entropy":
         return _of_cross_entropy(given, target, last)
+    if event.name == "log_loss":
+        return _of_log(data, last)
+    if data.get("keras"):
+        return _of_keras(event.name, data, last)
+    twice = [str(name) for name in data.get("operations", ())[:2]]
+    if event.name == "nll_loss" and twice == ["LogSoftmax", "Softmax"]:
+        return _TWICE
     if event.name == "nll_loss" and len(given.get("shape", ())) > 1 and 1 not in given.get("exp_sums_to_one", ()):
         wrong_axis = any(axis != 1 for _, axis, _ in data.get("softmax", ()))
         if given.get("shape", [0, 2])[1] > 1 and not wrong_axis:
@@ -64,9 +71,60 @@ def _mismatch(event: TrainingEvent) -> tuple[str, str] | None:
         return (f"{last.lower()} is applied before binary_cross_entropy_with_logits, which applies a sigmoid itself.",
                 f"Remove the {last.lower()} from the output, or use binary_cross_entropy.")  # fmt: skip
     if event.name == "binary_cross_entropy" and last == "Softmax" and _several_labels(target):
-        return ("softmax makes the outputs compete, but samples have several labels or none.",
-                "Use a sigmoid for each label (BCEWithLogitsLoss on the logits).")  # fmt: skip
+        return _SEVERAL
     return None
+
+
+def _of_log(data: dict[str, Any], last: str) -> tuple[str, str] | None:
+    """Judge a cross entropy that is written out: what the logarithm is taken of."""
+    target, given = data.get("target", {}), data.get("input", {})
+    if last in _UNBOUNDED and given.get("min", 0.0) < 0.9:  # above it something like log(1 + x) was meant
+        what = "a relu" if last == "Relu" else "a linear layer"
+        return (f"The logarithm in the loss is taken of the output of {what}, which is no probability.",
+                "End in a softmax (or sigmoid), or use cross_entropy on the logits.")  # fmt: skip
+    if [str(name) for name in data.get("operations", ())[:2]] == ["Softmax", "Softmax"]:
+        return _TWICE
+    if not target.get("binary") or len(given.get("shape", ())) != 2 or given["shape"][1] < 2:
+        return None
+    low, high = target["row_sums"]
+    exclusive = low == high == 1
+    if last == "Sigmoid" and exclusive and data.get("logs") == 1 and given["shape"][1] > 2:
+        return ("Classes exclude each other, and each has a sigmoid of its own: with the positive term alone all of "
+                "them can become 1.", "Use a softmax over the classes, or cross_entropy on the logits.")  # fmt: skip
+    if last == "Softmax" and not exclusive and (low < 0.5 or high > 1.5):
+        return _SEVERAL
+    return None
+
+
+_CROSS: Final = ("categorical_crossentropy", "sparse_categorical_crossentropy")
+_UNBOUNDED: Final = ("Addmm", "Mm", "Linear", "Convolution", "Relu")
+_TWICE: Final = ("softmax is applied twice: the second one flattens what the first has said.", "Remove one of them.")
+_SEVERAL: Final = (
+    "softmax makes the outputs compete, but samples have several labels or none.",
+    "Use a sigmoid for each label (binary cross entropy).",
+)
+
+
+def _of_keras(name: str, data: dict[str, Any], last: str) -> tuple[str, str] | None:
+    if not last or name not in (*_CROSS, "binary_crossentropy"):
+        return None
+    if data.get("from_logits"):
+        if last in ("Softmax", "Sigmoid", "Relu", "Tanh"):
+            return (f"The output ends in {last.lower()}, and the loss applies a softmax or sigmoid itself "
+                    "(from_logits=True).", "Remove the activation, or from_logits=True.")  # fmt: skip
+        return None
+    wanted = "softmax" if name in _CROSS else "sigmoid"
+    if last == "Softmax" and _several_labels(data.get("target", {})) and name != "sparse_categorical_crossentropy":
+        return _SEVERAL
+    if last not in ("Softmax", "Sigmoid") or (name in _CROSS and last == "Sigmoid" and not _one_or_two(data)):
+        what = "no activation" if last == "Addmm" else last.lower()
+        return (f"{name} wants probabilities, and the output has {what}.",
+                f'Use activation="{wanted}", or from_logits=True with a linear output.')  # fmt: skip
+    return None
+
+
+def _one_or_two(data: dict[str, Any]) -> bool:
+    return bool(data.get("input", {}).get("shape", [0, 9])[-1] <= 2)
 
 
 def _of_cross_entropy(given: dict[str, Any], target: dict[str, Any], last: str) -> tuple[str, str] | None:
@@ -88,18 +146,24 @@ def _several_labels(target: dict[str, Any]) -> bool:
 @rule("softmax_axis", severity="error")
 def softmax_axis(history: RunHistory) -> Iterator[Finding]:
     """A softmax before the loss runs over the batch, so that samples compete instead of classes."""
-    for calls in _training(history).values():
+    for calls in training_losses(history).values():
         wrong = [e for e in calls if any(axis == 0 and axes > 1 for _, axis, axes in e.data.get("softmax", ()))]
+        wrong = wrong or [e for e in calls if e.name == "log_loss" and _over_the_batch(e.data)]
         if wrong:
             yield cause(wrong, "The softmax before the loss runs over axis 0, the batch: its samples compete.",
                         "Use dim=1 (or dim=-1), the axis of classes.",
                         site=owner(wrong[0].data.get("produced_by")))  # fmt: skip
 
 
+def _over_the_batch(data: dict[str, Any]) -> bool:
+    sums = data.get("input", {}).get("sums_to_one", ())
+    return len(data.get("input", {}).get("shape", ())) == 2 and 0 in sums and 1 not in sums
+
+
 @rule("constant_output", severity="error")
 def constant_output(history: RunHistory) -> Iterator[Finding]:
     """A softmax over one output is always 1, and cross_entropy over one class always 0."""
-    for calls in _training(history).values():
+    for calls in training_losses(history).values():
         one = [e for e in calls if e.data.get("input", {}).get("shape", [0])[-1:] == [1]]
         soft = [e for e in one if any(axis == axes - 1 for _, axis, axes in e.data.get("softmax", ()))]
         single = [e for e in one if e.name == "cross_entropy" and len(e.data["input"]["shape"]) == 2]
@@ -112,7 +176,7 @@ def constant_output(history: RunHistory) -> Iterator[Finding]:
 @rule("output_bounded", severity="error")
 def output_bounded(history: RunHistory, *, margin: float = 0.1) -> Iterator[Finding]:
     """The output's activation cannot reach the targets: they leave its range by `margin` of their own."""
-    for calls in _training(history, *_REGRESSION).values():
+    for calls in training_losses(history, *_REGRESSION).values():
         last = _last_operation(calls[0])
         known = [e.data["target"] for e in calls if "min" in e.data.get("target", {})]
         if last not in _BOUNDS or not known:
@@ -130,7 +194,7 @@ def output_bounded(history: RunHistory, *, margin: float = 0.1) -> Iterator[Find
 @rule("loss_broadcast", severity="error")
 def loss_broadcast(history: RunHistory) -> Iterator[Finding]:
     """Output and target have shapes that broadcast, so that every output meets every target."""
-    for calls in _training(history, *_REGRESSION).values():
+    for calls in training_losses(history, *_REGRESSION).values():
         wrong = [e for e in calls if _differ(e.data.get("input", {}), e.data.get("target", {}))]
         if wrong:
             shapes = [wrong[0].data[name]["shape"] for name in ("input", "target")]
@@ -158,7 +222,11 @@ def _pairwise(broadcast: dict[str, Any]) -> bool:
 
 @rule("loss_negated", severity="error")
 def loss_negated(history: RunHistory) -> Iterator[Finding]:
-    """The optimizer minimises the negative of a loss."""
+    """The optimizer minimises the negative of a loss, or is set to maximise it."""
+    rising = [e for e in events(history, "optimizer") if any(g.get("maximize") for g in e.data.get("groups", ()))]
+    if rising and any(e.data.get("train") for e in events(history, "loss")):
+        yield cause(rising, f"{rising[0].name} is set to maximise, and it is given a loss.", "Remove maximize=True.")
+        return
     wrong = [event for event in events(history, "backward") if event.data.get("negated")]
     if wrong and len(wrong) > len(events(history, "backward")) / 2:
         calls = [event for event in events(history, "loss") if event.data.get("train")]
@@ -170,62 +238,11 @@ def loss_negated(history: RunHistory) -> Iterator[Finding]:
 def loss_summed(history: RunHistory) -> Iterator[Finding]:
     """The loss is a sum over the batch and training does not get on: the rate is too high by the batch's size."""
     scaled = any(event.data.get("scaled") for event in events(history, "backward"))
-    for calls in _training(history).values():
+    for calls in training_losses(history).values():
         if calls[0].data.get("reduction") == "sum" and not scaled and goes_wrong(history):
             size = int(np.prod(calls[0].data.get("input", {}).get("shape", [1])))
             yield cause(calls, f"The loss is summed over {size} elements, and so are gradients.",
                         "Use reduction='mean', or divide the loss by the batch's size.", elements=size)  # fmt: skip
-
-
-@rule("labels_one_class", severity="error")
-def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> Iterator[Finding]:
-    """All targets that were seen are of one class.
-
-    At least `calls` calls, at least `least` times.
-    """
-    found = [e for group in _training(history, "cross_entropy", "nll_loss").values() for e in group]
-    known = [e for e in found if e.data.get("target", {}).get("classes")]
-    if len(known) >= calls and all(e.data["target"]["classes"] == 1 for e in known):
-        values = {e.data["target"]["most"] for e in known}
-        size = sum(e.data["target"]["counts"][str(e.data["target"]["most"])] for e in known)
-        if len(values) == 1 and size >= least * calls:
-            yield cause(known, f"All {size} labels that were looked at are {values.pop()}.",
-                        "Look at how labels are read; check the loss's target.")  # fmt: skip
-
-
-@rule("labels_sorted")
-def labels_sorted(history: RunHistory, *, share: float = 0.9, least: int = 8) -> Iterator[Finding]:
-    """Nearly every batch holds one class, another one later: the data is sorted and not shuffled.
-
-    In a share `share` of the cases, at least `least` times.
-    """
-    for calls in _training(history, "cross_entropy", "nll_loss").values():
-        known = [e for e in calls if sum(e.data.get("target", {}).get("counts", {}).values()) >= least]
-        pure = [e for e in known if e.data["target"]["share"] >= share]
-        if len(known) >= 4 and len(pure) >= 0.8 * len(known) and len({e.data["target"]["most"] for e in pure}) > 1:
-            epochs = events(history, "epoch")
-            line = next((e.data.get("made_at") or e.code for e in epochs), "")
-            yield cause(pure, "Batches hold one class each: the data is sorted by class and not shuffled.",
-                        "Shuffle: DataLoader(…, shuffle=True).", code=line)  # fmt: skip
-
-
-@rule("padding_in_loss")
-def padding_in_loss(history: RunHistory, *, share: float = 0.3) -> Iterator[Finding]:
-    """Padding is among the targets: more than `share` of them are the embedding's padding index."""
-    padding = {m["padding_idx"] for m in modules(history) if m.get("padding_idx") is not None}
-    for calls in _training(history, "cross_entropy", "nll_loss").values():
-        parts = [(e, _share_of(e.data.get("target", {}), padding)) for e in calls]
-        wrong = [(event, part) for event, part in parts if part > share]
-        if padding and wrong and len(wrong) > len(calls) / 2:
-            part = float(np.mean([p for _, p in wrong]))
-            yield cause([e for e, _ in wrong], f"{text.percent(part, 1)} of the targets are padding, and count in the "
-                        "loss.", f"Give the loss ignore_index={min(padding)}, or mask it.", share=part)  # fmt: skip
-
-
-def _share_of(target: dict[str, Any], values: set[int]) -> float:
-    counts = target.get("counts", {})
-    total: int = sum(counts.values())
-    return float(sum(n for c, n in counts.items() if int(c) in values) / max(total, 1))
 
 
 @rule("targets_not_normalised")
@@ -234,8 +251,9 @@ def targets_not_normalised(history: RunHistory, *, most: float = 100.0) -> Itera
 
     Farther than `most`.
     """
-    for calls in _training(history, *_REGRESSION).values():
+    for calls in training_losses(history, *_REGRESSION).values():
         known = [e.data["target"] for e in calls if "std" in e.data.get("target", {})]
+        known = known or [e.data["difference"] for e in calls[:1] if "std" in e.data.get("difference", {})]
         size = max((max(abs(t["mean"]), t["std"]) for t in known), default=0.0)
         if size > most and goes_wrong(history):
             yield cause(
@@ -249,10 +267,10 @@ def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) 
 
     Over at least `steps` steps.
     """
-    calls = [e for group in _training(history, "cross_entropy", "nll_loss").values() for e in group]
+    calls = [e for group in training_losses(history, *CLASSES, *BINARY).values() for e in group]
     chances = [e.data["chance"] for e in calls if e.data.get("chance")]
     values = loss_values(history)
-    if len(values) < steps or not chances or len(_training(history)) != 1:
+    if len(values) < steps or not chances or len(training_losses(history)) != 1:
         return
     chance, end = float(np.mean(chances)), float(np.mean(values[-len(values) // 3 :]))
     begin = float(np.mean(values[: max(3, len(values) // 10)]))
@@ -260,3 +278,28 @@ def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) 
         yield cause(calls, f"The loss ends at {text.number(end)}; answering without looking at the input would give "
                     f"{text.number(chance)}.", "Do labels belong to their inputs? Overfit one batch first.",
                     end=end, chance=chance)  # fmt: skip
+
+
+@rule("loss_unsuitable")
+def loss_unsuitable(history: RunHistory) -> Iterator[Finding]:
+    """A squared or absolute error is taken of softmax outputs and one-hot classes."""
+    for calls in training_losses(history, *_REGRESSION).values():
+        wrong = [e for e in calls if _last_operation(e) == "Softmax" and _one_hot(e.data.get("target", {}))]
+        if wrong and len(wrong) > len(calls) / 2 and wrong[0].data["input"]["shape"][-1] > 1:
+            yield cause(wrong, f"{wrong[0].name} compares softmax outputs with one-hot classes: where the answer is "
+                        "surely wrong the gradient vanishes.", "Use cross_entropy on the logits.",
+                        site=owner(wrong[0].data.get("produced_by")))  # fmt: skip
+
+
+def _one_hot(target: dict[str, Any]) -> bool:
+    return bool(target.get("binary")) and target.get("row_sums") == [1.0, 1.0]
+
+
+@rule("log_of_zero", severity="error")
+def log_of_zero(history: RunHistory) -> Iterator[Finding]:
+    """The loss takes the logarithm of a probability that has become zero."""
+    wrong = [e for e in events(history, "loss") if e.name == "log_loss" and e.data.get("zeros")]
+    if wrong:
+        yield cause(wrong, f"The loss takes the logarithm of {wrong[0].data['zeros']} probabilities that are 0.",
+                    "Use cross_entropy on the logits (or log_softmax), which cannot underflow.",
+                    site=owner(wrong[0].data.get("produced_by")))  # fmt: skip

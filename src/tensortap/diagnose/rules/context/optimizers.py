@@ -59,9 +59,10 @@ def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 
     Over at least `steps` steps.
     """
     found, ratios = _ratios(history)
-    moved = [r for r in ratios if r > 0]
+    rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
+    lost = bool(rates) and 0 < float(rates[0] or 0) < 1e-6  # so small that weights may not change in their last digit
+    moved = [r for r in ratios if r > 0 or lost]
     if len(moved) >= steps and max(ratios) < ratio and not _clipped(history):
-        rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
         yield cause(found, f"A step moves the weights by at most {text.number(max(ratios))} of their size; 0.001 is "
                     f"usual. The learning rate is {text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
                     "Raise the learning rate.", code=_line(history), ratio=max(ratios))  # fmt: skip
@@ -121,17 +122,39 @@ def momentum_absurd(history: RunHistory) -> Iterator[Finding]:
 
 
 @rule("weight_decay_high")
-def weight_decay_high(history: RunHistory, *, coupled: float = 0.1, decoupled: float = 2.0) -> Iterator[Finding]:
-    """Weight decay is so strong that it outweighs the loss.
+def weight_decay_high(
+    history: RunHistory, *, coupled: float = 0.1, decoupled: float = 2.0, penalty: float = 5.0
+) -> Iterator[Finding]:
+    """Weight decay, or a penalty on the weights, is so strong that it outweighs the loss.
 
-    More than `coupled`, decoupled, as in AdamW, more than `decoupled`.
+    More than `coupled`, decoupled, as in AdamW, more than `decoupled`; a penalty, `penalty` times the loss itself.
     """
+    yield from _penalty(history, penalty)
     for event in _made(history):
         worst = max(((g.get("weight_decay") or 0) for g in _groups(event)), default=0)
         if worst >= (coupled if event.name in _COUPLED else decoupled):
             yield cause([event], f"Weight decay is {text.number(float(worst))}: it pulls every weight to zero.",
                         "1e-4 to 1e-2 is usual.", decay=float(worst))  # fmt: skip
             return
+
+
+def _penalty(history: RunHistory, factor: float) -> Iterator[Finding]:
+    """Compare what backward is called on with the loss in it, where parameters themselves are added to it."""
+    found = [e for e in events(history, "backward") if e.data.get("penalty") and _is_number(e.data.get("value"))]
+    losses = [
+        e.data["value"] for e in events(history, "loss") if e.data.get("train") and _is_number(e.data.get("value"))
+    ]
+    if not losses or len(found) <= len(events(history, "backward")) / 2:
+        return
+    whole, own = float(np.median([e.data["value"] for e in found[:3]])), float(np.median(losses[:3]))
+    if own > 0 and whole > (1 + factor) * own:
+        yield cause(found, f"The loss is {text.number(own)}, and with the penalty on the weights {text.number(whole)}: "
+                    "the weights are pulled to zero.", "Make the penalty's factor a hundred times smaller.",
+                    code=found[0].data.get("made_at", ""), loss=own, penalty=whole - own)  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 @rule("eps_too_small", severity="error")
@@ -156,18 +179,27 @@ def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5
     kinds = {event.name for event in schedulers}
     rates = events(history, "rate")
     steps = totals(history).get("steps", 0)
-    if not kinds & {"StepLR", "ExponentialLR", "MultiStepLR"} or len(rates) < run or not steps:
+    if not kinds or len(rates) < run or not steps:
         return
     lrs = [(event.step, event.data["groups"][0]["lr"]) for event in rates if event.data.get("groups")]
     first = rates[0].data["groups"][0].get("before") or lrs[0][1]
     gaps = np.diff([step for step, _ in lrs])
     gone = [step for step, lr in lrs if lr < fall * first]
     last = max((event.step for event in history.events("parameters")), default=lrs[-1][0])
-    if gone and np.median(gaps) <= 2 and gone[0] - lrs[0][0] < max(40, 0.3 * last):
+    for_epochs = bool(kinds & {"StepLR", "ExponentialLR", "MultiStepLR"})
+    soon = gone and gone[0] - lrs[0][0] < (max(40, 0.3 * last) if for_epochs else 0.5 * last)
+    if soon and np.median(gaps) <= 2 and lrs[-1][1] < fall * first and not _rises(lrs):
         line = next(iter(lines_of(history, "schedule")), "")
         yield cause(rates, f"The rate falls from {text.number(first)} to {text.number(lrs[-1][1])}: "
                     f"{' and '.join(sorted(kinds))} is stepped at every batch.",
                     "Call scheduler.step() once an epoch, or give it the number of batches.", code=line)  # fmt: skip
+
+
+def _rises(rates: list[tuple[int, float]]) -> bool:
+    """Return whether a rate goes up again after it has fallen, as warm restarts do."""
+    values = [rate for _, rate in rates]
+    lowest = int(np.argmin(values))
+    return max(values[lowest:]) > 10 * max(values[lowest], 1e-12) and lowest > 0
 
 
 @rule("optimizer_recreated")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,6 +11,9 @@ from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import NoData
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding, Steps
+
+CLASSES: Final = ("cross_entropy", "nll_loss", "categorical_crossentropy", "sparse_categorical_crossentropy")
+BINARY: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "binary_crossentropy")
 
 
 def events(history: RunHistory, kind: str) -> list[TrainingEvent]:
@@ -40,6 +43,15 @@ def cause(
     when = Steps(steps[0], steps[-1], len(steps)) if steps else None
     line = code or next((event.code for event in events if event.code), "")
     return Finding("", severity, site, when, evidence, message, advice, line, tuple(places))
+
+
+def training_losses(history: RunHistory, *names: str) -> dict[str, list[TrainingEvent]]:
+    """Return the loss calls of training by their line."""
+    found: dict[str, list[TrainingEvent]] = {}
+    for event in events(history, "loss"):
+        if event.data.get("train") and (not names or event.name in names):
+            found.setdefault(event.code, []).append(event)
+    return found
 
 
 def owner(parameter: str | None) -> str:

@@ -113,6 +113,24 @@ def shared(path: Path) -> Any:
     return {"found": found, "calls": calls}
 
 
+def apart(path: Path) -> Any:
+    """A bit of rank 1's weight flips after the second step; hashes go with the one all-reduce of each step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    hashes = tt.probe("**:param", keep=[tt.stats(), tt.hash()])
+    detail = tt.probe("**", keep=tt.stats(), when=tt.desync())
+
+    def run() -> None:
+        with tt.watch(model, hashes, detail, to=path, global_stats=True, lookback=1) as tap:
+            for number in range(4):
+                model(torch.ones(2, 4))
+                tap.step()
+                if dist.get_rank() == 1 and number == 1:
+                    model[1].weight.data.view(torch.int32)[1, 2] ^= 1
+
+    return {"calls": collectives(run)[1]}
+
+
 def refused(path: Path) -> Any:
     """Ranks that watch different places do not begin to share."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -224,6 +242,7 @@ def forked(path: Path) -> Any:
 
 
 SMALL = {
-    "planted": planted, "chosen": chosen, "agreed": agreed, "uneven": uneven, "shared": shared, "refused": refused,
+    "planted": planted, "chosen": chosen, "agreed": agreed, "uneven": uneven, "shared": shared, "apart": apart,
+    "refused": refused,
     "nan": nan, "dtensors": dtensors, "forked": forked, "evaluated": evaluated,
 }  # fmt: skip

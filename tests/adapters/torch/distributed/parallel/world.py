@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 from byhand import train
-from forked import run_ranks
+from forked_ranks import run_ranks
 from scenes import Ddp, Fsdp, Grid, Hybrid, Inner, Pipeline, Scene, Tensors
 from small import SMALL
 from spawned import spawn

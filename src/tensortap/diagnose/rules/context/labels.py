@@ -1,0 +1,96 @@
+"""Rules on labels: classes, their range and order, and padding among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tensortap import text
+from tensortap.diagnose.history import RunHistory
+from tensortap.diagnose.rule import rule
+from tensortap.diagnose.rules.context.shared import BINARY, CLASSES, cause, events, modules, owner, training_losses
+from tensortap.finding import Finding
+
+
+@rule("labels_one_class", severity="error")
+def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> Iterator[Finding]:
+    """All targets that were seen are of one class.
+
+    At least `calls` calls, at least `least` times.
+    """
+    found = [e for group in training_losses(history, *CLASSES).values() for e in group]
+    known = [e for e in found if e.data.get("target", {}).get("classes")]
+    if len(known) >= calls and all(e.data["target"]["classes"] == 1 for e in known):
+        values = {e.data["target"]["most"] for e in known}
+        size = sum(e.data["target"]["counts"][str(e.data["target"]["most"])] for e in known)
+        if len(values) == 1 and size >= least * calls:
+            yield cause(known, f"All {size} labels that were looked at are {values.pop()}.",
+                        "Look at how labels are read; check the loss's target.")  # fmt: skip
+
+
+@rule("labels_sorted")
+def labels_sorted(history: RunHistory, *, share: float = 0.9, least: int = 8) -> Iterator[Finding]:
+    """Nearly every batch holds one class, another one later: the data is sorted and not shuffled.
+
+    In a share `share` of the cases, at least `least` times.
+    """
+    for calls in training_losses(history, *CLASSES).values():
+        known = [e for e in calls if sum(e.data.get("target", {}).get("counts", {}).values()) >= least]
+        pure = [e for e in known if e.data["target"]["share"] >= share]
+        if len(known) >= 4 and len(pure) >= 0.8 * len(known) and len({e.data["target"]["most"] for e in pure}) > 1:
+            epochs = events(history, "epoch")
+            line = next((e.data.get("made_at") or e.code for e in epochs), "")
+            yield cause(pure, "Batches hold one class each: the data is sorted by class and not shuffled.",
+                        "Shuffle: DataLoader(…, shuffle=True).", code=line)  # fmt: skip
+
+
+@rule("padding_in_loss")
+def padding_in_loss(history: RunHistory, *, share: float = 0.3) -> Iterator[Finding]:
+    """Padding is among the targets: more than `share` of them are the embedding's padding index."""
+    padding = {m["padding_idx"] for m in modules(history) if m.get("padding_idx") is not None}
+    for calls in training_losses(history, *CLASSES).values():
+        parts = [(e, _share_of(e.data.get("target", {}), padding)) for e in calls]
+        wrong = [(event, part) for event, part in parts if part > share]
+        if padding and wrong and len(wrong) > len(calls) / 2:
+            part = float(np.mean([p for _, p in wrong]))
+            yield cause([e for e, _ in wrong], f"{text.percent(part, 1)} of the targets are padding, and count in the "
+                        "loss.", f"Give the loss ignore_index={min(padding)}, or mask it.", share=part)  # fmt: skip
+
+
+def _share_of(target: dict[str, Any], values: set[int]) -> float:
+    counts = target.get("counts", {})
+    total: int = sum(counts.values())
+    return float(sum(n for c, n in counts.items() if int(c) in values) / max(total, 1))
+
+
+@rule("labels_out_of_range", severity="error")
+def labels_out_of_range(history: RunHistory, *, margin: float = 0.4) -> Iterator[Finding]:
+    """Targets of a binary cross entropy lie outside 0 to 1 by `margin`: there are more classes than outputs."""
+    for calls in training_losses(history, *BINARY).values():
+        known = [(e, e.data["target"]) for e in calls if "min" in e.data.get("target", {})]
+        wrong = [(e, t) for e, t in known if t["min"] < -margin or t["max"] > 1 + margin]
+        if wrong:
+            low, high = min(t["min"] for _, t in wrong), max(t["max"] for _, t in wrong)
+            said = f"Targets range from {text.number(low)} to {text.number(high)}; this loss wants 0 to 1."
+            yield cause([e for e, _ in wrong], said, "For several classes give each an output, and use cross_entropy.",
+                        site=owner(wrong[0][0].data.get("produced_by")), low=low, high=high)  # fmt: skip
+
+
+@rule("labels_imbalanced")
+def labels_imbalanced(history: RunHistory, *, share: float = 0.98, least: int = 200) -> Iterator[Finding]:
+    """Nearly all labels are of one class, a share `share` of `least` labels or more, and no weight makes up for it."""
+    for calls in training_losses(history, *CLASSES).values():
+        flat = [e for e in calls if "weight" not in e.data and _counts(e.data.get("target", {}))]
+        counts = [_counts(e.data["target"]) for e in flat if len(e.data["target"]["shape"]) == 1 or e.data.get("keras")]
+        total = {c: sum(known.get(c, 0) for known in counts) for known in counts for c in known}
+        every = sum(total.values())
+        if len(total) > 1 and every >= least and max(total.values()) >= share * every:
+            part = max(total.values()) / every
+            yield cause(flat, f"{text.percent(part, 1)} of {every} labels are of one class.",
+                        "Weigh the classes in the loss (weight=…), or sample them evenly.", share=part)  # fmt: skip
+
+
+def _counts(target: dict[str, Any]) -> dict[str, int]:
+    return dict(target.get("counts") or {})

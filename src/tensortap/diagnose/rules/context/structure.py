@@ -1,0 +1,80 @@
+"""Rules on what the training context says of structure, of regularisation and of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from tensortap import text
+from tensortap.diagnose.history import RunHistory
+from tensortap.diagnose.rule import rule
+from tensortap.diagnose.rules.context.shared import cause, events, owner, totals
+from tensortap.finding import Finding
+
+
+@rule("parameters_unregistered")
+def parameters_unregistered(history: RunHistory) -> Iterator[Finding]:
+    """The loss depends on parameters that are in no model and in no optimizer, as those of layers in a plain list."""
+    shapes = totals(history).get("unregistered", [])
+    if shapes and totals(history).get("steps"):
+        many = text.counted(len(shapes), "parameter")
+        yield cause(events(history, "optimizer")[:1], f"The loss depends on {many} of shape "
+                    f"{', '.join(map(str, shapes[:3]))} that no model and no optimizer knows.",
+                    "Keep layers in nn.ModuleList or nn.ModuleDict, not in a list or dict.", shapes=shapes)  # fmt: skip
+
+
+@rule("softmax_hidden")
+def softmax_hidden(history: RunHistory) -> Iterator[Finding]:
+    """A softmax feeds another layer: its outputs sum to one, so that hardly any signal and gradient is left."""
+    found = [e for e in events(history, "backward") if e.data.get("softmax_before")]
+    if found and len(found) > len(events(history, "backward")) / 2:
+        names = [owner(name) for name in found[0].data["softmax_before"]]
+        yield cause(found, f"{names[0]} is given the output of a softmax, which sums to one.",
+                    "Use relu between layers; softmax belongs to the output.", site=names[0], places=names[1:],
+                    code=found[0].data.get("made_at", ""))  # fmt: skip
+
+
+@rule("dropout_in_evaluation")
+def dropout_in_evaluation(history: RunHistory) -> Iterator[Finding]:
+    """A dropout is active inside a module in evaluation mode: the function was not told the mode."""
+    found = events(history, "dropout")
+    if found:
+        yield cause(found, f"A dropout of {text.number(found[0].data['p'])} is active in {found[0].name}, which is in "
+                    "evaluation mode.", "Give it training=self.training, or use nn.Dropout.",
+                    site=found[0].data.get("site", ""))  # fmt: skip
+
+
+@rule("evaluation_inputs_differ")
+def evaluation_inputs_differ(history: RunHistory, *, factor: float = 6.0) -> Iterator[Finding]:
+    """Evaluation is given inputs of another scale than training: std or mean differ by `factor`."""
+    by_mode: dict[tuple[str, bool], list[tuple[Any, dict[str, Any]]]] = {}
+    for event in events(history, "batch"):
+        given = event.data.get("input", {})
+        if "std" in given and str(given.get("dtype", "")).startswith(("float", "bf")):
+            evaluation = str(event.data.get("mode", "")).startswith("eval")
+            if evaluation or event.data.get("mode") == "train":
+                by_mode.setdefault((event.name, evaluation), []).append((event, given))
+    for (name, evaluation), tested in by_mode.items():
+        trained = by_mode.get((name, False))
+        if not evaluation or not trained or trained[0][1]["shape"][1:] != tested[0][1]["shape"][1:]:
+            continue
+        a, b = (float(np.median([g["std"] for _, g in part])) for part in (trained, tested))
+        shift = abs(np.median([g["mean"] for _, g in trained]) - np.median([g["mean"] for _, g in tested]))
+        if min(a, b) > 0 and (max(a, b) > factor * min(a, b) or shift > factor * max(a, b)):
+            yield cause([e for e, _ in tested], f"Inputs have a std of {text.number(a)} in training and of "
+                        f"{text.number(b)} in evaluation (means {text.number(float(shift))} apart).",
+                        "Prepare both in the same way, with the training data's mean and std.", site=":input",
+                        train=a, evaluation=b)  # fmt: skip
+
+
+@rule("worker_states_equal")
+def worker_states_equal(history: RunHistory) -> Iterator[Finding]:
+    """Workers of a data loader begin with the same random state: they augment in the same way."""
+    found = [e for e in events(history, "workers") if len(e.data["states"]) > 1 and len(set(e.data["states"])) == 1]
+    if found:
+        count = len(found[0].data["states"])
+        yield cause(found, f"All {count} workers of the loader begin with the same random state.",
+                    "Seed by the worker in worker_init_fn: np.random.seed(torch.initial_seed() % 2**32).",
+                    workers=count)  # fmt: skip

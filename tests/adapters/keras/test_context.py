@@ -1,0 +1,88 @@
+"""The training context of Keras models: loss, optimizer, data and updates, and what rules conclude from them."""
+
+import keras
+import numpy as np
+import pytest
+
+import tensortap as tt
+from tensortap.integrations.keras import Watch
+from tensortap.script.options import RunOptions
+from tensortap.script.session import ScriptRun
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Keras sees two of these faults itself
+
+
+def net(units=1, activation="sigmoid", loss="binary_crossentropy", rate=0.01):
+    dense = keras.layers.Dense
+    model = keras.Sequential([keras.Input((4,)), dense(8, "relu", name="a"), dense(units, activation, name="b")])
+    optimizer = keras.optimizers.Adam(learning_rate=rate)
+    model.compile(optimizer, loss)
+    return model
+
+
+def data(rows=96):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 4)).astype("float32")
+    return x, (x[:, :1] > 0).astype("float32")
+
+
+def fitted(path, model, x, y, **options):
+    watching = Watch(to=str(path), context=True)
+    model.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=[watching], **options)
+    return tt.open_run(path)
+
+
+def kinds(run):
+    return {row["kind"]: row for row in run.events().to_pylist()}
+
+
+def test_what_is_recorded(tmp_path):
+    """Model, optimizer, loss, batches, updates and totals are events with the line of `fit`."""
+    found = kinds(fitted(tmp_path / "run", net(), *data()))
+    assert {"model", "optimizer", "loss", "batch", "parameters", "totals"} <= found.keys()
+    assert found["optimizer"]["name"] == "Adam"
+    assert '"lr": 0.01' in found["optimizer"]["data"]
+    assert '"operations": ["Sigmoid", "Addmm"]' in found["loss"]["data"]
+    assert '"counts"' in found["loss"]["data"]
+    assert "test_context.py" in found["loss"]["code"]
+
+
+def test_nothing_without_being_asked(tmp_path):
+    """`tt.watch` records no context of a Keras model unless it is asked to."""
+    model, (x, y) = net(), data(16)
+    with tt.watch(model, to=str(tmp_path / "run")):
+        model.fit(x, y, verbose=0)
+    assert tt.open_run(tmp_path / "run").events().num_rows == 0
+
+
+@pytest.mark.parametrize(("options", "rule"), [
+    ({"activation": "softmax"}, "constant_output"),
+    ({"activation": None}, "activation_loss_mismatch"),
+    ({"activation": "sigmoid", "loss": keras.losses.BinaryCrossentropy(from_logits=True)}, "activation_loss_mismatch"),
+    ({"rate": 1e-9}, "learning_rate_low"),
+])  # fmt: skip
+def test_causes(tmp_path, options, rule):
+    """The cause is named, at the output layer or the line."""
+    found = fitted(tmp_path / "run", net(**options), *data()).findings()
+    named = [finding for finding in found if finding.rule == rule]
+    assert named, str(found)
+    assert named[0].site == "b" or "test_context.py" in named[0].code
+
+
+def test_healthy(tmp_path):
+    """A correct model raises nothing."""
+    assert list(fitted(tmp_path / "run", net(), *data()).findings().at_least("warning")) == []
+
+
+def test_lines_of_a_script(tmp_path):
+    """`tensortap run` knows the lines that made the optimizer and compiled the model."""
+    script = ScriptRun(RunOptions("train.py", to=str(tmp_path / "run")))
+    own = keras.Model.compile, keras.optimizers.Optimizer.__init__
+    script.watch_keras()
+    model, (x, y) = net(), data(32)
+    model.fit(x, y, verbose=0)
+    script.finish()
+    assert own == (keras.Model.compile, keras.optimizers.Optimizer.__init__)
+    found = kinds(tt.open_run(tmp_path / "run"))
+    optimizer, loss = (int(found[kind]["code"].rpartition(":")[2]) for kind in ("optimizer", "loss"))
+    assert loss == optimizer + 1
