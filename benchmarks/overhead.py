@@ -25,7 +25,7 @@ from models import Workload, workload
 from torch import nn
 
 import tensortap as tt
-from tensortap.script.options import PRESETS
+from tensortap.script.options import PRESETS, RunOptions, probes_for
 
 MODELS: Final = ("transformer", "resnet", "tiny", "blocks")
 MODES: Final = ("train", "infer")
@@ -43,6 +43,10 @@ LIMITS: Final = {
     ("tiny", "train", "op:@matmul"): 1.20,
     ("tiny", "infer", "four whole tensors"): 1.25,
     ("blocks", "train", "grad"): 1.30,
+    ("tiny", "train", "tensortap run"): 1.10,
+    ("transformer", "train", "tensortap run"): 1.03,
+    ("resnet", "train", "tensortap run"): 1.03,
+    ("transformer", "train", "leaves and parameters + hash"): 1.05,
 }
 ATTACH_LIMIT: Final = 0.4  # seconds for 2 000 blocks
 
@@ -51,10 +55,13 @@ def _leaf_names(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if name and not any(True for _ in module.children())]
 
 
-def _watch(choose: Callable[[nn.Module], list[Any]]) -> Way:
+def _watch(choose: Callable[[nn.Module], list[Any]], **options: Any) -> Way:
     @contextlib.contextmanager
     def observing(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
-        with tempfile.TemporaryDirectory() as folder, tt.watch(model, *choose(model), to=f"{folder}/run") as watching:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            tt.watch(model, *choose(model), to=f"{folder}/run", **options) as watching,
+        ):
             yield lambda _: watching.step()
 
     return observing
@@ -66,6 +73,10 @@ def _leaves(port: str, keep: Any = None) -> Way:
 
 def _parameters(port: str, keep: Any = None) -> Way:
     return _watch(lambda model: [tt.probe(f"**:{port}", keep=keep or tt.stats())])
+
+
+def _leaves_and_parameters(keep: Any) -> Way:
+    return _watch(lambda model: [tt.probe(*(f"{name}:output" for name in _leaf_names(model)), "**:param", keep=keep)])
 
 
 def _some(keep: Any) -> Way:
@@ -141,19 +152,29 @@ WAYS: Final[dict[str, Way]] = {
     "grad": _parameters("grad"),
     "grad + histogram": _parameters("grad", BOTH),
     "update": _parameters("update"),
+    "leaves and parameters": _leaves_and_parameters(tt.stats()),
+    "leaves and parameters + hash": _leaves_and_parameters([tt.stats(), tt.hash()]),
     "recommended": _watch(lambda _: list(PRESETS["recommended"])),
+    "context alone": _watch(lambda _: [tt.probe("**", when=tt.at([10**9]))], context=True),
+    "tensortap run": _watch(lambda _: list(probes_for(RunOptions("train.py"))), context=True),
     "op:@matmul": _watch(lambda _: [tt.probe("op:@matmul", keep=tt.stats())]),
     "four whole tensors": _some(tt.full()),
     "four samples": _some(tt.sample(256)),
 }
 TRAINING_ONLY: Final = (
     "recommended",
+    "context alone",
+    "tensortap run",
     "grad_output",
     "grad",
     "grad + histogram",
     "update",
     "floor: loop over .grad, norm and histc",
 )
+
+
+# What looks at some steps only is paced in stretches of steps; the first stretches, when it looks most, do not count.
+STRETCHES: Final = {"context alone": 32, "tensortap run": 32}
 
 
 class Spread(NamedTuple):
@@ -175,13 +196,13 @@ class Pair(NamedTuple):
     alone: nn.Module
     optimizers: tuple[torch.optim.Optimizer, torch.optim.Optimizer]
 
-    def ratio(self, way: Way, mode: str, pairs: int) -> Spread:
-        """Run both in turn."""
+    def ratio(self, way: Way, mode: str, pairs: int, steps: int = 1) -> Spread:
+        """Run both in turn, so many steps at a time."""
         ratios = []
         with way(self.observed) as close:
             for number in range(pairs + 2):
-                watched = self._timed(0, mode, close)
-                bare = self._timed(1, mode, lambda _: None)
+                watched = sum(self._timed(0, mode, close) for _ in range(steps))
+                bare = sum(self._timed(1, mode, lambda _: None) for _ in range(steps))
                 if number >= 2:
                     ratios.append(watched / bare)
         low, median, high = statistics.quantiles(ratios, n=4)
@@ -239,7 +260,7 @@ def main() -> int:
                 if mode == "infer" and what in TRAINING_ONLY:
                     continue
                 gc.collect()
-                found = pair.ratio(WAYS[what], mode, asked.pairs)
+                found = pair.ratio(WAYS[what], mode, asked.pairs, STRETCHES.get(what, 1))
                 missed += _print(name, mode, what, found)
         if not asked.what:
             seconds = attach_seconds(pair.observed)

@@ -1,6 +1,6 @@
 """How long reading a long run takes, and how much memory: 5 M records of 1,000 sites, and 64 ranks.
 
-    python benchmarks/reading.py                    # a few minutes, 1 GB of disk for a while
+    python benchmarks/reading.py                    # a few minutes, 4 GB of disk for a while
     python benchmarks/reading.py --quick            # a tenth of it, for a look
     python benchmarks/reading.py --keep /tmp/runs   # leave the runs there, and use them the next time
 
@@ -38,6 +38,7 @@ ELEMENTS = 64
 RANKS = 64
 MEGABYTES = 1000
 LAYERS = ("attn", "mlp", "norm", "proj", "act")
+NAMES = ("show", "check", "findings", "report", "diff", "copied", "other", "merged")
 _TOOL = "import sys; from tensortap.cli.app import cli; cli(sys.argv[1:])"
 _FINDINGS = "import sys, tensortap as tt; tt.open(sys.argv[1]).findings()"
 _MERGED = "import sys, tensortap as tt; assert tt.open(sys.argv[1]).merged('ranks').num_rows"
@@ -80,16 +81,23 @@ def record(path: Path, sites: int, steps: int, rank: int = 0, seed: int = 0) -> 
     assert counters.counts() == {}, counters.counts()
 
 
-def run_of(work: Path, name: str, sites: int, steps: int, ranks: int = 1) -> str:
+def run_of(work: Path, name: str, sites: int, steps: int, ranks: int = 1, seed: int = 0) -> str:
     """Return a run of this size, recorded now unless it is there already."""
     path = work / f"{name}-{sites}-{steps}-{ranks}"
     if not path.exists():
         begin = time.perf_counter()
         for rank in range(ranks):
-            record(path, sites, steps, rank, seed=rank)
+            record(path, sites, steps, rank, seed=seed + rank)
         print(
             f"({name}: {sites * steps * ranks:,} records recorded in {time.perf_counter() - begin:.0f} s)", flush=True
         )
+    return str(path)
+
+
+def copied(run: str, path: Path) -> str:
+    """Return a copy of a run, made now unless it is there already: every row is equal, and nothing says so."""
+    if not path.exists():
+        shutil.copytree(run, path)
     return str(path)
 
 
@@ -107,7 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tenth of the records")
     parser.add_argument("--keep", metavar="FOLDER", help="where to leave the runs")
-    parser.add_argument("--only", metavar="NAME", help="one of show, check, findings, report, diff, merged")
+    parser.add_argument("--only", metavar="NAME", help=f"one of {', '.join(NAMES)}")
     given = parser.parse_args()
     work = Path(given.keep or tempfile.mkdtemp(prefix="tensortap-reading-"))
     work.mkdir(parents=True, exist_ok=True)
@@ -122,6 +130,11 @@ def main() -> int:
             Reading("report", _TOOL, ("report", long, "-o", report, "--overwrite"), 20),
             Reading("diff", _TOOL, ("diff", long, long), 20),
         ]
+        if given.only in (None, "copied"):
+            readings.append(Reading("copied", _TOOL, ("diff", long, copied(long, Path(f"{long}-copied"))), 20))
+        if given.only in (None, "other"):
+            other = run_of(work, "other", SITES, steps, seed=1)
+            readings.append(Reading("other", _TOOL, ("diff", long, other), 20))
         if given.only in (None, "merged"):
             ranks = run_of(work, "ranks", 50, 100, RANKS)
             readings.append(Reading("merged", _MERGED, (ranks,), 2))

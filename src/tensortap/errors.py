@@ -51,6 +51,10 @@ class HarvestError(TensortapError):
     """Activations cannot be harvested, or a folder of them cannot be read or continued."""
 
 
+class ControlError(TensortapError):
+    """A running tap cannot be asked for this, or cannot be reached."""
+
+
 class MissingExtraError(TensortapError, ImportError):
     """An optional package is needed for this call."""
 

@@ -88,7 +88,10 @@ class Call(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What is known of a step when it closes: the user's metrics, and how many tensors were non-finite."""
+    """What is known of a step when it closes: the user's metrics, how many tensors were non-finite, and which replicas
+    were first found not to be equal (empty where none were).
+    """
 
     metrics: Mapping[str, float]
     nonfinite: int = 0
+    unequal_replicas: str = ""

@@ -7,13 +7,14 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tensortap import markup, text
-from tensortap.adapters.closing import StepCloser, note_end, sharing_over_ranks
+from tensortap.adapters.closing import StepCloser, note_end, replicas_over_ranks, sharing_over_ranks
 from tensortap.adapters.lookup import adapter_for, number_in, world_now
 from tensortap.adapters.named_values import ACTIVE, NamedValueRecorder, tap
 from tensortap.adapters.nonfinite import NonFiniteMonitor, OnNonFinite
 from tensortap.adapters.null import IdleAdapter, NullAdapter
 from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter, AdapterOptions
+from tensortap.control.tap_control import TapControl
 from tensortap.distributed.ranks import Ranks, World, records
 from tensortap.errors import UnsupportedError
 from tensortap.options import Options
@@ -24,6 +25,7 @@ from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing, check
 from tensortap.record.pending import PendingMetrics, PendingNumber
 from tensortap.record.recorder import OpenStep, Recorder
+from tensortap.record.replicas import check_hashes
 from tensortap.record.writer import Writer
 from tensortap.select.probes import Probe, as_probes, probe
 from tensortap.select.sites import Candidate, Pattern
@@ -50,7 +52,7 @@ class Tap(AbstractContextManager["Tap"]):
 
     def __init__(
         self, adapter: Adapter, plan: Plan, recorder: Recorder, writer: Writer, monitor: NonFiniteMonitor, *,
-        watched: str, folder: RunFolder | None = None, sharing: Sharing | None = None,
+        watched: str, folder: RunFolder | None = None, sharing: Sharing | None = None, control: bool = False,
     ) -> None:  # fmt: skip
         adapter.attach(recorder, plan)
         self.recorder, self.writer, self.watched = recorder, writer, watched
@@ -64,8 +66,11 @@ class Tap(AbstractContextManager["Tap"]):
         self._adapter, self._folder = adapter, folder
         self._closer = StepCloser(adapter, recorder, writer, monitor, sharing, folder)
         self.steps.listen(self._closer)
+        self._control = TapControl(adapter, recorder, self._closer, self.named_values)
         if recorder.probes:
             ACTIVE.add(self.named_values)
+        if folder is not None and control:
+            self._control.listen(folder)
 
     def __repr__(self) -> str:
         return f"<Tap on {self.watched}: {self.summary()}>"
@@ -113,6 +118,9 @@ class Tap(AbstractContextManager["Tap"]):
         From the first call on only this closes steps; before it they find themselves.
         """
         self.steps.explicit = True
+        if not metrics:
+            self.steps.finish()
+            return
         numbers: dict[str, Any] = {
             name: number_in(name, value, self.recorder.counters) for name, value in metrics.items()
         }
@@ -169,6 +177,7 @@ class Tap(AbstractContextManager["Tap"]):
             return
         self.closed = self._closer.alone = True
         ACTIVE.discard(self.named_values)
+        self._control.close()
         if self.ended_by and self._folder is not None:
             self._folder.note(ended_by=self.ended_by)
         try:
@@ -178,7 +187,8 @@ class Tap(AbstractContextManager["Tap"]):
                 self.steps.finish_now()
         finally:  # a step that is not finite may raise, or a warning that is an error; the taps come off all the same
             try:
-                note_end(self.recorder, self._adapter.unseen() | self.named_values.unseen(), self._folder, self.writer)
+                unseen = self._control.still_unseen(self._adapter.unseen() | self.named_values.unseen())
+                note_end(self.recorder, unseen, self._folder, self.writer)
             finally:
                 self._adapter.detach()
                 self._closer.write_events()
@@ -224,6 +234,7 @@ def watch(
     adapter = NullAdapter() if model is None else adapter_for(model, looks)
     chosen = as_probes(probes) or (probe(adapter.default_sites()),)
     plan = adapter.plan(chosen)  # a pattern that matches nothing raises before anything is made
+    compares_replicas = check_hashes(chosen)
     if global_stats:
         check(chosen, model=not adapter.names_only, all_ranks=ranks is None, budget=budget is not None)
     if not records(ranks, world):
@@ -242,8 +253,12 @@ def watch(
         sinks, counters=counters, queue_bytes=options.queue_bytes, when_full=options.when_full, release=recorder.release
     )
     try:
-        sharing = sharing_over_ranks(adapter, chosen, plan, world, counters) if global_stats else None
-        return Tap(adapter, plan, recorder, writer, monitor, watched=kind, folder=folder, sharing=sharing)
+        recorder.replicas = replicas_over_ranks(world, folder, counters) if compares_replicas else None
+        sharing = sharing_over_ranks(adapter, plan, world, recorder) if global_stats else None
+        return Tap(
+            adapter, plan, recorder, writer, monitor, watched=kind, folder=folder, sharing=sharing,
+            control=options.control,
+        )  # fmt: skip
     except BaseException:
         writer.close()
         raise

@@ -17,8 +17,9 @@ OURS = "tensortap: "
 class Scripts:
     """Scripts in a folder of their own."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, warm):
         self.folder = folder
+        self.warm = warm
 
     def write(self, text, name="script.py"):
         (self.folder / name).write_text(textwrap.dedent(text))
@@ -29,9 +30,17 @@ class Scripts:
         command = [sys.executable, *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=self.folder, env=env)
 
-    def observe(self, text, *options, **more):
-        """Run a script's text under `tensortap run --to run`; the finished process, and the run."""
-        done = self.python("-m", "tensortap", "run", "--to", "run", *options, self.write(text), **more)
+    def command(self, *words, **more):
+        """Run `tensortap WORDS` in an interpreter that has imported PyTorch already."""
+        return self.warm.run(["-m", "tensortap", *words], self.folder, env=more)
+
+    def observe(self, text, *options, process=False, **more):
+        """Run a script's text under `tensortap run --to run`; how it ended, and the run.
+
+        With `process`, in a new interpreter.
+        """
+        words = ["run", "--to", "run", *options, self.write(text)]
+        done = self.python("-m", "tensortap", *words, **more) if process else self.command(*words, **more)
         return done, tt.open_run(self.folder / "run") if (self.folder / "run").exists() else None
 
 
@@ -41,5 +50,5 @@ def ours(done):
 
 
 @pytest.fixture
-def scripts(tmp_path):
-    return Scripts(tmp_path)
+def scripts(tmp_path, warm_python):
+    return Scripts(tmp_path, warm_python)

@@ -24,9 +24,9 @@ def test_a_run_says_what_ended_it(scripts):
     """An exception or Ctrl-C that ends the script is named; a script that ends by itself is finished."""
     done, _ = scripts.observe(TRAIN + "raise KeyboardInterrupt")
     assert done.returncode != 0
-    assert "ended by KeyboardInterrupt" in scripts.python("-m", "tensortap", "show", "run").stdout
+    assert "ended by KeyboardInterrupt" in scripts.command("show", "run").stdout
     scripts.observe(TRAIN, "--overwrite")
-    assert "finished" in scripts.python("-m", "tensortap", "show", "run").stdout
+    assert "finished" in scripts.command("show", "run").stdout
 
 
 def test_one_rank_speaks(scripts):
@@ -50,9 +50,9 @@ def test_a_module_without_parameters_is_not_said_to_be_untrained(scripts):
 
 def test_the_recommended_preset_gives_rules_their_data(scripts):
     """`--watch recommended` leaves fewer rules without data, and `check` names it."""
-    _, run = scripts.observe(EVALUATED)
+    _, run = scripts.observe(EVALUATED, "--watch", "outputs")
     before = set(run.findings().skipped)
-    assert "--watch recommended" in scripts.python("-m", "tensortap", "check", "run").stdout
+    assert "--watch recommended" in scripts.command("check", "run").stdout
     _, run = scripts.observe(EVALUATED, "--watch", "recommended", "--overwrite")
     assert set(run.findings().skipped) < before
 

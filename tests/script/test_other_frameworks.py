@@ -34,7 +34,7 @@ def test_a_trainer_of_transformers(scripts):
     """Hugging Face's Trainer, which trains by accelerate: steps count as its optimizer's, evaluation apart."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    done, run = scripts.observe(TRAINER)
+    done, run = scripts.observe(TRAINER, process=True)
     assert done.returncode == 0, done.stderr
     rows = run.table(columns=["step", "phase"]).to_pylist()
     assert {(row["phase"], row["step"]) for row in rows} == {
@@ -48,7 +48,7 @@ def test_a_trainer_of_transformers(scripts):
 
 def test_a_keras_script(scripts):
     """Every batch is recorded with its loss, on a backend whose layers are PyTorch modules."""
-    done, run = scripts.observe(KERAS, KERAS_BACKEND="torch")
+    done, run = scripts.observe(KERAS, process=True, KERAS_BACKEND="torch")
     assert done.returncode == 0, done.stderr
     rows = run.table(columns=["step", "phase", "site"]).to_pylist()
     assert [row["phase"] for row in rows if row["site"] == "classes"] == ["train"] * 3 + ["eval"]
@@ -59,7 +59,7 @@ def test_a_keras_script(scripts):
 
 def test_a_jax_script(scripts):
     """A script whose steps are compiled whole is told how to show them."""
-    done, run = scripts.observe(JAX)
+    done, run = scripts.observe(JAX, process=True)
     assert run is None and done.returncode == 0
     (line,) = ours(done)
     assert "tt.watch_step(step" in line

@@ -29,6 +29,17 @@ for i in range(3):
     optG.step()
 """
 )
+TRAIN_LONGER = (
+    HEAD
+    + """
+model = net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for i in range(12):
+    optimizer.zero_grad()
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+"""
+)
 LBFGS = (
     HEAD
     + """
@@ -134,6 +145,17 @@ def test_evaluation_has_its_own_numbers(scripts):
     assert any("14 steps (6 train, 8 eval)" in line for line in ours(done))
 
 
+def test_the_default_adds_parameters_at_a_few_steps(scripts):
+    """Outputs come with every step; inputs, parameters, gradients and updates with the first and with powers of two."""
+    done, run = scripts.observe(TRAIN_LONGER)
+    rows = run.table(columns=["step", "port", "hist_offset"]).to_pylist()
+    of = {port: sorted({row["step"] for row in rows if row["port"] == port}) for port in {row["port"] for row in rows}}
+    few = [0, 1, 2, 3, 4, 8]
+    assert of == {"output": list(range(12)), "input": few, "param": few, "grad": few, "update": few}
+    assert sorted({row["step"] for row in rows if row["hist_offset"] is not None}) == few
+    assert run.counts == {} and "not seen" not in done.stderr
+
+
 def test_every_counts_the_steps_of_a_phase(scripts):
     """`--every 3` observes training steps 0 and 3, wherever evaluation comes between."""
     _, run = scripts.observe(EVALUATED, "--every", "3")
@@ -152,9 +174,9 @@ def test_tensors_of_both_phases_are_kept(scripts):
 def test_show_shows_one_phase(scripts):
     """`show` draws training, says that there is evaluation, and draws that when asked."""
     scripts.observe(EVALUATED)
-    shown = scripts.python("-m", "tensortap", "show", "run").stdout
+    shown = scripts.command("show", "run").stdout
     assert "6 train steps (0–5)" in shown and "--phase eval" in shown
-    assert "8 eval steps (0–7)" in scripts.python("-m", "tensortap", "show", "run", "--phase", "eval").stdout
+    assert "8 eval steps (0–7)" in scripts.command("show", "run", "--phase", "eval").stdout
 
 
 def test_rules_look_at_training(scripts):
@@ -212,8 +234,9 @@ def test_an_average_is_evaluated_apart(scripts):
     """The first evaluation of an EMA copy begins a step of its own, also after micro-batches without a step."""
     _, run = scripts.observe(EMA)
     assert steps(run, "train") == [0, 1, 2] and steps(run, "eval") == [0, 1]
-    rows = run.table(columns=["site", "phase"]).to_pylist()
-    assert {row["phase"] for row in rows if row["site"].startswith("average")} == {"eval"}
+    rows = run.table(columns=["site", "port", "phase"]).to_pylist()
+    called = [row for row in rows if row["site"].startswith("average") and row["port"] == "output"]
+    assert {row["phase"] for row in called} == {"eval"}
 
 
 def test_updates_by_hand_after_an_optimizer(scripts):

@@ -64,7 +64,6 @@ def wandb(tmp_path, monkeypatch):
     return found
 
 
-@pytest.mark.xdist_group("wandb")
 def test_wandb_in_a_run_of_its_own(wandb, tmp_path):
     """Without an active run one is made and ended; a step is a row with our step number, metrics and histograms."""
     sink = tt.WandB(dir=str(tmp_path))
@@ -79,7 +78,6 @@ def test_wandb_in_a_run_of_its_own(wandb, tmp_path):
     assert wandb.run is None
 
 
-@pytest.mark.xdist_group("wandb")
 def test_wandb_in_the_users_run(wandb, tmp_path):
     """In the active run our rows go out with the user's, whose metrics are theirs; the run is left open."""
     with wandb.init(project="mine", dir=str(tmp_path)) as run:
@@ -93,7 +91,6 @@ def test_wandb_in_the_users_run(wandb, tmp_path):
     assert not any("loss" in row for row in rows)
 
 
-@pytest.mark.xdist_group("wandb")
 def test_wandb_leaves_the_users_steps_alone(wandb, tmp_path):
     """A user who numbers the steps loses none; rows of ours that no later `log()` carried are replaced and counted."""
     with wandb.init(project="mine", dir=str(tmp_path)) as run:
@@ -105,7 +102,6 @@ def test_wandb_leaves_the_users_steps_alone(wandb, tmp_path):
     assert [row["tensortap/step"] for row in rows if "tensortap/step" in row] == [1, 2]
 
 
-@pytest.mark.xdist_group("wandb")
 def test_wandb_ended_too_early(wandb, tmp_path):
     """A run that the user ended before the tap costs its rows, which are counted; the training goes on."""
     run = wandb.init(project="mine", dir=str(tmp_path))

@@ -1,6 +1,7 @@
 """Seeded damage to run folders, and a verdict on what every reader makes of it.
 
     python tests/store/mutations.py 10000        # `make fuzz`: as many mutations, from another seed each
+    python tests/store/mutations.py 100 500      # a hundred, from seed 500 on
 
 Four verdicts are right: the same rows as before, refused with a reason, salvaged and counted, harmless. A traceback, a
 hang, a row that was never written, a lost row that is not counted, or a lost row of a file that nothing happened to is
@@ -39,6 +40,7 @@ from tensortap.store.run import open_run
 from tensortap.types import Place
 
 SECONDS = 30
+ORIGINAL: list[Path] = []  # the run that was damaged, as it was
 random_id = layout.new_id
 Verdict = str
 
@@ -109,9 +111,12 @@ def lie_about_length(file: Path, rng: random.Random) -> None:
 
 
 def special(file: Path, rng: random.Random) -> None:
+    content = file.read_bytes()
     file.unlink()
-    kind = rng.randrange(4)
-    if kind == 0:
+    kind = rng.randrange(5)
+    if kind == 4:  # a copy under another name, and nothing under its own
+        (file.parent / f"copy-of-{file.name}").write_bytes(content)
+    elif kind == 0:
         os.mkfifo(file)
     elif kind == 1:
         file.symlink_to("/dev/zero")
@@ -152,6 +157,7 @@ class Fuzz:
     def verdict(self, seed: int, folder: Path) -> Verdict:
         """Damage one file of a copy and read it in every way; raise AssertionError when that goes wrong."""
         rng = random.Random(seed)
+        ORIGINAL[:] = [self.run]
         name, mutate = rng.choice(self.files), rng.choice(MUTATIONS)
         copy = Path(shutil.copytree(self.run, folder / "run"))
         mutate(copy / name, rng)
@@ -249,7 +255,10 @@ def limited(where: str) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-COMMANDS = ("api", "show", "check", "findings", "diff", "sql", "export")
+COMMANDS = (
+    "api", "show", "check", "findings", "diff", "other", "merged", "sql", "export", "doctor", "explain", "json",
+    "report",
+)  # fmt: skip
 
 
 def command(name: str) -> Callable[[Path, str], None]:
@@ -261,9 +270,11 @@ def command(name: str) -> Callable[[Path, str], None]:
         with contextlib.suppress(TensortapError):
             service = Api(str(path))
             try:
-                for request in ("/api/runs", "/api/run", "/api/heat", "/api/metrics", "/api/cost", "/api/depth"):
-                    with contextlib.suppress(TensortapError):
-                        service.encoded(request, {})
+                requests = [(path, {}) for path in ("runs", "run", "heat", "metrics", "cost", "depth", "findings")]
+                requests += [("site", {"site": "a:output"}), ("tensor", {"site": "a:output", "step": "3"})]
+                for request, given in [*requests, ("diff", {"a": path.name, "b": path.name})]:
+                    with contextlib.suppress(TensortapError, FileNotFoundError):
+                        service.encoded(f"/api/{request}", given)
             finally:
                 service.close()
 
@@ -291,22 +302,32 @@ def command(name: str) -> Callable[[Path, str], None]:
         "check": cli("check", "RUN"),
         "findings": read(lambda run: run.findings()),
         "diff": read(lambda run: tt.diff(run, run)),
+        "other": read(lambda run: tt.diff(run, open_run(ORIGINAL[0]), bitwise=True)),
+        "merged": read(lambda run: run.merged(("ranks", "steps")).to_pylist()),
+        "doctor": cli("doctor", "RUN"),
+        "explain": cli("explain", "RUN"),
+        "json": cli("show", "RUN", "--json"),
+        "report": cli("report", "RUN", "-o", "RUN.html"),
         "sql": read(lambda run: run.sql("select count(*), max(step) from records")),
         "export": cli("export", "RUN", "--to", "csv", "-o", "RUN.csv"),
     }[name]
 
 
-def main(count: int) -> None:
+MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # compaction waits for a disk
+
+
+def main(count: int, first: int) -> None:
     """As many mutations, each of its own seed; the verdicts by number, and every failure."""
     verdicts: Counter[str] = Counter()
-    first = random.randrange(1 << 30)
     print(f"seeds from {first}", flush=True)  # known also after a crash
-    with tempfile.TemporaryDirectory() as base:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as base:
         subjects = [Fuzz(record(Path(base, "new", "run")), checksums=True)]
         fixture = shutil.copytree(Path(__file__).parent / "fixtures" / "v1", Path(base, "v1"))
         subjects.append(Fuzz(Path(fixture), checksums=False))
         for seed in range(first, first + count):
-            with tempfile.TemporaryDirectory() as folder:
+            if sum(verdicts.values()) % 100 == 99:
+                print(dict(verdicts), flush=True)
+            with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
                 try:
                     verdicts[subjects[seed % 2].verdict(seed, Path(folder))] += 1
                 except Exception as error:
@@ -317,4 +338,5 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 300)
+    given = [int(number) for number in sys.argv[1:]]
+    main(given[0] if given else 300, given[1] if len(given) > 1 else random.randrange(1 << 30))

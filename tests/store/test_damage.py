@@ -20,7 +20,7 @@ from tensortap.errors import RunError
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
-from tensortap.store.segments import REPLACES, STEPS
+from tensortap.store.segments import REPLACES, STEPS, write_segment
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutations import record
@@ -286,3 +286,16 @@ def test_doctor_reads_a_run_to_its_end(run: Path) -> None:
     assert said["counts"]["damaged_segments"] == said["counts"]["damaged_tensors"] == 1
     shown = CliRunner().invoke(cli, ["doctor", str(run)])
     assert shown.exit_code == 1 and "damaged segments 1" in shown.output and segment.name in shown.output
+
+
+@pytest.mark.parametrize("offset", [1 << 30, -5])
+def test_histograms_beyond_all_buckets_are_left_out(run: Path, offset: int) -> None:
+    """A row that would take gigabytes to draw is not given to any reader, and is counted."""
+    segment = only(run, "rank=0/seg-*.parquet")
+    table = pq.read_table(segment, partitioning=None)
+    numbers = [offset, *table["hist_offset"].to_pylist()[1:]]
+    changed = pa.array(numbers, table.schema.field("hist_offset").type)
+    write_segment(segment, table.set_column(table.column_names.index("hist_offset"), "hist_offset", changed))
+    opened = open_run(run)
+    assert opened.table().num_rows == 2 * ROWS - 1 and opened.counts["damaged_segments"] == 1
+    assert len(opened.merged("steps")) and opened.findings() is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +13,14 @@ from tensortap.distributed.ranks import World
 from tensortap.errors import ProbeError
 from tensortap.record.counters import Counters
 from tensortap.record.recorder import OpenStep
+from tensortap.record.replicas import ReplicaMonitor, halves, joined
 from tensortap.record.table import Names, StepTable
 from tensortap.reduce.merge import merge_groups
 from tensortap.reduce.statistics import BY_NAME, NUMBERS, REGISTRY
 from tensortap.select.probes import Probe
 from tensortap.select.triggers import Answer
 
+_HASH_NUMBERS: Final = 8
 Doubles = npt.NDArray[np.float64]
 Sum = Callable[[Doubles], Doubles]
 
@@ -61,28 +63,35 @@ class Sharing:
     """
 
     def __init__(
-        self, probes: Sequence[Probe], ports: Iterable[tuple[str, str]], world: World, total: Sum, counters: Counters
-    ) -> None:
+        self, probes: Sequence[Probe], ports: Iterable[tuple[str, str]], world: World, total: Sum, counters: Counters,
+        replicas: ReplicaMonitor | None = None,
+    ) -> None:  # fmt: skip
         self.latest: GlobalStats | None = None
         self._probes = probes
         self._ports = {key: i for i, key in enumerate(sorted(ports))}
         self._world = world
         self._total = total
         self._counters = counters
+        self._hashes = None if replicas is None else _SharedHashes(replicas, self._ports, world)
         self._agree()
 
     def share(self, step: OpenStep, names: Names) -> None:
         """Combine a closing step, if a probe wants it by its number: then all ranks do this in the same step."""
-        if not any(probe.when.before(step.number) is Answer.YES for probe in self._probes):
+        if all(probe.when.before(step.number) is Answer.NO for probe in self._probes):
             return
-        packed = np.zeros((self._world.size, len(self._ports), len(NUMBERS)))
+        more = 0 if self._hashes is None else _HASH_NUMBERS
+        packed = np.zeros((self._world.size, len(self._ports), len(NUMBERS) + more))
         try:
-            self._pack(step.table, names, packed[self._world.rank])
+            self._pack(step.table, names, packed[self._world.rank, :, : len(NUMBERS)])
+            if self._hashes is not None:
+                self._hashes.pack(step.table, names, packed[self._world.rank, :, len(NUMBERS) :])
         except Exception as error:  # the other ranks are waiting: send zeros
             packed[:] = 0
             self._counters.failed("global_stats_errors", "packing rows for all ranks", error)
         rows = self._total(packed)
         self.latest = GlobalStats(step.number, [":".join(key) for key in self._ports], _merged(rows))
+        if self._hashes is not None:
+            self._hashes.take(step.number, rows[:, :, len(NUMBERS) :])
 
     def _pack(self, table: StepTable, names: Names, into: Doubles) -> None:
         port = np.array([self._port(names, key) for key in table.column("key").tolist()], np.int64)
@@ -115,14 +124,36 @@ class Sharing:
             )
 
 
+class _SharedHashes:
+    """Sends the hashes of what replicas share along: of each port its name, hash and group in halves, and two marks."""
+
+    def __init__(self, monitor: ReplicaMonitor, ports: Mapping[tuple[str, str], int], world: World) -> None:
+        self._monitor, self._ports, self._world = monitor, ports, world
+
+    def pack(self, table: StepTable, names: Names, into: Doubles) -> None:
+        for row in self._monitor.rows(table, names):
+            port = self._ports.get(self._monitor.port(int(row[0])), -1)
+            if port >= 0:
+                into[port] = [*halves(row[:3]).ravel(), row[3], 1.0]
+
+    def take(self, step: int, rows: Doubles) -> None:
+        """Hand over what every rank has sent."""
+        found = {}
+        for rank in range(self._world.size):
+            sent = rows[rank][rows[rank, :, -1] == 1.0]
+            numbers = joined(sent[:, :6].reshape(-1, 3, 2))
+            found[rank] = np.concatenate([numbers, sent[:, 6:7].astype(np.int64)], axis=1)
+        self._monitor.take(step, found)
+
+
 def check(probes: Sequence[Probe], *, model: bool, all_ranks: bool, budget: bool) -> None:
     """Refuse options by which ranks could disagree about which steps to combine: they would wait for ever."""
-    unscheduled = [str(probe.when) for probe in probes if not probe.when.scheduled]
+    unscheduled = [str(probe.when) for probe in probes if not probe.when.agreed]
     if unscheduled:
         raise ProbeError(
             f"global_stats=True cannot go with when={unscheduled[0]}, which each rank answers for itself and "
             "only after the step: ranks that disagree would wait for each other for ever. Use every(), at(), "
-            "between(), first(), powers_of() or chance(), and a second watch for the other probes"
+            "between(), first(), powers_of(), chance() or desync(), and a second watch for the other probes"
         )
     for wrong, what in (
         (not model, "needs a model: tensortap.watch(model, ..., global_stats=True)"),
@@ -135,8 +166,8 @@ def check(probes: Sequence[Probe], *, model: bool, all_ranks: bool, budget: bool
 
 def _merged(rows: Doubles) -> dict[str, npt.NDArray[Any]]:
     """Merge the slots of all ranks, place by place. Slots without finite elements add nothing to the moments."""
-    ranks, places, _ = rows.shape
-    flat = rows.transpose(1, 0, 2).reshape(ranks * places, len(NUMBERS))
+    ranks, places = rows.shape[:2]
+    flat = rows[:, :, : len(NUMBERS)].transpose(1, 0, 2).reshape(ranks * places, len(NUMBERS))
     columns = {name: flat[:, i].copy() for i, name in enumerate(NUMBERS)}
     finite = columns["numel"] - columns["nan"] - columns["posinf"] - columns["neginf"]
     for name in (s.name for s in REGISTRY if s.name in columns and s.defined != "always"):

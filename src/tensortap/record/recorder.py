@@ -6,6 +6,7 @@ splits a closed step, `lookback` holds what may be wanted later.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 import weakref
@@ -24,6 +25,7 @@ from tensortap.record.elements import ElementReducers
 from tensortap.record.lookback import LookBack
 from tensortap.record.numbers import StepNumbers
 from tensortap.record.open_step import OpenStep, Point
+from tensortap.record.replicas import ReplicaMonitor
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
 from tensortap.select.probes import Probe
@@ -55,27 +57,35 @@ class Recorder:
         clock: Callable[[], float] | None = None,
         budget: Budget | None = None,
     ) -> None:
-        self.probes = tuple(probes)
         self.rank = rank
         self.names = Names()
         self.counters = counters or Counters()
         self.account = Account(budget)
-        self.elements = ElementReducers(self.probes, self.counters)
         self.lookback = LookBack(lookback, lookback_bytes, self.counters)
+        self.replicas: ReplicaMonitor | None = None  # set where a trigger compares replicas
         self.paused = False
-        self._triggers = ProbeTriggers(self.probes, budget, self.counters)
-        self.histogram_probes = self._triggers.histogram_probes
-        self.hash_probes = self._triggers.hash_probes
+        self._budget = budget
         self._armed_before_mute: int | None = None
         self._clock = clock
         self._numbers = StepNumbers(start)
         self._points: dict[tuple[Place, int], Point] = {}
         self._spare: deque[StepTable] = deque(maxlen=_SPARE_TABLES)
-        self._decision = StepDecision(self.probes, self.names, self.lookback, self._spare.append)
         self._lock = threading.RLock()
+        self.use_probes(probes)
         self.current = self.open()
         self.events = EventLog(lambda: self.current.number, lambda n: self.counters.add("dropped_events", n))
         _RECORDERS.add(self)
+
+    def use_probes(self, probes: Sequence[Probe]) -> None:
+        """Use these probes from the next step on. Those that stay keep their position, which is their bit."""
+        with self._lock:
+            self.probes = tuple(probes)
+            self.elements = ElementReducers(self.probes, self.counters)
+            self._triggers = ProbeTriggers(self.probes, self._budget, self.counters)
+            self.histogram_probes = self._triggers.histogram_probes
+            self.hash_probes = self._triggers.hash_probes
+            self._decision = StepDecision(self.probes, self.names, self.lookback, self._spare.append)
+            self._points.clear()  # of a point it is known which of its probes keep elements
 
     def point(self, place: Place, probes: int) -> Point:
         """Return the point of a place for the probes (as bits) that matched it; the same one every time."""
@@ -194,8 +204,8 @@ class Recorder:
 
     def _open(self, phase: str = "") -> OpenStep:
         with self._lock:
-            table = self._spare.pop() if self._spare else StepTable(hash_probes=self.hash_probes)
-            table.reset(self._start_time())
+            table = self._spare.pop() if self._spare else StepTable()
+            table.reset(self._start_time(), self.hash_probes)
             return OpenStep(table, self._triggers.arm(self._numbers.take(phase), paused=self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
@@ -204,7 +214,7 @@ class Recorder:
         closing.closed = True
         table.close()
         table.start_copies()
-        outcome = _outcome(metrics, table)
+        outcome = _outcome(metrics, closing, self.names, self.replicas)
         reasons = self._triggers.fired(closing.number, outcome)
         if closing is self.current:
             self.current = self._open()
@@ -234,22 +244,32 @@ class Recorder:
         return int(self._clock() * 1e6) if self._clock else 0  # 0: the kernel reads the clock for each row
 
 
-class _PendingOutcome(StepOutcome):
-    """What is known of a step with pending rows: a trigger that asks for values waits for them, and no other."""
+class _LazyOutcome(StepOutcome):
+    """What is known of a step when somebody asks: a trigger that asks for values waits for pending rows, no other."""
 
     table: StepTable
+    look: Callable[[], str] | None
 
     @property
     def nonfinite(self) -> int:
         self.table.wait()
         return self.table.nonfinite
 
+    @property
+    def unequal_replicas(self) -> str:
+        return "" if self.look is None else self.look()
 
-def _outcome(metrics: Mapping[str, float], table: StepTable) -> StepOutcome:
-    if not table.pending:
+
+def _outcome(
+    metrics: Mapping[str, float], step: OpenStep, names: Names, replicas: ReplicaMonitor | None
+) -> StepOutcome:
+    table = step.table
+    if not table.pending and replicas is None:
         return StepOutcome(metrics, table.nonfinite)
-    outcome = _PendingOutcome(metrics)
+    outcome = _LazyOutcome(metrics)
     outcome.table = table
+    look = functools.partial(replicas.look, step.number, table, names) if replicas is not None else None
+    outcome.look = look and functools.cache(look)  # several triggers may ask
     return outcome
 
 

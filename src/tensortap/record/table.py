@@ -64,19 +64,19 @@ class StepTable(Columns):
     record_tensor: Callable[..., int]
     """As `record_if_room`, for a framework's tensor: −2 says that it has no dense memory that C can find."""
 
-    def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256, hash_probes: int = 0) -> None:
+    def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256) -> None:
         self.tensors: list[Kept] = []
         self.values: list[Value] = []
         self.pending: list[PendingRows] = []
         self.when_copied: list[Callable[[], None]] = []
         self.epoch = 0
         self.filled: tuple[Any, ...] = ()  # what the columns of strings were filled in by
+        self.derived: dict[Any, Any] = {}  # what writers have made over its memory, by writer
         self._closed = False
         self._lock = threading.RLock()  # a signal handler may find its own thread holding it: then `_busy` is set
         self._busy = False
         super().__init__(rows, hist or rows, dims, keys)
         self.header[ROW_CAPACITY] = rows
-        self.header[HASH_PROBES] = hash_probes  # those that ask for the content hash
 
     @property
     def nbytes(self) -> int:
@@ -154,14 +154,16 @@ class StepTable(Columns):
             self._closed = True
             self._counts[ROW_CAPACITY] = 0
 
-    def reset(self, time: int = 0) -> None:
-        """Forget all rows and take new ones; keep the memory."""
+    def reset(self, time: int = 0, hash_probes: int | None = None) -> None:
+        """Forget all rows and take new ones; keep the memory. `hash_probes` ask for the content hash, or as before."""
         counts = self._counts
         with self._lock:
             counts[ROW_CAPACITY] = 0
             self.epoch += 1
             counts[ROWS] = counts[HIST] = counts[DIMS] = counts[NONFINITE_ROWS] = 0
             counts[FIXED_TIME] = time
+            if hash_probes is not None:
+                counts[HASH_PROBES] = hash_probes
             self.columns["calls"].fill(0)
             self.tensors, self.values = [], []
             self.pending, self.when_copied = [], []

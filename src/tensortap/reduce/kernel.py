@@ -123,6 +123,15 @@ the tensor is; `use_point(key, probes, keeping)` says how it is recorded.
 show_call = None if ACTIVE == "numpy" else _kernel.show_call
 """`show_call(type, function) -> bool`: show a function as `__call__` of a subclass of NativeHook, called by C alone."""
 
+reduce_columns = None if ACTIVE == "numpy" else getattr(_kernel, "reduce_columns", None)
+"""`reduce_columns(out_address, address, dtype, rows, width)`; None without C. See reduce/columns.py."""
+
+round_bfloat16 = None if ACTIVE == "numpy" else getattr(_kernel, "round_bfloat16", None)
+"""`round_bfloat16(out_address, address, count)`: float32 to the nearest bfloat16, without the GIL; None without C."""
+
+gather_rows = None if ACTIVE == "numpy" else getattr(_kernel, "gather_rows", None)
+"""`gather_rows(out_address, addresses_address, count, size)`: copy rows from anywhere in memory; None without C."""
+
 borrow = numpy_kernel.borrow if ACTIVE == "numpy" else _kernel.borrow
 """`borrow(address, threads)`: let a framework's threads help with large tensors.
 
@@ -135,6 +144,12 @@ threads = numpy_kernel.threads if ACTIVE == "numpy" else _kernel.threads
 
 address = numpy_kernel.address if ACTIVE == "numpy" else _kernel.address
 """`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
+
+message = None if ACTIVE == "numpy" else getattr(_kernel, "message", None)
+"""`message(bound, plan_address, metadata, into)`: write the rows of a table as a message of an Arrow stream.
+
+See csrc/message.h and `store/messages.py`; None where pyarrow has to write the batch.
+"""
 
 xla = None if ACTIVE == "numpy" else _kernel.xla
 """`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""

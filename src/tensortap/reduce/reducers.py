@@ -6,7 +6,7 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -274,3 +274,34 @@ def _positions(start: int, skip: int, count: int, numel: int) -> npt.NDArray[np.
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
     return (z % np.uint64(numel)).astype(np.int64)
+
+
+_PLAIN: Final[dict[str, Callable[[], Reducer]]] = {
+    "stats": stats,
+    "histogram": histogram,
+    "hash": content_hash,
+    "full": full,
+}
+_NAMES: Final = "stats, histogram, hash, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
+
+
+def parse_reducer(text: str) -> Reducer:
+    """Return the reducer that a text names, as the commands' `--keep` does.
+
+    >>> parse_reducer("sample:64"), parse_reducer("rows:0,2")
+    (Sample(n=64, seed=0), Rows(indices=(0, 2)))
+    """
+    kind, _, rest = text.partition(":")
+    try:
+        if kind in _PLAIN and not rest:
+            return _PLAIN[kind]()
+        if kind == "sample":
+            return sample(int(rest))
+        if kind == "rows":
+            return rows([int(i) for i in rest.split(",")])
+        if kind == "quantiles":
+            return quantiles(*map(float, rest.split(",")))
+    except ValueError as error:
+        if isinstance(error, ProbeError):
+            raise
+    raise ProbeError(f"keep must be one of {_NAMES}, got {text!r}")

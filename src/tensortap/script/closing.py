@@ -27,7 +27,8 @@ _WHY_NONE: Final = {
 
 def say(line: str, **style: Any) -> None:
     """Print a line of ours on stderr, so that the script's own output does not change."""
-    click.secho(f"tensortap: {line}", err=True, **style)
+    shown = "\n".join(map(printable, line.split("\n")))  # names in it are the script's
+    click.secho(f"tensortap: {shown}", err=True, **style)
 
 
 class Seen(NamedTuple):

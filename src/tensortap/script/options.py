@@ -9,25 +9,21 @@ from typing import Final, NamedTuple
 
 from tensortap.adapters.lookup import world_now
 from tensortap.adapters.protocol import watched_by_default
-from tensortap.errors import ProbeError, RunError, RunExistsError
-from tensortap.reduce.reducers import Reducer, content_hash, full, histogram, quantiles, rows, sample, stats
+from tensortap.errors import RunError, RunExistsError
+from tensortap.reduce.reducers import parse_reducer, stats
 from tensortap.select.patterns import Candidate
 from tensortap.select.probes import Probe, probe
-from tensortap.select.triggers import every
+from tensortap.select.triggers import at, every, powers_of
 from tensortap.store.files import Files
 from tensortap.store.names import RUN_JSON
 
-_KEEPS: Final = "stats, histogram, hash, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
-_PLAIN: Final[dict[str, Callable[[], Reducer]]] = {
-    "stats": stats,
-    "histogram": histogram,
-    "hash": content_hash,
-    "full": full,
-}
-
-
+THIN: Final = "thin"
+# What `thin` adds at a few steps, dense at the beginning: so it costs next to nothing in the long run.
+SELDOM: Final = ("**:{grad,param,update}", ":input")
+A_FEW_STEPS: Final = powers_of(2) | at([0, 3]) | every(256)
 # What `--watch` chooses; `recommended` is what the rules of `tensortap check` read.
 PRESETS: Final[dict[str, tuple[Callable[[Candidate], bool] | str, ...]]] = {
+    THIN: (watched_by_default,),
     "outputs": (watched_by_default,),
     "gradients": (watched_by_default, "**:{grad_output,grad}"),
     "recommended": (watched_by_default, "**:{grad_output,grad,param,update}"),
@@ -42,7 +38,7 @@ class RunOptions(NamedTuple):
     args: tuple[str, ...] = ()
     module: bool = False
     sites: tuple[str, ...] = ()
-    watch: str = "outputs"
+    watch: str = THIN
     every: int = 1
     keep: tuple[str, ...] = ()
     to: str | None = None
@@ -50,32 +46,17 @@ class RunOptions(NamedTuple):
     overwrite: bool = False
 
 
-def parse_reducer(text: str) -> Reducer:
-    """Return the reducer that `--keep` names.
+def probes_for(options: RunOptions, thin: bool = True) -> tuple[Probe, ...]:
+    """Return the probes that the options describe: one, or with the preset `thin` one for every step and one for a few.
 
-    >>> parse_reducer("sample:64"), parse_reducer("rows:0,2")
-    (Sample(n=64, seed=0), Rows(indices=(0, 2)))
+    `thin=False` gives one in any case, for frameworks in which looking at gradients is not for nothing.
     """
-    kind, _, rest = text.partition(":")
-    try:
-        if kind in _PLAIN and not rest:
-            return _PLAIN[kind]()
-        if kind == "sample":
-            return sample(int(rest))
-        if kind == "rows":
-            return rows([int(i) for i in rest.split(",")])
-        if kind == "quantiles":
-            return quantiles(*map(float, rest.split(",")))
-    except ValueError as error:
-        if isinstance(error, ProbeError):
-            raise
-    raise ProbeError(f"--keep must be one of {_KEEPS}, got {text!r}")
-
-
-def probe_for(options: RunOptions) -> Probe:
-    """Return the probe that the options describe."""
     keep = [parse_reducer(text) for text in options.keep] or None
-    return probe(*(options.sites or PRESETS[options.watch]), keep=keep, when=every(options.every))
+    chosen, when = options.sites or PRESETS[options.watch], every(options.every)
+    if options.sites or options.watch != THIN or not thin:
+        return (probe(*chosen, keep=keep, when=when),)
+    few = A_FEW_STEPS if options.every == 1 else A_FEW_STEPS & when
+    return probe(*chosen, keep=keep or stats(), when=when), probe(*chosen, *SELDOM, keep=keep, when=few)
 
 
 def checked_path(options: RunOptions) -> str | None:

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from tensortap.script.closing import Seen, closing_lines, say
 from tensortap.script.environment import RUN, is_launcher, joined, options_here, variables
 from tensortap.script.imports import after_import
 from tensortap.script.launch import launch
-from tensortap.script.options import RunOptions, checked_path, probe_for, script_name
+from tensortap.script.options import RunOptions, checked_path, probes_for, script_name
 from tensortap.script.totals import Totals
 from tensortap.select.probes import Probe
 from tensortap.store.default_path import default_path
@@ -39,7 +39,7 @@ class ScriptRun:
     def __init__(self, options: RunOptions, *, joined: bool = False) -> None:
         self.options = options
         self.joined = joined  # nobody started this process by `tensortap run`: its environment says to record
-        self.probe = probe_for(options)
+        self.probes = probes_for(options)
         self.totals = Totals()
         self.tap: Tap | None = None
         self.watcher: ScriptWatcher | None = None
@@ -77,7 +77,7 @@ class ScriptRun:
         from tensortap.adapters.torch.script.watcher import ScriptWatcher
 
         watch_spawning(self._spawning)
-        self.watcher = ScriptWatcher(self.probe.patterns, self.begin, say)
+        self.watcher = ScriptWatcher(self.probes, self.begin, say)
         after_fork(self.watcher.forget)
 
     def watch_keras(self) -> None:
@@ -88,7 +88,7 @@ class ScriptRun:
 
     def begin(self, models: ScriptModels) -> Tap:
         """Open the run, now that the first model was called."""
-        return self._open(models, replace(self.probe, patterns=models.matching()), self._path())
+        return self._open(models, models.matching(), self._path())
 
     def begin_keras(self, model: Any) -> None:
         """Watch a model of Keras until the script ends. The first one's run is the script's; others have their own."""
@@ -97,7 +97,8 @@ class ScriptRun:
         name = re.sub(r"[^\w.-]", "_", model.name)
         to = self._path() if self.tap is None else f"{self.tap.path}-{name}"
         try:
-            tap = self._open(model, self.probe, to) if self.tap is None else self._open_further(model, to)
+            probes = probes_for(self.options, thin=False)
+            tap = self._open(model, probes, to, True) if self.tap is None else self._open_further(model, probes, to)
         except TensortapError as error:
             self.left_out[name] = str(error)
             return
@@ -121,12 +122,15 @@ class ScriptRun:
             to = f"{self.tap.path}-spawned"
         return joined(to, self.options)
 
-    def _open_further(self, model: Any, to: str) -> Tap:
-        return watch(model, self.probe, to=to, resume=self.options.resume, overwrite=self.options.overwrite)
+    def _open_further(self, model: Any, probes: Sequence[Probe], to: str) -> Tap:
+        resume, overwrite = self.options.resume, self.options.overwrite
+        return watch(model, *probes, to=to, resume=resume, overwrite=overwrite, context=True)
 
-    def _open(self, model: Any, found: Probe, to: str) -> Tap:
+    def _open(self, model: Any, probes: Sequence[Probe], to: str, context: bool = False) -> Tap:
         options = self.options
-        self.tap = watch(model, found, to=[to, self.totals], resume=options.resume, overwrite=options.overwrite)
+        self.tap = watch(
+            model, *probes, to=[to, self.totals], resume=options.resume, overwrite=options.overwrite, context=context
+        )
         at_exit.install()
         atexit.unregister(self.finish)
         atexit.register(self.finish)  # what is registered last runs first, and the writer must still be there

@@ -70,6 +70,12 @@ GRADIENT_PORTS: Final = tuple(port.name for port in _REGISTRY if port.gradient)
 NEED_BACKWARD: Final = frozenset(port.name for port in _REGISTRY if port.needs_backward)
 
 
+def is_backward(port: str) -> bool:
+    """Return whether a port's values come to be in the backward pass; those of a port that nobody knows do not."""
+    known = PORT_INFO.get(port)
+    return known is not None and known.when == "backward"
+
+
 def module_of(path: str, port: str) -> str:
     """Return the path of the module that a site belongs to: parameters and buffers hang on one.
 

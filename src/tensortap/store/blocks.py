@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.reduce.statistics import BY_NAME, COUNTS, STATISTICS, with_sources
-from tensortap.store.catalog import PLAIN_RECORDS, Outline
+from tensortap.reduce.statistics import BY_NAME, COUNTS, NUMBERS, STATISTICS, with_sources
+from tensortap.store.catalog import PLAIN_RECORDS, Outline, derive_missing, plain_rows
 from tensortap.store.filters import StepSelection, step_test
 from tensortap.store.schema import WORDS
 from tensortap.store.snapshot import Snapshot
@@ -39,13 +39,18 @@ _READERS: Final = 2
 
 
 class BlockSource(NamedTuple):
-    """A file of records: its rank, its first and last step, and how to read columns of it."""
+    """A file of records: its rank, how many it holds, its first and last step, and how to read it.
+
+    `read` gives columns of all rows, `take` columns of some rows in the plain schema, in which the others are null.
+    """
 
     name: str | Path
     rank: int
+    rows: int
     first: int
     last: int
     read: Callable[[Sequence[str]], Any]
+    take: Callable[[Ints, Sequence[str]], Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,21 +70,36 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.place)
 
+    def table(self, columns: Sequence[str]) -> Any:
+        """Return columns in the plain schema; what an older version did not write is null."""
+        return pa.table({name: self._plain(name) for name in columns})
+
+    def _plain(self, name: str) -> Any:
+        kind = PLAIN_RECORDS.field(name).type
+        if name == "rank":
+            return pa.array(np.full(len(self), self.source.rank, np.int32))
+        if name in NUMBERS or name in _MAY_BE_ZERO:
+            return pa.array(self.number(name)).cast(kind)
+        known = name in self.columns.column_names
+        return self.columns[name].cast(kind) if known else pa.nulls(len(self), kind)
+
 
 def sources(snapshot: Snapshot) -> list[BlockSource]:
     """Return the files of records, the earliest steps first."""
-    found = [
-        BlockSource(name, files.rank, *_span(outline), functools.partial(_read_segment, snapshot, name))
-        for files in snapshot.records
-        for name, outline in files.segments.items()
-        if outline.steps
-    ]
+    found = []
+    for files in snapshot.records:
+        for name, outline in files.segments.items():
+            if outline.steps:
+                read = functools.partial(_read_segment, snapshot, name)
+                take = functools.partial(_take_from_segment, snapshot, name, files.rank)
+                found.append(BlockSource(name, files.rank, outline.rows, *_span(outline), read, take))
     for files in snapshot.records:
         for path in files.tails:
             if path in snapshot.tails and len(table := snapshot.tails[path]):
                 steps = pc.min_max(table["step"]).as_py()
                 read = functools.partial(_read_table, table)
-                found.append(BlockSource(path, files.rank, steps["min"], steps["max"], read))
+                take = functools.partial(_take_from_table, table, files.rank)
+                found.append(BlockSource(path, files.rank, len(table), steps["min"], steps["max"], read, take))
     return sorted(found, key=lambda source: (source.first, source.rank, str(source.name)))
 
 
@@ -96,22 +116,42 @@ def blocks(
     A file that cannot be read is left out and counted.
     """
     wanted, phase = step_array(snapshot, steps), phase or snapshot.phase or None
-    names = [*_KEYS, *columns, *(["phase"] if phase else ()), *(() if recomputed else ["recomputed"])]
+    names = [*columns, *(["phase"] if phase else ()), *(() if recomputed else ["recomputed"])]
 
     def read(source: BlockSource) -> RowBlock | None:
-        try:
-            block = _block(source, source.read(list(dict.fromkeys(names))))
-        except FileNotFoundError:
-            raise
-        except _DAMAGE as error:
-            snapshot.catalog.mark_damaged(source.name, error)
-            return None
-        return _chosen_rows(block, chosen, wanted, phase, recomputed)
+        block = read_block(snapshot, source, names)
+        return None if block is None else _chosen_rows(block, chosen, wanted, phase, recomputed)
 
     with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
         for block in ahead(pool, read, _overlapping(sources(snapshot), wanted), _READERS + 1):
             if block is not None and len(block):
                 yield block
+
+
+def read_block(snapshot: Snapshot, source: BlockSource, columns: Sequence[str]) -> RowBlock | None:
+    """Return the rows of one file; None when it cannot be read, which is counted."""
+    names = list(dict.fromkeys((*_KEYS, *columns)))
+    found: RowBlock | None = read_or_mark(snapshot, source, lambda: _block(source, source.read(names)))
+    return found
+
+
+def read_or_mark(snapshot: Snapshot, source: BlockSource, read: Callable[[], Any]) -> Any:
+    """Return what `read` gives; None when the file turns out to be damaged, which is counted.
+
+    Who has used rows of it already raises `left_out` then, and is asked again with a snapshot without the file.
+    """
+    try:
+        return read()
+    except FileNotFoundError:
+        raise
+    except _DAMAGE as error:
+        snapshot.catalog.mark_damaged(source.name, error)
+        return None
+
+
+def left_out(source: BlockSource) -> FileNotFoundError:
+    """Return the error that makes readers take another snapshot: as if the damaged file were gone."""
+    return FileNotFoundError(f"{source.name} is damaged: it is left out")
 
 
 def step_array(snapshot: Snapshot, steps: StepSelection) -> Ints | None:
@@ -191,6 +231,28 @@ def _read_segment(snapshot: Snapshot, name: str, columns: Sequence[str]) -> Any:
         known = set(file.schema_arrow.names)
         wanted = [n for n in with_sources(columns) if n in known and n not in zero]
         return _cast(file.read(wanted, use_threads=False))
+
+
+def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
+    """Return some rows; only the row groups that hold them are read."""
+    files = snapshot.files
+    files.check(name)
+    source = files.path(name) if files.local is not None else files.open(name)
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+        sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        ends = np.cumsum(sizes)
+        group = np.searchsorted(ends, rows, "right")
+        wanted = np.unique(group)
+        starts = np.cumsum([0, *(sizes[i] for i in wanted.tolist())])[:-1]
+        known = [n for n in with_sources(columns) if n in file.schema_arrow.names]
+        table = file.read_row_groups(wanted.tolist(), known, use_threads=False)
+    at = rows - (ends - sizes)[group] + starts[np.searchsorted(wanted, group)]
+    return _take_from_table(table, rank, at, columns)
+
+
+def _take_from_table(table: Any, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
+    table = table.select([n for n in with_sources(columns) if n in table.column_names])
+    return derive_missing(plain_rows(table.take(pa.array(rows)), rank, PLAIN_RECORDS), PLAIN_RECORDS.names)
 
 
 def _read_table(table: Any, columns: Sequence[str]) -> Any:

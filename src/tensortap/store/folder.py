@@ -19,12 +19,22 @@ from tensortap.store import names as layout
 from tensortap.store.claim import Lock, claim, launch_id
 from tensortap.store.files import Files
 from tensortap.store.rank_state import RankState
-from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS, Batches, MetricBatches, TensorBatches, event_batch
+from tensortap.store.schema import (
+    EVENTS,
+    METRICS,
+    RECORDS,
+    TENSORS,
+    Batches,
+    MetricBatches,
+    TensorMessages,
+    event_batch,
+)
 from tensortap.store.sealing import Sealer
 from tensortap.store.tail import Tail
-from tensortap.store.tensors import tensors_of, write_tensors
+from tensortap.store.tensors import tensors_of, tensors_of_any_step, write_tensors
 
 SEAL_ROWS: Final = 50_000
+SEAL_BYTES: Final = 64 << 20  # sealing reads a tail into memory
 SEAL_SECONDS: Final = 30.0
 SYNC_SECONDS: Final = 5.0
 INLINE_BYTES: Final = 1 << 20  # raw tensors up to this many bytes a step are as durable as the rows
@@ -62,7 +72,8 @@ class OpenTails:
         """Close the tails that are long or old enough to be sealed."""
         now = self._clock()
         for what, tail in list(self._tails.items()):
-            if everything or tail.rows >= SEAL_ROWS or now - tail.opened >= SEAL_SECONDS:
+            full = tail.rows >= SEAL_ROWS or tail.size >= SEAL_BYTES
+            if everything or full or now - tail.opened >= SEAL_SECONDS:
                 del self._tails[what]
                 tail.close()
                 if tail.rows:
@@ -105,7 +116,7 @@ class RunFolder:
         self._lock = threading.RLock()
         self._batches: Batches | None = None
         self._metrics = MetricBatches()
-        self._tensors = TensorBatches()
+        self._tensors = TensorMessages()
         self._retry_at = 0.0
         self._synced_at = self._saved_at = clock()
         self._closed = False
@@ -160,8 +171,9 @@ class RunFolder:
             if self._clock() < self._retry_at:
                 raise OSError(f"{self} could not be written a moment ago; trying again shortly")
             try:
-                inline = self._append_tensors(step)
-                self._append_metrics(step)
+                inline = not step.table.tensors or self._append_tensors(step)
+                if step.metrics or step.labels:
+                    self._append_metrics(step)
                 self._append_rows(step)
             except (OSError, pa.ArrowException):
                 self._abandon()
@@ -236,23 +248,31 @@ class RunFolder:
             self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
         if step.numbered_by_phase and step.phase not in self._state.content.get("phases", ()):
             self.note(phases=[*self._state.content.get("phases", ()), step.phase])
-        self._tail("records").append(self._batches.of(step))
+        tail, words = self._tail("records"), step.names.size
+        message = self._batches.message(step) if tail.vocabulary == words else None
+        if message is None:
+            tail.append(self._batches.of(step), words)
+        else:
+            tail.append_message(message, step.table.rows)
         self._state.count_records(step.table.rows)
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:
-            self._tail("metrics").append(self._metrics.of(step.number, step.time, step.metrics, step.phase, step.owner))
+            self._metrics.append(self._tail("metrics"), step)
         if step.labels and not step.tensors_only:
             self._tail("metrics").append(self._metrics.of_labels(step.number, step.time, step.labels, step.phase))
 
     def _append_tensors(self, step: Step) -> bool:
         """Small tensors ride in a tail of their own. False when they are left to the thread."""
-        if not step.table.tensors:
-            return True
         if step.table.tensor_bytes > INLINE_BYTES:
             return False
-        names, entries, arrays = zip(*tensors_of(step), strict=True)
-        self._tail("tensors").append(self._tensors.of(step.number, names, entries, arrays))
+        names, entries, arrays = zip(*tensors_of_any_step(step), strict=True)
+        message = self._tensors.of(step.number, names, entries, arrays)
+        tail = self._tail("tensors")
+        if tail.rows:
+            tail.append_message(message, len(names))
+        else:  # Arrow begins a stream with the schema
+            tail.append(pa.ipc.read_record_batch(pa.py_buffer(bytes(message)), TENSORS))
         return True
 
     def _tail(self, what: str) -> Tail:

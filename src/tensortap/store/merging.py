@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -13,18 +13,26 @@ from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
 from tensortap.reduce.statistics import NUMBERS
+from tensortap.store.blocks import array_of
 
+Ints = npt.NDArray[np.int64]
 Over = Literal["ranks", "steps", "calls"]
 _FOLDED: Final = {"ranks": "rank", "steps": "step", "calls": "call"}
 _KEYS: Final = ("step", "phase", "rank", "site", "port", "slot", "call", "op", "recomputed")
 
 
-def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None, *, by_phase: bool = False) -> Any:
+Histograms = Callable[[Any, Ints], dict[str, Any]]  # rows in the order of their groups, and where each group begins
+
+
+def fold(
+    rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None, *, by_phase: bool = False,
+    histograms: Histograms | None = None,
+) -> Any:  # fmt: skip
     """Return one row for each place, and for each of step, rank and call that is not folded over.
 
     `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
     one tensor (`parts` tells) count once, and `summands` says where ranks hold partial sums instead of pieces.
-    `by_phase` keeps training and evaluation apart.
+    `by_phase` keeps training and evaluation apart. `histograms` merges those that are not among the columns.
     """
     names = [over] if isinstance(over, str) else list(over)
     if "ranks" in names and parts:
@@ -36,31 +44,31 @@ def fold(rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = N
     keys = [key for key in _KEYS if key in rows.column_names and key not in gone]
     order, starts = _group(rows, keys)
     rows = rows.take(pa.array(order))
-    columns = {name: rows[name].to_numpy(zero_copy_only=False) for name in NUMBERS}
+    columns = {name: array_of(rows[name]) for name in NUMBERS}
     folded: dict[str, Any] = {key: rows[key].take(pa.array(starts)) for key in keys}
     folded |= {name: rows[name].take(pa.array(starts)) for name in ("dtype", "shape") if name in rows.column_names}
     folded["records"] = np.diff(np.append(starts, len(rows)))
     if "steps" in names and len(rows):
-        steps = rows["step"].to_numpy()
+        steps = array_of(rows["step"])
         folded["first_step"] = np.minimum.reduceat(steps, starts)
         folded["last_step"] = np.maximum.reduceat(steps, starts)
     merged = merge_groups(columns, starts) if len(rows) else columns
-    folded |= {name: pa.array(merged[name], from_pandas=True) for name in NUMBERS}
-    if "hist_counts" in rows.column_names:
-        folded |= _histograms(rows, starts)
+    folded |= {name: pa.array(merged[name], mask=np.isnan(merged[name])) for name in NUMBERS}
+    if histograms is not None or "hist_counts" in rows.column_names:
+        folded |= (histograms or _histograms)(rows, starts)
     if "ranks" in names and parts and parts.partial_sums:
         folded["summands"] = parts.are_partial_sums(folded)
     return pa.table(folded)
 
 
-def _group(rows: Any, keys: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _group(rows: Any, keys: list[str]) -> tuple[Ints, Ints]:
     """Return an order that brings equal keys together, and where each group begins, in order of appearance."""
     code = np.zeros(len(rows), np.int64)
     for key in keys:
         encoded = rows[key].combine_chunks().dictionary_encode(null_encoding="encode")
         encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
         code = np.unique(
-            code * max(len(encoded.dictionary), 1) + encoded.indices.to_numpy(zero_copy_only=False),
+            code * max(len(encoded.dictionary), 1) + array_of(encoded.indices),
             return_inverse=True,
         )[1]
     _, first, code = np.unique(code, return_index=True, return_inverse=True)
@@ -69,7 +77,7 @@ def _group(rows: Any, keys: list[str]) -> tuple[npt.NDArray[np.int64], npt.NDArr
     return order, np.flatnonzero(np.diff(code[order], prepend=-1)).astype(np.int64)
 
 
-def _histograms(rows: Any, starts: npt.NDArray[np.int64]) -> dict[str, Any]:
+def _histograms(rows: Any, starts: Ints) -> dict[str, Any]:
     lists = rows["hist_counts"].combine_chunks()
     lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
     valid = lists.is_valid().to_numpy(zero_copy_only=False)

@@ -11,6 +11,7 @@ RUN_JSON: Final = "run.json"
 RANK_JSON: Final = "_rank.json"
 LOCK: Final = "_lock"
 COMPACT_LOCK: Final = "_compact"
+HASHES: Final = "_hashes"  # what a rank posts for others while a trigger compares replicas
 METRICS: Final = "metrics"
 EVENTS: Final = "events"
 DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside

@@ -274,8 +274,8 @@ def _record(row: dict[str, Any]) -> Record:
     summary = Summary(
         shape=tuple(row["shape"] or ()),
         hash=row["hash"],
-        hist_offset=row["hist_offset"],
-        hist_counts=None if row["hist_counts"] is None else np.array(row["hist_counts"], np.uint32),
+        hist_offset=None if (counts := _counts(row)) is None else row["hist_offset"],
+        hist_counts=counts,
         **known,
     )
     return Record(
@@ -285,3 +285,13 @@ def _record(row: dict[str, Any]) -> Record:
         time=int(row["time"].timestamp() * 1e6),
         **{name: row[name] for name in ("step", "phase", "rank", "call", "seq", "reason", "recomputed")},
     )
+
+
+def _counts(row: dict[str, Any]) -> Any:
+    """Return the counts of a row's histogram; None where there is none, or a damaged file holds something else."""
+    if row["hist_counts"] is None or row["hist_offset"] is None:
+        return None
+    try:
+        return np.array(row["hist_counts"], np.uint32)
+    except (OverflowError, TypeError, ValueError):
+        return None

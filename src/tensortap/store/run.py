@@ -16,7 +16,8 @@ from tensortap.store.catalog import Catalog
 from tensortap.store.claim import read_info
 from tensortap.store.files import Files
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
-from tensortap.store.merging import Over, fold
+from tensortap.store.merged import merged
+from tensortap.store.merging import Over
 from tensortap.store.queries import Replicated
 from tensortap.store.series import Series
 from tensortap.store.snapshot import Snapshot, Snapshots, State
@@ -188,7 +189,7 @@ class Run(RunFacts):
         def read(snapshot: Snapshot) -> Any:
             copies = queries.replicas(snapshot, replicated)
             by_phase = bool(facts.numbered_phases(snapshot))
-            return fold(queries.table(snapshot, sites, steps=steps), over, copies, by_phase=by_phase)
+            return merged(snapshot, over, sites, steps, copies, by_phase=by_phase)
 
         return self.snapshots.read(read)
 

@@ -5,10 +5,9 @@ Arrays are made from buffers: `pyarrow.array` would import pandas into the user'
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,12 @@ import pyarrow as pa
 from tensortap.context.events import Event
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
-from tensortap.reduce.statistics import BY_NAME, REGISTRY
+from tensortap.reduce.statistics import REGISTRY
+from tensortap.store.messages import FixedMessage, record_writer, validity
+from tensortap.store.tail import Tail
 from tensortap.types import DTYPES
 
+Array = npt.NDArray[Any]
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _SMALL_WORD = pa.dictionary(pa.int8(), pa.string())
 TIME: Final = pa.timestamp("us", "UTC")
@@ -68,27 +70,48 @@ TENSORS: Final = pa.schema(
 WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype", "reason")
 
 
+class _BoundTable(NamedTuple):
+    """What was made for a table, while its memory and the words are as they were: `version` says so."""
+
+    version: tuple[int, int]
+    batch: Any
+    write: Callable[[bytearray], None] | None
+
+
 class Batches:
     """Makes record batches of step tables. The arrays over a table's memory are made once and sliced every step."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
         self._words: dict[str, Any] = {}
-        self._bound: weakref.WeakKeyDictionary[StepTable, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+        self._message = bytearray()
 
     def of(self, step: Step) -> Any:
         """The rows of a step as one `pyarrow.RecordBatch`, valid until the table is used again."""
         table = step.table
-        version = (table.generation, self._names.size)
-        known = self._bound.get(table)
-        if known is None or known[0] != version:
-            known = (version, self._bind(table))
-            self._bound[table] = known
-        batch = known[1].slice(0, table.rows)
+        batch = self._bind(table).batch.slice(0, table.rows)
         return batch.set_column(len(RECORDS) - 1, "numbers", _numbers(table)) if table.values else batch
 
-    def _bind(self, table: StepTable) -> Any:
-        return pa.RecordBatch.from_arrays([self._array(table, field) for field in RECORDS], schema=RECORDS)
+    def message(self, step: Step) -> bytearray | None:
+        """The rows of a step as a message for a stream that has all words already, valid until the next one.
+
+        None where Arrow has to make the batch.
+        """
+        table = step.table
+        write = None if table.values else self._bind(table).write
+        if write is None:
+            return None
+        write(self._message)
+        return self._message
+
+    def _bind(self, table: StepTable) -> _BoundTable:
+        version = (table.generation, self._names.size)
+        known: _BoundTable | None = table.derived.get(self)
+        if known is None or known.version != version:
+            arrays = [self._array(table, field) for field in RECORDS]
+            batch = pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
+            known = table.derived[self] = _BoundTable(version, batch, record_writer(table, batch))
+        return known
 
     def _array(self, table: StepTable, field: Any) -> Any:
         columns, capacity = table.columns, len(table.columns["key"])
@@ -101,7 +124,7 @@ class Batches:
         if field.name in WORDS:
             codes = _flat(field.type.index_type, capacity, columns[field.name])
             return pa.DictionaryArray.from_arrays(codes, self._dictionary(field.name), safe=False)
-        return _flat(field.type, capacity, columns[field.name], _validity(columns, field.name))
+        return _flat(field.type, capacity, columns[field.name], validity(columns, field.name))
 
     def _dictionary(self, field: str) -> Any:
         """The words of a column. The same object as long as there is no new word, so that it is written once."""
@@ -112,14 +135,6 @@ class Batches:
         if known is None or len(known) != len(words):
             known = self._words[field] = _strings(list(words))
         return known
-
-
-def _validity(columns: Mapping[str, npt.NDArray[Any]], name: str) -> npt.NDArray[Any] | None:
-    """The bitmap that says where a column has values; None where it always has."""
-    if name == "hist_offset":
-        return columns["hist_valid"]
-    condition = BY_NAME[name].defined if name in BY_NAME else "always"
-    return None if condition == "always" else columns[condition]
 
 
 def _flat(kind: Any, length: int, data: npt.NDArray[Any], bitmap: npt.NDArray[Any] | None = None) -> Any:
@@ -162,7 +177,7 @@ def _numbers(table: StepTable) -> Any:
 class MetricBatches:
     """Makes batches of the user's metrics; the names are a dictionary that grows.
 
-    As long as a step gives the same names as the one before, its numbers are written into the same batch.
+    As long as a step gives the same names as the one before, its numbers are written into the same message.
     """
 
     def __init__(self) -> None:
@@ -170,17 +185,36 @@ class MetricBatches:
         self._dictionary = _strings([])
         self._names: tuple[str, ...] = ()
         self._about = ("", "")
+        self._message: FixedMessage | None = None
+        self._batch: Any = None
         self._bind((), self._about)
 
     def of(self, step: int, time: int, metrics: Mapping[str, float], phase: str = "", owner: str = "") -> Any:
         """One row a metric; valid until the next. `owner` is the model that the step's loss is of."""
-        names = tuple(metrics)
-        if names != self._names or (phase, owner) != self._about:
-            self._bind(names, (phase, owner))
+        self._use(tuple(metrics), (phase, owner))
         self._step[:] = step
         self._value[:] = tuple(metrics.values())
         self._time[:] = time
         return self._batch
+
+    def message(
+        self, step: int, time: int, metrics: Mapping[str, float], phase: str = "", owner: str = ""
+    ) -> bytearray:
+        """Return the same as a message for a stream that has all names already, valid until the next one."""
+        self._use(tuple(metrics), (phase, owner))
+        count = len(metrics)
+        if self._message is None:
+            self._message = FixedMessage(self._batch, ((1, "q"), (5, "d"), (7, "q")))
+        return self._message.of((step,) * count, tuple(metrics.values()), (time,) * count)
+
+    def append(self, tail: Tail, step: Step) -> None:
+        """Append the metrics of a step to a tail: as a message when the tail has all names already."""
+        given = (step.number, step.time, step.metrics, step.phase, step.owner)
+        if tail.vocabulary == len(self._codes) and all(name in self._codes for name in step.metrics):
+            tail.append_message(self.message(*given), len(step.metrics))
+        else:
+            batch = self.of(*given)
+            tail.append(batch, len(self._codes))
 
     def of_labels(self, step: int, time: int, labels: Mapping[str, str], phase: str = "") -> Any:
         """One row a label."""
@@ -196,8 +230,13 @@ class MetricBatches:
             self._names = ()  # its batch has the dictionary as it was
         return pa.DictionaryArray.from_arrays(_flat(pa.int32(), len(names), codes), self._dictionary, safe=False)
 
+    def _use(self, names: tuple[str, ...], about: tuple[str, str]) -> None:
+        if names != self._names or about != self._about:
+            self._bind(names, about)
+
     def _bind(self, names: tuple[str, ...], about: tuple[str, str]) -> None:
         words = self._words(names)
+        self._message = None
         self._names, self._about, count = names, about, len(names)
         self._step, self._value, self._time = np.zeros(count, np.int64), np.zeros(count), np.zeros(count, np.int64)
         self._batch = pa.RecordBatch.from_arrays(
@@ -217,33 +256,47 @@ def _repeated(texts: tuple[str, ...], count: int) -> list[Any]:
     return [_strings([text] * count) if text else pa.nulls(count, pa.string()) for text in texts]
 
 
-class TensorBatches:
-    """Make record batches of raw tensors, one row a tensor. What steps share (dtypes, shapes) is made once."""
+class TensorMessages:
+    """Make messages of raw tensors, one row a tensor.
+
+    As long as a step keeps tensors of the same names, types and shapes as the one before, its number and its bytes are
+    written into the same message.
+    """
 
     def __init__(self) -> None:
         self._layout: tuple[Any, ...] = ()
-        self._shared: tuple[Any, Any, Any] = (None, None, None)
+        self._message: FixedMessage | None = None
 
-    def of(self, step: int, names: Sequence[str], entries: Sequence[str], arrays: Sequence[npt.NDArray[Any]]) -> Any:
-        """Return the tensors of a step as one `pyarrow.RecordBatch`, which holds a copy of their bytes."""
-        layout = tuple((array.dtype, array.shape) for array in arrays)
-        if layout != self._layout:
-            self._layout, self._shared = layout, _tensor_columns(arrays)
-        dtypes, shapes, ends = self._shared
-        steps = _flat(pa.int64(), len(arrays), np.full(len(arrays), step, np.int64))
-        # The views have no type that the buffer protocol does not know, such as bfloat16.
-        data = b"".join([np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays])
-        raw = pa.Array.from_buffers(pa.large_binary(), len(arrays), [None, ends, pa.py_buffer(data)], 0)
-        columns = [steps, _strings(names), _strings(entries), dtypes, shapes, raw]
-        return pa.RecordBatch.from_arrays(columns, schema=TENSORS)
+    def of(self, step: int, names: Sequence[str], entries: Sequence[str], arrays: Sequence[Array]) -> bytearray:
+        """Return the tensors of a step, valid until the next one."""
+        layout = (names, tuple([(array.dtype, array.shape) for array in arrays]))
+        if self._message is None or layout != self._layout:
+            self._message = FixedMessage(_tensor_batch(names, entries, arrays), ((1, "q"),))
+            self._layout = layout
+        message = self._message.of((step,) * len(arrays))
+        at = self._message.buffer(_TENSOR_BYTES)
+        for array in arrays:
+            if array.nbytes:
+                # The views have no type that the buffer protocol does not know, such as bfloat16.
+                message[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+                at += array.nbytes
+        return message
 
 
-def _tensor_columns(arrays: Sequence[npt.NDArray[Any]]) -> tuple[Any, Any, Any]:
-    """Return the columns of dtypes and shapes, and where the bytes of each tensor end."""
+_TENSOR_BYTES: Final = 17  # the number of the buffer with the bytes of all tensors, one after the other
+
+
+def _tensor_batch(names: Sequence[str], entries: Sequence[str], arrays: Sequence[Array]) -> Any:
+    """Return a batch of step 0 whose bytes are zeros."""
     dims = np.array([dim for array in arrays for dim in array.shape], np.int64)
     shapes = _list(pa.list_(pa.int64()), _ends((array.ndim for array in arrays), np.int32), dims, None)
-    ends = pa.py_buffer(_ends((array.nbytes for array in arrays), np.int64))
-    return _strings([array.dtype.name for array in arrays]), shapes, ends
+    ends = _ends((array.nbytes for array in arrays), np.int64)
+    raw = pa.Array.from_buffers(
+        pa.large_binary(), len(arrays), [None, pa.py_buffer(ends), pa.py_buffer(bytes(int(ends[-1])))], 0
+    )
+    steps, dtypes = _flat(pa.int64(), len(arrays), np.zeros(len(arrays), np.int64)), [a.dtype.name for a in arrays]
+    columns = [steps, _strings(names), _strings(entries), _strings(dtypes), shapes, raw]
+    return pa.RecordBatch.from_arrays(columns, schema=TENSORS)
 
 
 _DTYPES = _strings([d.name for d in DTYPES])

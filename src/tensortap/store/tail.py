@@ -7,7 +7,6 @@ import os
 import struct
 import threading
 import zlib
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,7 +17,7 @@ from tensortap.store.names import DAMAGED
 
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 _BUFFER_BYTES = 1 << 20
-_PENDING_BYTES = 16 << 20  # what waits for its checksum is held in memory
+_PENDING_BYTES = 16 << 20  # what waits for its checksum, at most: it is read again for that
 _CHECK: Final = struct.Struct("<QII")  # where a message begins, its length, its CRC-32; then the CRC-32 of these
 _OWN: Final = struct.Struct("<I")
 
@@ -34,6 +33,7 @@ class Tail:
         self.path = path
         self.opened = now
         self.rows = 0
+        self.vocabulary = -1  # how many words the stream has, once a batch is in it
         self._file = _File(path)
         self._checks = _File(checks_path(path))
         self._buffer = pa.output_stream(self._file, buffer_size=_BUFFER_BYTES)
@@ -42,13 +42,30 @@ class Tail:
         self._check_lock = threading.Lock()
         self._buffer.flush()
 
-    def append(self, batch: Any) -> None:
-        """Write one batch. Its checksum follows on the thread: after a kill the last batches are read without."""
+    def append(self, batch: Any, vocabulary: int = -1) -> None:
+        """Write one batch. Its checksum follows on the thread: after a kill the last batches are read without.
+
+        `vocabulary` is how many words its dictionaries have, where later batches may come as messages.
+        """
         self._stream.write_batch(batch)
         self._buffer.flush()
-        self.rows += batch.num_rows
-        if self._file.pending > _PENDING_BYTES:
+        self.vocabulary = vocabulary
+        self._appended(batch.num_rows)
+
+    def append_message(self, message: bytearray, rows: int) -> None:
+        """Write one batch as a message. Its words are those that the stream has."""
+        self._file.write(message)
+        self._appended(rows)
+
+    def _appended(self, rows: int) -> None:
+        self.rows += rows
+        if self._file.size - self._checked > _PENDING_BYTES:
             self.write_checks()
+
+    @property
+    def size(self) -> int:
+        """Return how many bytes it has."""
+        return self._file.size
 
     def sync(self) -> None:
         """Have the operating system write it to the disk. Any thread may: it does not touch the open file."""
@@ -81,14 +98,22 @@ class Tail:
         Each message has its own: damage to a batch costs neither the schema nor a dictionary.
         """
         with self._check_lock:
-            checks = []
-            for data in _messages(self._file.take_written()):
-                check = _CHECK.pack(self._checked, len(data), zlib.crc32(data))
-                checks.append(check + _OWN.pack(zlib.crc32(check)))
-                self._checked += len(data)
+            checks, at = [], self._checked
             with contextlib.suppress(OSError):  # the batches are written, only their checksums are not
+                for data in _messages(self._read(at, self._file.size)):
+                    check = _CHECK.pack(at, len(data), zlib.crc32(data))
+                    checks.append(check + _OWN.pack(zlib.crc32(check)))
+                    at += len(data)
+                self._checked = at
                 self._checks.write(b"".join(checks))
-                self._checks.take_written()
+
+    def _read(self, start: int, end: int) -> bytes:
+        """Return what was written, from the file, whose pages are still in memory: no step has to keep a copy."""
+        if start == end:
+            return b""
+        with self.path.open("rb") as file:
+            file.seek(start)
+            return file.read(end - start)
 
 
 def _messages(data: bytes) -> Iterator[memoryview]:
@@ -110,10 +135,9 @@ class _File:
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.closed = False
-        self.pending = 0
-        self._written: deque[bytes] = deque()
+        self.size = 0
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes | bytearray) -> int:
         rest = memoryview(data)
         while rest and not self.closed:
             try:
@@ -121,19 +145,9 @@ class _File:
             except OSError:
                 self.close()
                 raise
-            self._written.append(data if written == len(data) else bytes(rest[:written]))
-            self.pending += written
+            self.size += written
             rest = rest[written:]
         return len(data)
-
-    def take_written(self) -> bytes:
-        """Return what was written since it was last taken."""
-        taken = []
-        with contextlib.suppress(IndexError):
-            while True:  # another thread may be appending
-                taken.append(self._written.popleft())
-        self.pending = 0
-        return b"".join(taken)
 
     def flush(self) -> None:
         """Nothing waits here."""

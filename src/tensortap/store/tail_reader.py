@@ -16,9 +16,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tensortap.reduce.histogram import BUCKETS
 from tensortap.store import names as layout
+from tensortap.store.messages import root, table_in
 from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS
 from tensortap.store.tail import MessageChecksum, read_checks
+from tensortap.store.tensors import of_step
 
 _MARKER: Final = b"\xff\xff\xff\xff"
 _END: Final = _MARKER + bytes(4)
@@ -82,7 +85,19 @@ def read_tail(path: Path, kind: RowKind, length: int = -1) -> TailContent:
         size = file.seek(0, 2)
     truncated = any(check.end > size for check in checks)
     content = decode(data, [check for check in checks if check.end <= len(data)], kind.schemas, truncated)
-    return usable(content, kind)
+    return _with_step_numbers(usable(content, kind)) if kind is TENSOR_ROWS else usable(content, kind)
+
+
+def _with_step_numbers(content: TailContent) -> TailContent:
+    """Return the rows of tensors with their steps in names and entries, where the tail leaves them out."""
+    rows = content.table
+    if rows is None:
+        return content
+    named = zip(*(rows[name].to_pylist() for name in ("step", "name", "entry")), strict=True)
+    names, entries = zip(*(of_step(*row) for row in named), strict=True)
+    for column, texts in (("name", names), ("entry", entries)):
+        rows = rows.set_column(rows.column_names.index(column), column, pa.array(texts, pa.string()))
+    return content._replace(table=rows)
 
 
 def usable(content: TailContent, kind: RowKind) -> TailContent:
@@ -109,7 +124,20 @@ def possible_rows(rows: Any, required: Sequence[str]) -> Any:
             ends = pc.min_max(values).as_py()
             if ends["min"] is not None and (ends["min"] < 0 or ends["max"] > most):
                 rows = rows.filter(pc.and_(pc.greater_equal(values, 0), pc.less_equal(values, most)))
-    return rows
+    return _with_possible_histograms(rows)
+
+
+def _with_possible_histograms(rows: Any) -> Any:
+    """Return the rows whose histograms lie within the buckets there are: others would be given memory for nothing."""
+    if not {"hist_offset", "hist_counts"} <= set(rows.column_names) or not len(rows):
+        return rows
+    first = rows["hist_offset"].cast(pa.int64())
+    last = pc.add(first, pc.list_value_length(rows["hist_counts"]).cast(pa.int64()))
+    least, most = pc.min(first).as_py(), pc.max(last).as_py()
+    if least is None or (least >= 0 and (most is None or most <= BUCKETS)):
+        return rows
+    possible = pc.and_(pc.greater_equal(first, 0), pc.less_equal(last, BUCKETS))
+    return rows.filter(pc.fill_null(possible, True))
 
 
 def decode(
@@ -269,10 +297,10 @@ def _checked_batches(stream: bytes) -> tuple[list[Any], bool]:
 
 def _sound_dictionary(message: Any) -> bool:
     """Return whether a dictionary of strings has offsets that stay inside its text."""
-    metadata, body = message.metadata.to_pybytes(), message.body
-    batch = _field(metadata, _field(metadata, _root(metadata), 2), 1)
-    rows = struct.unpack_from("<q", metadata, _vector(metadata, _field(metadata, batch, 1)))[0]
-    at = _vector(metadata, _field(metadata, batch, 2))
+    metadata, body = message.metadata.to_pybytes(), message.body  # Arrow has verified it
+    batch = table_in(metadata, table_in(metadata, root(metadata), 2), 1)
+    rows = struct.unpack_from("<q", metadata, table_in(metadata, batch, 1) + 4)[0]
+    at = table_in(metadata, batch, 2) + 4
     (_, _), (start, size), (text, text_size) = struct.iter_unpack("<qq", metadata[at : at + 48])
     if rows < 0 or size < 4 * (rows + 1) or start < 0 or text < 0 or start + size > len(body):
         return bool(rows == 0)
@@ -281,23 +309,3 @@ def _sound_dictionary(message: Any) -> bool:
         return False
     body.slice(text, int(ends[-1])).to_pybytes().decode()
     return True
-
-
-# The little of flatbuffers that this takes: Arrow has verified the message before.
-
-
-def _root(data: bytes) -> int:
-    return int(struct.unpack_from("<I", data, 0)[0])
-
-
-def _field(data: bytes, table: int, number: int) -> int:
-    """Return where a field that is a table or a vector begins."""
-    slots = table - struct.unpack_from("<i", data, table)[0]
-    offset = struct.unpack_from("<H", data, slots + 4 + 2 * number)[0]
-    at = table + offset
-    return int(at + struct.unpack_from("<I", data, at)[0])
-
-
-def _vector(data: bytes, at: int) -> int:
-    """Return where the items of a vector begin."""
-    return at + 4

@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 _BY_NAME = {dtype.name: dtype for dtype in NUMPY_DTYPES}
 _KEY_TYPES = (int, int, str, str, str, int, str, bool, int, str)
 _INDEX_CRC = "tensortap_crc32"
+_ANY_STEP = "step=*"
+_ANY_ENTRY = '{"step": null'
 _UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
 
 
@@ -70,8 +72,25 @@ class Stored(NamedTuple):
 
 def tensors_of(step: Step) -> Iterator[Stored]:
     """Yield what a step kept of tensors, under names that do not collide."""
+    for kept in tensors_of_any_step(step):
+        yield Stored(*of_step(step.number, kept.name, kept.entry), kept.array)
+
+
+def of_step(number: int, name: str, entry: str) -> tuple[str, str]:
+    """Return name and entry of a tensor with the number of its step, which `tensors_of_any_step` leaves open.
+
+    >>> of_step(7, "step=*/x:output/call=0/full", '{"step": null, "rank": 0}')
+    ('step=7/x:output/call=0/full', '{"step": 7, "rank": 0}')
+    """
+    if not entry.startswith(_ANY_ENTRY):
+        return name, entry
+    return name.replace(_ANY_STEP, f"step={number}", 1), f'{{"step": {number}{entry[len(_ANY_ENTRY) :]}'
+
+
+def tensors_of_any_step(step: Step) -> Iterator[Stored]:
+    """Yield what a step kept of tensors. Names and entries are the same in every step that keeps the same."""
     taken: dict[str, int] = {}
-    columns, number = step.table.columns, step.number
+    columns = step.table.columns
     phase = step.phase if step.numbered_by_phase else ""
     before = f"{phase}/" if phase else ""
     for kept in step.table.tensors:
@@ -80,9 +99,9 @@ def tensors_of(step: Step) -> Iterator[Stored]:
             step.place(row), step.rank, int(columns["call"][row]), kept.kind,
             bool(columns["recomputed"][row >> 3] >> (row & 7) & 1), kept.probe.bit_length() - 1, phase,
         )  # fmt: skip
-        name = f"{before}step={number}{name}"
+        name = f"{before}{_ANY_STEP}{name}"
         taken[name] = taken.get(name, 0) + 1
-        yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", f'{{"step": {number}{entry}', kept.array)
+        yield Stored(name if taken[name] == 1 else f"{name}~{taken[name]}", f"{_ANY_ENTRY}{entry}", kept.array)
 
 
 @lru_cache(maxsize=4096)

@@ -301,6 +301,8 @@ static void L(reduce_chunk)(const Plan *p, Workspace *w, int64_t begin, int64_t 
     total->hash = hash;
 }
 
+#include "columns.h"
+
 #undef L
 #undef JOIN
 #undef JOIN_

@@ -9,8 +9,9 @@
  *
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
- * hash.h is the content hash; dlpack.h reads the tensors of frameworks, hook.h is what PyTorch calls; xla.h and onnx.h let
- * XLA and ONNX Runtime call it inside their graphs.
+ * hash.h is the content hash; columns.h has statistics by column, for matrices of activations; dlpack.h reads the tensors
+ * of frameworks, hook.h is what PyTorch calls; message.h writes a table as an Arrow message; xla.h and onnx.h let XLA and
+ * ONNX Runtime call it inside their graphs.
  */
 
 #define _GNU_SOURCE
@@ -131,6 +132,20 @@ typedef struct {
 #undef REAL
 
 #include "hash.h"
+
+/* Rows of vectors in one dense run, and what is known of some of their columns. */
+typedef struct {
+    const char *base;
+    int dtype;
+    int64_t rows, width;
+} Matrix;
+
+#define TILE 1024
+typedef struct {
+    double sum[TILE], squares[TILE]; /* the sum becomes the mean, from which the squares are taken */
+    float center[TILE], min[TILE], max[TILE];
+    int32_t finite[TILE], zero[TILE], positive[TILE];
+} ColumnTile;
 
 /* ---- arithmetic shared by all levels ---- */
 
@@ -352,12 +367,17 @@ static inline pair pair_max(pair a, pair b) { return SELECT(pair, a > b, (pair_m
 #include "body.h"
 
 typedef void ReduceChunk(const Plan *, Workspace *, int64_t, int64_t, Moments *);
+typedef void ReduceColumns(const Matrix *, Workspace *, ColumnTile *, int64_t, int);
+typedef void RoundBfloat16(uint16_t *, const uint32_t *, int64_t);
 
 typedef struct {
     const char *name;
     ReduceChunk *reduce_chunk;
     Hash *hash;
+    ReduceColumns *reduce_columns;
+    RoundBfloat16 *round_bfloat16;
 } Level;
+#define LEVEL(name, hash) ((Level){#name, reduce_chunk_##name, hash, reduce_columns_##name, round_bfloat16_##name})
 
 static Level levels[3]; /* best first */
 static int level_count;
@@ -370,14 +390,14 @@ static void find_levels(void)
     Hash *const hash = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1") ? hash_clmul : hash_plain;
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("bmi2"))
-        levels[level_count++] =
-            (Level){"avx512", reduce_chunk_avx512, __builtin_cpu_supports("vpclmulqdq") ? hash_vclmul : hash};
+        levels[level_count++] = LEVEL(avx512, __builtin_cpu_supports("vpclmulqdq") ? hash_vclmul : hash);
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi2"))
-        levels[level_count++] = (Level){"avx2", reduce_chunk_avx2, hash};
+        levels[level_count++] = LEVEL(avx2, hash);
 #endif
-    levels[level_count++] = (Level){"plain", reduce_chunk_plain, hash_plain};
+    levels[level_count++] = LEVEL(plain, hash_plain);
     current = levels[0];
 }
+#undef LEVEL
 
 /* ---- the processor's rounding mode ---- */
 
@@ -1063,6 +1083,104 @@ static PyObject *py_reduce(PyObject *module, PyObject *const *args, Py_ssize_t c
     return Py_BuildValue("ii", result.length > 0 ? (int)result.offset : 0, result.length);
 }
 
+/* Seven rows of `width` eight-byte values: finite, zero, positive (counts), mean, squares, min, max. */
+static void put_columns(const ColumnTile *t, char *out, int64_t width, int64_t from, int n)
+{
+    int64_t *counts = (int64_t *)out + from;
+    double *reals = (double *)out + 3 * width + from;
+    for (int j = 0; j < n; j++) {
+        counts[j] = t->finite[j];
+        counts[width + j] = t->zero[j];
+        counts[2 * width + j] = t->positive[j];
+        reals[j] = t->sum[j];
+        reals[width + j] = t->squares[j];
+        reals[2 * width + j] = (double)t->min[j] + 0.0; /* no negative zero */
+        reals[3 * width + j] = (double)t->max[j] + 0.0;
+    }
+}
+
+static PyObject *py_reduce_columns(PyObject *module, PyObject *args)
+{
+    unsigned long long out, address;
+    long long rows, width;
+    int dtype;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKiLL", &out, &address, &dtype, &rows, &width))
+        return NULL;
+    if (!out || !address || dtype < 0 || dtype >= DTYPES || !is_single[dtype] || rows < 1 || rows > INT32_MAX || width < 1) {
+        PyErr_SetString(PyExc_ValueError, "reduce_columns takes a matrix of a type that is exact as float");
+        return NULL;
+    }
+    const Matrix m = {(const char *)(uintptr_t)address, dtype, rows, width};
+    Workspace *w = take_workspace();
+    ColumnTile *t = w ? malloc(sizeof *t) : NULL;
+    if (t) {
+        Py_BEGIN_ALLOW_THREADS
+        const unsigned mode = standard_mode();
+        for (int64_t from = 0; from < width; from += TILE) {
+            const int n = width - from < TILE ? (int)(width - from) : TILE;
+            memset(t, 0, sizeof *t);
+            for (int j = 0; j < n; j++) {
+                t->min[j] = INFINITY;
+                t->max[j] = -INFINITY;
+            }
+            current.reduce_columns(&m, w, t, from, n);
+            put_columns(t, (char *)(uintptr_t)out, width, from, n);
+        }
+        restore_mode(mode);
+        Py_END_ALLOW_THREADS
+    }
+    free(t);
+    if (w)
+        give_workspace(w);
+    if (!t)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_round_bfloat16(PyObject *module, PyObject *args)
+{
+    unsigned long long out, address;
+    long long count;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKL", &out, &address, &count))
+        return NULL;
+    if (count > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        current.round_bfloat16((uint16_t *)(uintptr_t)out, (const uint32_t *)(uintptr_t)address, count);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* Rows lie anywhere, so that each begins with a wait for memory: those a few rows ahead are asked for meanwhile. */
+#define AHEAD 8
+static void gather_rows(char *out, const uint64_t *addresses, int64_t count, size_t size)
+{
+    const size_t early = size < 512 ? size : 512; /* what the processor does not fetch ahead by itself */
+    for (int64_t i = 0; i < count; i++, out += size) {
+        if (i + AHEAD < count)
+            for (size_t at = 0; at < early; at += 64)
+                __builtin_prefetch((const char *)(uintptr_t)addresses[i + AHEAD] + at);
+        memcpy(out, (const void *)(uintptr_t)addresses[i], size);
+    }
+}
+
+static PyObject *py_gather_rows(PyObject *module, PyObject *args)
+{
+    unsigned long long out, addresses;
+    long long count, size;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKLL", &out, &addresses, &count, &size))
+        return NULL;
+    if (count > 0 && size > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        gather_rows((char *)(uintptr_t)out, (const uint64_t *)(uintptr_t)addresses, count, (size_t)size);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
 /* Positions in the header and in the list of columns of a step table. */
 enum { ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE, FIXED_TIME, KEY_CAPACITY, HASH_PROBES, POINTERS = 16 };
 enum {
@@ -1207,6 +1325,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
 #include "dlpack.h"
 #include "many.h"
 #include "hook.h"
+#include "message.h"
 
 static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -1335,6 +1454,14 @@ static PyMethodDef functions[] = {
      "show_call(type, function) -> bool: show a function as __call__ of a subclass of NativeHook, called by C alone"},
     {"commit", (PyCFunction)(void (*)(void))py_commit, METH_FASTCALL,
      "commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, length)"},
+    {"message", (PyCFunction)(void (*)(void))py_message, METH_FASTCALL,
+     "message(layout_address, plan_address, metadata, into): write the rows as a message of an Arrow stream to a bytearray"},
+    {"reduce_columns", py_reduce_columns, METH_VARARGS,
+     "reduce_columns(out_address, address, dtype, rows, width): statistics of every column of a dense matrix"},
+    {"round_bfloat16", py_round_bfloat16, METH_VARARGS,
+     "round_bfloat16(out_address, address, count): float32 to the nearest bfloat16"},
+    {"gather_rows", py_gather_rows, METH_VARARGS,
+     "gather_rows(out_address, addresses_address, count, size): copy so many bytes from each address"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},
     {"level", py_level, METH_NOARGS, "The instruction set in use."},
     {"set_level", py_set_level, METH_O, "Use one of LEVELS."},

@@ -7,6 +7,7 @@ answers MAYBE before: the step is then kept in memory until its end, and recorde
 """
 
 from tensortap.select.triggers.base import Answer, Trigger, TriggerLike
+from tensortap.select.triggers.desync import desync
 from tensortap.select.triggers.measured import Metric, following, metric, nonfinite, spike
 from tensortap.select.triggers.schedule import as_trigger, at, between, chance, every, first, powers_of
 
@@ -19,6 +20,7 @@ __all__ = [
     "at",
     "between",
     "chance",
+    "desync",
     "every",
     "first",
     "following",

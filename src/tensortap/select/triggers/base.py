@@ -84,6 +84,16 @@ class Trigger:
         """Whether the step's number alone decides, so that every process decides the same, and before the step."""
         return False
 
+    @property
+    def agreed(self) -> bool:
+        """Whether all ranks decide the same, given what `watch(global_stats=True)` lets them share."""
+        return self.scheduled or self.compares_replicas
+
+    @property
+    def compares_replicas(self) -> bool:
+        """Whether it asks if ranks hold the same, so that their hashes must be compared."""
+        return False
+
     def before(self, step: int) -> Answer:
         """Whether `step` will be kept, as far as its number tells."""
         return Answer.MAYBE
@@ -145,6 +155,14 @@ class _Pair(Trigger):
     def scheduled(self) -> bool:
         return self.left.scheduled and self.right.scheduled
 
+    @property
+    def agreed(self) -> bool:
+        return self.left.agreed and self.right.agreed
+
+    @property
+    def compares_replicas(self) -> bool:
+        return self.left.compares_replicas or self.right.compares_replicas
+
     def metrics(self) -> frozenset[str]:
         return self.left.metrics() | self.right.metrics()
 
@@ -182,6 +200,14 @@ class _Not(Trigger):
     @property
     def scheduled(self) -> bool:
         return self.inner.scheduled
+
+    @property
+    def agreed(self) -> bool:
+        return self.inner.agreed
+
+    @property
+    def compares_replicas(self) -> bool:
+        return self.inner.compares_replicas
 
     def metrics(self) -> frozenset[str]:
         return self.inner.metrics()

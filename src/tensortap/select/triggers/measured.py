@@ -194,6 +194,14 @@ class _Following(Trigger):
     def metrics(self) -> frozenset[str]:
         return self.trigger.metrics()
 
+    @property
+    def agreed(self) -> bool:
+        return self.trigger.agreed
+
+    @property
+    def compares_replicas(self) -> bool:
+        return self.trigger.compares_replicas
+
     def fresh(self) -> Trigger:
         return _Following(self.trigger.fresh(), self.steps)
 

@@ -1,0 +1,135 @@
+"""Merge a run's records over ranks, steps or calls, file by file: histograms are never all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from tensortap.distributed.replicas import ReplicaGroups
+from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.statistics import NUMBERS
+from tensortap.store.blocks import BlockSource, Ints, RowBlock, ahead, array_of, blocks, left_out, read_or_mark
+from tensortap.store.filters import SiteSelection, StepSelection, places_matching
+from tensortap.store.merging import Over, fold
+from tensortap.store.snapshot import Snapshot
+
+_WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype")
+_PLAIN: Final = ("step", "call", "seq", "recomputed")
+_GROUPS_AT_ONCE: Final = 1 << 13  # of 32 KiB each, of which few pages are used
+_READERS: Final = 2
+_TYPES: Final = {"step": np.int64, "call": np.int32, "seq": np.int32, "recomputed": np.bool_}
+
+
+def merged(
+    snapshot: Snapshot, over: Over | Sequence[Over], sites: SiteSelection, steps: StepSelection,
+    copies: ReplicaGroups, *, by_phase: bool,
+) -> Any:  # fmt: skip
+    """Return what `fold` gives of a run's records."""
+    chosen = None if sites is None else set(places_matching(sites, snapshot.places))
+    wanted = (*_PLAIN, "phase", "dtype", "shape", *NUMBERS)
+    found = list(blocks(snapshot, wanted, chosen=lambda place: chosen is None or place in chosen, steps=steps))
+    rows = _table(found)
+    merge = _HistogramMerge(snapshot, [block.source for block in found])
+    return fold(rows, over, copies, by_phase=by_phase, histograms=merge)
+
+
+def _table(found: Sequence[RowBlock]) -> Any:
+    """Return the rows of all files in order of execution, and for each where it lies."""
+    tables = [_rows(number, block) for number, block in enumerate(found)]
+    rows = pa.concat_tables(tables) if tables else _nothing()
+    return rows.sort_by([(name, "ascending") for name in ("step", "rank", "seq")])
+
+
+def _rows(number: int, block: RowBlock) -> Any:
+    columns: dict[str, Any] = {name: pa.array(block.number(name).astype(kind)) for name, kind in _TYPES.items()}
+    columns |= {name: block.columns[name].cast(pa.string()) for name in _WORDS}
+    columns |= {name: pa.array(block.number(name)) for name in NUMBERS}
+    columns |= {"rank": pa.array(np.full(len(block), block.source.rank, np.int32)), "shape": block.columns["shape"]}
+    columns["source"] = pa.array(np.full(len(block), number))
+    columns["row"] = pa.array(np.arange(len(block)) if block.rows is None else block.rows)
+    return pa.table(columns)
+
+
+class _HistogramMerge:
+    """Adds the histograms of groups of rows, each file being read when its rows are added."""
+
+    def __init__(self, snapshot: Snapshot, files: Sequence[BlockSource]) -> None:
+        self._snapshot = snapshot
+        self._files = files
+
+    def __call__(self, rows: Any, starts: Ints) -> dict[str, Any]:
+        """Return the columns of merged histograms; null where a row of the group has none."""
+        source, row = (array_of(rows[name]) for name in ("source", "row"))
+        group = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(rows))))
+        offsets, lengths, counts = [], [], []
+        whole = np.ones(len(starts), bool)
+        for low in range(0, len(starts), _GROUPS_AT_ONCE):
+            high = min(low + _GROUPS_AT_ONCE, len(starts))
+            at = slice(*np.searchsorted(group, (low, high)))
+            dense = self._added(source[at], row[at], group[at] - low, whole[low:high])
+            for total in dense:
+                used = np.flatnonzero(total)
+                first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+                offsets.append(first)
+                lengths.append(last - first)
+                counts.append(total[first:last].copy())
+        return _as_columns(np.array(offsets, np.int32), np.array(lengths, np.int64), counts, whole)
+
+    def _added(self, source: Ints, row: Ints, group: Ints, whole: Any) -> Ints:
+        """Return the buckets of each group; `whole` becomes false for groups with a row that has no histogram."""
+        dense = np.zeros((len(whole), BUCKETS), np.int64)
+        numbers, damaged = np.unique(source).tolist(), list[BlockSource]()
+        with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
+            for number, table in zip(numbers, ahead(pool, self._read, numbers, _READERS + 1), strict=True):
+                at = np.flatnonzero(source == number)
+                if table is None:
+                    damaged.append(self._files[number])
+                elif "hist_counts" not in table.column_names:
+                    whole[group[at]] = False
+                else:
+                    _add(dense.reshape(-1), table, row[at], group[at], whole)
+        if damaged:
+            raise left_out(damaged[0])
+        return dense
+
+    def _read(self, number: int) -> Any:
+        source = self._files[number]
+        return read_or_mark(self._snapshot, source, lambda: source.read(("hist_offset", "hist_counts")))
+
+
+def _add(dense: Ints, table: Any, row: Ints, group: Ints, whole: Any) -> None:
+    """Add the histograms of some rows of a file to those of their groups."""
+    lists = table["hist_counts"].combine_chunks()
+    lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+    whole[group[~array_of(lists.is_valid())[row]]] = False
+    ends = array_of(lists.offsets).astype(np.int64)
+    first = array_of(table["hist_offset"]).astype(np.int64)
+    of_row = np.full(len(lists), -1)
+    of_row[row] = group
+    used = (of_row >= 0) & (first >= 0) & (first + np.diff(ends) <= BUCKETS)  # a damaged file may say otherwise
+    lengths = np.where(used, np.diff(ends), 0)
+    values = array_of(lists.values)
+    if used.all():
+        values, begins = values[ends[0] : ends[-1]], ends[:-1] - ends[0]
+    else:
+        values = values[ends[0] : ends[-1]][np.repeat(used, np.diff(ends))]
+        begins = np.cumsum(lengths) - lengths
+    np.add.at(dense, np.repeat(of_row * BUCKETS + first - begins, lengths) + np.arange(len(values)), values)
+
+
+def _as_columns(offsets: Any, lengths: Ints, counts: Sequence[Ints], whole: Any) -> dict[str, Any]:
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = np.concatenate(counts) if len(counts) else np.zeros(0, np.int64)
+    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(values), mask=pa.array(~whole))
+    return {"hist_offset": pa.array(offsets, pa.int32(), mask=~whole), "hist_counts": lists}
+
+
+def _nothing() -> Any:
+    kinds = {**{name: pa.from_numpy_dtype(kind) for name, kind in _TYPES.items()}, "rank": pa.int32()}
+    kinds |= {name: pa.string() for name in _WORDS} | {"shape": pa.list_(pa.int64())}
+    kinds |= {name: pa.float64() for name in NUMBERS} | {"source": pa.int64(), "row": pa.int64()}
+    return pa.schema(list(kinds.items())).empty_table()
