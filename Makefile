@@ -12,7 +12,8 @@ ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/adapters/torch/modul
 # Two cores is what CI has, and each worker imports a framework.
 WORKERS ?= 2
 
-.PHONY: help demo test lint types imports unit browser format bench outside faults fuzz kills picture page dist clean
+.PHONY: help demo test thorough lint types imports unit browser format bench outside faults fuzz kills signals soak picture
+.PHONY: docs page dist clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -41,7 +42,10 @@ imports: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+thorough: $(VENV)/.ready browser  ## the tests of `make test`, and those that only repeat their mechanism at length
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "thorough or not thorough"
 
 # Pages are looked at in Debian's own browser.
 browser:
@@ -71,8 +75,15 @@ faults: $(VENV)/.ready  ## score the rules on faults of published studies and on
 fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
 	$(BIN)/python tests/store/mutations.py 10000
 
-kills: $(VENV)/.ready  ## 500 times SIGKILL while recording, sealing, resuming, compacting, with ranks, compiled
+kills: $(VENV)/.ready  ## 500 times SIGKILL while recording, sealing, resuming, compacting, with ranks, compiled; 200 while harvesting
 	$(BIN)/python tests/store/kills.py 500
+	$(BIN)/python tests/harvest/kills.py 200
+
+signals: $(VENV)/.ready  ## 1,000 signals to processes that close steps, whose handlers close steps or the tap
+	$(BIN)/python tests/record/signals.py 1000
+
+soak: $(VENV)/.ready  ## 20,000 steps with flat memory, files and step time
+	$(BIN)/python tests/record/soak.py 20000
 
 # A copy of the package with the extension built for the sanitizers. Of leaks only ours count: others have some too.
 asan: $(VENV)/.ready  ## the tests of the C code under the address and undefined-behaviour sanitizers
@@ -87,9 +98,15 @@ asan: $(VENV)/.ready  ## the tests of the C code under the address and undefined
 	  OMP_NUM_THREADS=1 $(BIN)/python tests/adapters/torch/helpers/attach_and_detach.py 1000 2> $(VENV)/asan/leaks.log
 	! grep -E "csrc/|_kernel\.abi3" $(VENV)/asan/leaks.log
 
-picture: $(VENV)/.ready  ## draw docs/show.svg and docs/viewer.png anew (the second needs chromium)
+picture: $(VENV)/.ready  ## draw docs/*.svg and docs/viewer.png anew (the last needs chromium)
+	$(BIN)/python docs/make_pipeline.py
 	$(BIN)/python docs/make_picture.py
 	$(BIN)/python docs/make_viewer.py
+
+docs: $(VENV)/.docs  ## the documentation site in build/site; a broken link or any other warning fails
+	$(BIN)/python docs/make_site.py
+	NO_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict
+	@echo "the site is in build/site: open build/site/index.html"
 
 page:  ## the viewer's page from web/, which needs Node
 	cd web && npm ci --no-audit --no-fund && npm run build
@@ -120,6 +137,12 @@ $(VENV)/.demo: $(SOURCES) | $(BIN)/pip
 	@$(PIP) install -c constraints.txt setuptools
 	@$(INSTALL) '.[demo,query,view]'
 	@touch $(VENV)/.installed $@
+
+$(VENV)/.docs: $(SOURCES) | $(BIN)/pip
+	@echo "installing tensortap and what its documentation needs into $(VENV)"
+	@$(PIP) install -c constraints.txt setuptools
+	@$(INSTALL) '.[docs,view]'
+	@touch $@
 
 $(VENV)/.ready: $(SOURCES) | $(BIN)/pip
 	@echo "installing tensortap and what its development needs into $(VENV)"

@@ -68,7 +68,10 @@ setup(
         Extension(
             "tensortap.reduce._kernel",
             sources=[f"{HERE}/kernel.c"],
-            depends=[f"{HERE}/{part}.h" for part in ("body", "pass", "hash", "dlpack", "many", "hook", "xla", "onnx")],
+            depends=[
+                f"{HERE}/{part}.h"
+                for part in ("body", "pass", "hash", "columns", "dlpack", "many", "hook", "message", "xla", "onnx")
+            ],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=[
                 "-O3",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from warm_python import WarmPython
+from xdist.scheduler import LoadScopeScheduling
 
 from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
@@ -79,11 +82,75 @@ def make_run(tmp_path: Path) -> Callable[..., str]:
     return make
 
 
+# What a script of PyTorch under `tensortap run` imports, in an order that each may rely on.
+SCRIPT_MODULES = ["torch", "sklearn.datasets", "torch._dynamo", "tensortap.adapters.torch.script.watcher"]
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Run `python WORDS` quickly: what scripts import has been executed, and they import it all the same.
+
+    For what is compared with `python` itself, or is about imports or signals, start a process instead.
+    """
+    with WarmPython("tensortap.cli.app", "pyarrow.parquet", hidden=SCRIPT_MODULES) as python:
+        yield python
+
+
 @pytest.fixture(autouse=True)
 def no_width_from_outside(monkeypatch):
     """A terminal's width that the runner of the tests exports (xdist's workers do) must not decide what they see."""
     for name in ("COLUMNS", "LINES"):
         monkeypatch.delenv(name, raising=False)
+
+
+# Folders whose tests share what takes long to make, so that one worker runs them all. Elsewhere it is a file.
+TOGETHER = ("tests/web/", "tests/adapters/torch/distributed/", "tests/diagnose/")
+# What takes longest begins first, so that no worker is left with it at the end.
+LONGEST_FIRST = (
+    "tests/web/", "tests/adapters/keras/test_unchanged.py", "tests/adapters/torch/distributed/",
+    "tests/adapters/torch/compile/", "tests/test_repository.py", "tests/script/", "tests/adapters/keras/",
+    "tests/diagnose/", "tests/store/test_fuzz.py", "tests/store/test_killed.py", "tests/harvest/test_ray.py",
+    "tests/outside/", "tests/test_examples.py", "tests/adapters/",
+)  # fmt: skip
+
+
+def unit_of(nodeid: str) -> str:
+    """Return what one worker runs as a whole: the folder or the file of a test."""
+    path = nodeid.partition("::")[0]
+    return next((folder for folder in TOGETHER if path.startswith(folder)), path)
+
+
+class FileScheduling(LoadScopeScheduling):
+    """Give each worker whole files, in the order of collection.
+
+    `--dist loadgroup` and its marks would do, but pytest-xdist 3.8 loses them with pytest 9.2.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    """Schedule by file, in our order instead of by the number of tests."""
+    config.option.loadscopereorder = False
+    return FileScheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what takes longest first."""
+
+    def place(item: pytest.Item) -> int:
+        return next((i for i, start in enumerate(LONGEST_FIRST) if item.nodeid.startswith(start)), len(LONGEST_FIRST))
+
+    items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Take what the frameworks loaded out of the garbage collector's sight: it looked through all of it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

@@ -18,6 +18,7 @@ from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS += sorted((ROOT / "docs" / "guides").glob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROSE = sorted(
     path
@@ -44,6 +45,8 @@ def blocks(document: Path) -> Iterator[Block]:
 
 def run_block(block: Block, names: dict[str, Any]) -> None:
     if block.language == "python":
+        if named := re.match(r"\s*# (\w+\.py)\n", block.code):
+            Path(named[1]).write_text(block.code, encoding="utf-8")  # for the commands that follow
         exec(compile(block.code, block.where, "exec"), names)
     elif block.language == "sql":
         assert duckdb.connect().execute(block.code).fetchall(), block.where

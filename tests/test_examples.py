@@ -18,20 +18,30 @@ EXAMPLES = {
 }
 
 
-def python(*words, cwd):
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=env)
-    assert done.returncode == 0, done.stderr
-    return done
+@pytest.fixture(scope="module")
+def python(warm_python):
+    """Run `python WORDS` in a folder."""
+
+    def run(*words, cwd):
+        done = warm_python.run(words, cwd)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
 
 
-def observed(name, *args, cwd, options=()):
-    return python("-m", "tensortap", "run", "--to", "out", *options, ROOT / "examples" / name, *args, cwd=cwd)
+@pytest.fixture(scope="module")
+def observed(python):
+    """Run an example under `tensortap run`."""
+
+    def run(name, *args, cwd, options=()):
+        return python("-m", "tensortap", "run", "--to", "out", *options, ROOT / "examples" / name, *args, cwd=cwd)
+
+    return run
 
 
 @pytest.fixture(scope="module", params=EXAMPLES)
-def example(request, tmp_path_factory):
+def example(request, tmp_path_factory, python, observed):
     """An example's name, what it prints, what it prints under observation, and the run."""
     pytest.importorskip("sklearn")
     folder = tmp_path_factory.mktemp("example")
@@ -49,13 +59,14 @@ def test_the_same_with_and_without(example):
 def test_what_is_found(example):
     """Every step of training, testing and serving is there, complete."""
     name, _, _, run = example
-    rows = Counter((record.phase, record.step) for record in run.records())  # each phase has its own numbers
+    outputs = [record for record in run.records() if record.place.port == "output"]
+    rows = Counter((record.phase, record.step) for record in outputs)  # each phase has its own numbers
     steps = set(rows)
     phases = [phase for phase, _ in steps]
     sites = {"digits_cnn.py": 15, "small_gpt.py": 21, "serve.py": 8}[name]
     expected = {"digits_cnn.py": (24, 3), "small_gpt.py": (4, 6), "serve.py": (0, 60)}[name]
     assert (phases.count("train"), phases.count("eval")) == expected
-    assert len(run.sites) == sites
+    assert sum(":output" in site for site in run.sites) == sites
     assert set(rows.values()) == {sites}
     assert len(run.metrics()) == expected[0] or name == "digits_cnn.py"
     assert run.counts == {}
@@ -93,7 +104,7 @@ def test_make_demo(tmp_path):
     assert "the run is in runs/demo" in done.stdout and not (tmp_path / "opened").exists()
 
 
-def test_the_explosion(tmp_path):
+def test_the_explosion(tmp_path, observed):
     """A learning rate that grows ends in NaN, and the last words say where it was first."""
     done = observed("digits_cnn.py", "--fault", "explode", cwd=tmp_path, options=["--keep", "stats"])
     assert "NaN or Inf, first at step" in done.stderr

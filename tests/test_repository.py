@@ -102,7 +102,6 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("installed") / "venv", wheel)
 
 
-@pytest.mark.xdist_group("build")
 def test_wheel(wheel: Path) -> None:
     """The wheel fits Python 3.11 and later, and holds the kernel and the type marker but no C and no tests."""
     names = zipfile.ZipFile(wheel).namelist()
@@ -113,7 +112,6 @@ def test_wheel(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-@pytest.mark.xdist_group("build")
 def test_sdist(sources: Path, tmp_path: Path) -> None:
     """A wheel can be built from the source archive alone."""
     with tarfile.open(build(sources, "sdist")) as archive:
@@ -139,7 +137,6 @@ def without_page(sources: Path, folder: Path) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="the page is made by Node, which is not installed here")
-@pytest.mark.xdist_group("build")
 def test_the_page_is_made_where_node_is_and_comes_with_the_wheel(sources: Path, tmp_path: Path) -> None:
     """A wheel and a source archive built with Node hold the page: one script, one style sheet, under 300 kB gzip."""
     folder = without_page(sources, tmp_path / "sources")
@@ -153,8 +150,7 @@ def test_the_page_is_made_where_node_is_and_comes_with_the_wheel(sources: Path, 
         assert any(name.endswith("view/static/index.html") for name in archive.getnames())
 
 
-@pytest.mark.xdist_group("build")
-@pytest.mark.parametrize("why", ["asked", "no Node", "broken"])
+@pytest.mark.parametrize("why", ["asked", "no Node", pytest.param("broken", marks=pytest.mark.thorough)])
 def test_without_the_page_it_installs_all_the_same(sources: Path, tmp_path: Path, why: str) -> None:
     """Where the page is not wanted, cannot be made, or fails to be made, the wheel is whole but for it."""
     folder = without_page(sources, tmp_path / "sources")
@@ -170,7 +166,6 @@ def test_without_the_page_it_installs_all_the_same(sources: Path, tmp_path: Path
     assert [name for name in names if name.startswith(PAGE)] == []
 
 
-@pytest.mark.xdist_group("build")
 def test_installed(python: Path, tmp_path: Path) -> None:
     """Installed elsewhere it uses the C kernel, says nothing at import and has its command."""
     seen = look(python, tmp_path)
@@ -181,7 +176,6 @@ def test_installed(python: Path, tmp_path: Path) -> None:
     assert json.loads(run(python.parent / "tensortap", "doctor", "--json", cwd=tmp_path))["kernel"]["active"]
 
 
-@pytest.mark.xdist_group("build")
 def test_without_compiler(sources: Path, python: Path, tmp_path: Path) -> None:
     """Where nothing compiles it installs all the same, warns once when it is used, and gives the same numbers."""
     folder = tmp_path / "sources"
