@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 from collections.abc import Iterator
@@ -29,12 +30,13 @@ def ray() -> Iterator[Any]:
     tests = str(Path(__file__).resolve().parent.parent)
     variables = {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    handler = signal.getsignal(signal.SIGTERM)
+    handler, printing = signal.getsignal(signal.SIGTERM), builtins.print
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
              runtime_env={"env_vars": variables})  # fmt: skip
     yield ray
     ray.shutdown()
-    signal.signal(signal.SIGTERM, handler)  # Ray leaves its own in the process
+    signal.signal(signal.SIGTERM, handler)  # Ray leaves its own in the process, and its own print()
+    builtins.print = printing
 
 
 class Once(nn.Module):

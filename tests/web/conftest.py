@@ -86,9 +86,9 @@ def served(built: Path, recorded: Path) -> Iterator[str]:
         yield address
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Headless chromium, the one that is installed."""
+    """Headless chromium, the one that is installed; ended with this folder's tests, since its event loop keeps running."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -1,0 +1,1 @@
+"""What `tensortap view` and `tensortap report` show, in a real browser."""
