@@ -88,7 +88,7 @@ def served(built: Path, recorded: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """Headless chromium, the one that is installed; ended with this folder's tests, since its event loop keeps running."""
+    """Headless chromium, the one that is installed; it ends with these tests: its event loop runs on meanwhile."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     chromium = next(
         (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
