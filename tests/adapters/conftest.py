@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from subjects import SUBJECTS, subject_of
 
-pytest.register_assert_rewrite("contract")
+pytest.register_assert_rewrite("contract", "contract_capabilities", "contract_recording", "watched")
 
 
 @pytest.fixture(params=SUBJECTS)

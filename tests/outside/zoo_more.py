@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,26 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint_sequential
 
-X = (4, 8)
-MAKERS: list[tuple[str, Callable[[], tuple[nn.Module, Any]], bool]] = []
-
-
-def shape(
-    train: bool = True, batch: Callable[[], Any] = lambda: torch.randn(X)
-) -> Callable[[type[nn.Module]], type[nn.Module]]:
-    """Keep a class as a subject, called with what `batch` makes."""
-
-    def keep(cls: type[nn.Module]) -> type[nn.Module]:
-        MAKERS.append((cls.__name__, lambda: (cls(), batch()), train))
-        return cls
-
-    return keep
-
-
-class _Base(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(8, 8)
+from outside.shapes import Base, X, shape
 
 
 class GraphBatch:
@@ -42,7 +22,7 @@ class GraphBatch:
 
 
 @shape(batch=lambda: GraphBatch(torch.randn(X), torch.randint(0, 4, (2, 10))))
-class TakesGraph(_Base):
+class TakesGraph(Base):
     """Message passing over an object that is handed on."""
 
     def forward(self, batch: GraphBatch) -> torch.Tensor:
@@ -52,7 +32,7 @@ class TakesGraph(_Base):
 
 
 @shape()
-class CallsItself(_Base):
+class CallsItself(Base):
     """A root that calls itself."""
 
     def forward(self, x: torch.Tensor, depth: int = 3) -> torch.Tensor:
@@ -77,7 +57,7 @@ class Tree(nn.Module):
 
 
 @shape(train=False)
-class ReturnsDistribution(_Base):
+class ReturnsDistribution(Base):
     """A policy that returns a distribution."""
 
     def forward(self, x: torch.Tensor) -> torch.distributions.Normal:
@@ -86,7 +66,7 @@ class ReturnsDistribution(_Base):
 
 
 @shape()
-class MakesModuleInForward(_Base):
+class MakesModuleInForward(Base):
     """A module that lives for one call."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +75,7 @@ class MakesModuleInForward(_Base):
 
 
 @shape()
-class ReplacesChild(_Base):
+class ReplacesChild(Base):
     """A child that forward replaces by another with the same weights."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -108,7 +88,7 @@ class ReplacesChild(_Base):
 
 
 @shape()
-class ModulesInList(_Base):
+class ModulesInList(Base):
     """Modules in a plain list, which PyTorch does not know."""
 
     def __init__(self) -> None:
@@ -123,7 +103,7 @@ class ModulesInList(_Base):
 
 
 @shape()
-class SliceAssignment(_Base):
+class SliceAssignment(Base):
     """Results written into parts of a tensor that was made before."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +115,7 @@ class SliceAssignment(_Base):
 
 
 @shape()
-class Expanded(_Base):
+class Expanded(Base):
     """Outputs with strides of zero, transposed, empty in one dimension, and of no dimension."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -145,7 +125,7 @@ class Expanded(_Base):
 
 
 @shape(train=False)
-class ManyTypes(_Base):
+class ManyTypes(Base):
     """Outputs of every kind of number."""
 
     def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
@@ -188,7 +168,7 @@ class _Adjoint(torch.autograd.Function):
 
 
 @shape()
-class Adjoint(_Base):
+class Adjoint(Base):
     """A solver's step whose backward runs the module again."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -199,7 +179,7 @@ class Adjoint(_Base):
 
 
 @shape()
-class Equilibrium(_Base):
+class Equilibrium(Base):
     """A fixed point, with a hook on the result that changes its gradient."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -215,7 +195,7 @@ class Equilibrium(_Base):
 
 
 @shape()
-class StraightThrough(_Base):
+class StraightThrough(Base):
     """A quantizer with the gradient of the identity, and a codebook that moves."""
 
     codes: torch.Tensor
@@ -234,7 +214,7 @@ class StraightThrough(_Base):
 
 
 @shape()
-class HyperNetwork(_Base):
+class HyperNetwork(Base):
     """A network that makes the weights of another."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -286,7 +266,7 @@ class BackwardHooks(nn.Module):
 
 
 @shape()
-class OwnCall(_Base):
+class OwnCall(Base):
     """A class with a `__call__` and a `__getattr__` of its own."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -303,7 +283,7 @@ class OwnCall(_Base):
 
 
 @shape()
-class DecoratedForward(_Base):
+class DecoratedForward(Base):
     """A child whose forward runs without gradients, and one under autocast."""
 
     def __init__(self) -> None:
