@@ -9,8 +9,10 @@ KERNEL := $(wildcard src/tensortap/reduce/csrc/*.c src/tensortap/reduce/csrc/*.h
 PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # What `make asan` runs: all that reaches the C code directly.
 ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/adapters/torch/modules tests/adapters/torch/autograd
-# Two cores is what CI has, and each worker imports a framework.
-WORKERS ?= 2
+# One more than CI has cores: tests wait for browsers, servers and processes that they kill.
+WORKERS ?= 3
+# Virtual machines announce AMX and refuse it, and a product of bfloat16 ends the process: oneDNN is kept from trying.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 
 .PHONY: help demo test thorough lint types imports unit browser format bench outside faults fuzz kills signals soak picture
 .PHONY: docs page dist clean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,9 @@ from tensortap.reduce.buffers import buffer_of
 from tensortap.select.probes import probe
 from tensortap.store.folder import RunFolder
 from tensortap.types import Place
+
+# Before a framework is loaded. Virtual machines announce AMX and refuse it: a product of bfloat16 ends the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 Tensors = Mapping[str | Place, Any]
 

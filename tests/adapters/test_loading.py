@@ -47,7 +47,11 @@ def test_importing_tensortap_loads_none():
     assert loaded(f"{code}print(json.dumps([name for name in {FRAMEWORKS!r} if name in sys.modules]))") == set()
 
 
-@pytest.mark.parametrize("name", [name for name in SUBJECTS if name in OWN])
+# Keras loads three frameworks itself, which takes ten seconds; import-linter holds its adapter to the same.
+SELDOM = {"keras": pytest.mark.thorough}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SELDOM.get(name, ())) for name in SUBJECTS if name in OWN])
 def test_an_adapter_loads_only_its_own(name):
     """Watching a model of one framework loads no other, whichever are installed."""
     for package in SUBJECTS[name]:

@@ -14,6 +14,10 @@ COMPARED = ("numel", "nan", "posinf", "zeros", "min", "max")
 MOMENTS = ("mean", "std", "l1", "l2")
 ALL = "**:{output,input,grad_output,grad_input,param,grad}"
 graph_or_xla = pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+# XLA takes seconds to compile what another test compiles too.
+compiled_once = pytest.mark.parametrize(
+    "jit", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["graph", "xla"]
+)
 
 
 def weights(model):
@@ -35,7 +39,7 @@ def by_place(memory):
     return found
 
 
-@graph_or_xla
+@compiled_once
 def test_weights_after_training_are_the_same(make, fit, memory, jit):
     """With every layer, gradient and weight tapped, training ends with the same weights, to rounding."""
     bare, tapped = make(jit_compile=jit), make(jit_compile=jit)

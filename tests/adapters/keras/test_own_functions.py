@@ -68,7 +68,13 @@ SIGNATURE = [tf.TensorSpec([None, 6]), tf.TensorSpec([None, 1])]
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"jit_compile": True}, {"input_signature": SIGNATURE}, {"reduce_retracing": True}, {"autograph": False}],
+    [
+        {},
+        pytest.param({"jit_compile": True}, marks=pytest.mark.thorough),
+        {"input_signature": SIGNATURE},
+        {"reduce_retracing": True},
+        {"autograph": False},
+    ],
     ids=["graph", "xla", "signature", "relaxed", "plain"],
 )
 def test_traced_before(memory, options):

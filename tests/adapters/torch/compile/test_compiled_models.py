@@ -33,7 +33,8 @@ def _fresh(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kept))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    with torch._inductor.config.patch(compile_threads=1):  # no pool of processes for a few kernels
+    # No pool of processes for a few kernels, and no compiling only to see which instruction sets there are.
+    with torch._inductor.config.patch({"compile_threads": 1, "cpp.vec_isa_ok": False}):
         yield
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
