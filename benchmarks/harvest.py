@@ -9,6 +9,7 @@ SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
 import resource
@@ -22,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from harvest_formats import formats
 from models import Transformer
 from torch import nn
 
@@ -86,8 +86,16 @@ def contenders(model: nn.Module, data: list[dict[str, torch.Tensor]], site: str)
                 torch.save(seen[0].to(torch.bfloat16).reshape(-1, seen[0].shape[-1]).clone(), to / f"{n}.pt")
         handle.remove()
 
+    first_half = truncated(model)
+
+    def half_alone(to: Path) -> None:
+        with torch.no_grad():
+            for batch in data:
+                first_half(**batch)
+
     found = {
         "bare forward": bare,
+        "bare, cut at half depth": half_alone,
         "harvest, 1 site": harvest(half),
         "harvest, 4 sites": harvest(*four),
         "harvest, half depth, stop": harvest(half, stop="auto"),
@@ -97,6 +105,16 @@ def contenders(model: nn.Module, data: list[dict[str, torch.Tensor]], site: str)
     if nnsight_works():
         found["nnsight trace + torch.save"] = lambda to: traced(model, data, half, to)
     return found
+
+
+def truncated(model: nn.Module) -> nn.Module:
+    """The model without what comes after its third layer: what leaving a forward pass early can give at best."""
+    short = copy.deepcopy(model)
+    if isinstance(short, Transformer):
+        short.blocks, short.norm, short.head = short.blocks[:3], nn.Identity(), nn.Identity()
+    else:
+        short.encoder.layer, short.pooler = short.encoder.layer[:3], None
+    return short
 
 
 def first(out: Any) -> torch.Tensor:
@@ -338,52 +356,6 @@ def ray() -> None:
         tt.harvest(minilm, lambda: data, site, to=f"{folder}/ray", engine=tt.Ray(workers=1), **options)
         there = time.perf_counter() - begun
     print(f"\nRay: starts in {up:.1f} s; one worker takes {there:.1f} s where this process takes {local:.1f} s")
-
-
-def formats() -> None:
-    """Ways of writing vectors in bf16: how fast they are written and read, and how large they are."""
-    rows, width = 40_000, 384
-    values = np.random.default_rng(0).normal(size=(rows, width)).astype(np.float32)
-    bits = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
-    columns: dict[str, Any] = {
-        "Parquet, fixed-length binary": pa.Array.from_buffers(pa.binary(2 * width), rows, [None, pa.py_buffer(bits)]),
-        "Parquet, list of uint16": pa.FixedSizeListArray.from_arrays(pa.array(bits.reshape(-1)), width),
-        "Parquet, list of float16": pa.FixedSizeListArray.from_arrays(
-            pa.array(values.astype(np.float16).reshape(-1)), width
-        ),
-    }
-    print(f"\nformats: {rows} rows of {width} bf16, MB/s of payload from the page cache")
-    chosen = np.sort(np.random.default_rng(0).integers(0, rows, 256))
-    with tempfile.TemporaryDirectory() as folder:
-        for name, column in columns.items():
-            table, path = pa.table({"values": column}), f"{folder}/a.parquet"
-            wrote = best(lambda t=table, p=path: write_plain(t, p))
-            got = best(lambda p=path: pq.read_table(p, memory_map=True, pre_buffer=False))
-            few = best(lambda p=path: pq.read_table(p, memory_map=True, pre_buffer=False).take(chosen))
-            size = Path(path).stat().st_size / bits.nbytes
-            rates = f"{bits.nbytes / wrote / 1e6:>7,.0f} written {bits.nbytes / got / 1e6:>7,.0f} read"
-            print(f"  {name:<30} {rates}   256 random rows {few * 1e3:6.1f} ms   size {size:.2f}")
-            with pa.OSFile(f"{folder}/a.arrow", "wb") as file, pa.ipc.new_file(file, table.schema) as out:
-                out.write_table(table)
-        with pa.memory_map(f"{folder}/a.arrow") as file:
-            few = best(lambda: pa.ipc.open_file(file).read_all().take(chosen))
-        print(f"  Arrow IPC, memory map: 256 random rows {few * 1e3:.1f} ms")
-
-
-def write_plain(table: pa.Table, path: str) -> None:
-    """Write without compression or dictionaries."""
-    plain: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
-    pq.write_table(table, path, row_group_size=8192, **plain)
-
-
-def best(function: Callable[[], object]) -> float:
-    """The shortest of five times."""
-    times = []
-    for _ in range(5):
-        begun = time.perf_counter()
-        function()
-        times.append(time.perf_counter() - begun)
-    return min(times)
 
 
 PARTS = {"formats": formats, "write": write, "read": read, "memory": memory, "processes": processes, "ray": ray,

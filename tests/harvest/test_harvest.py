@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +76,13 @@ def test_rows_know_where_they_come_from(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", ["auto", None])
 def test_the_forward_pass_stops_after_the_last_site(stop: Any, tmp_path: Path) -> None:
-    """With stop="auto" later blocks run for the first batches only; the bytes are the same."""
+    """With stop="auto" later blocks run for the first batch only; the bytes are the same."""
     model = make_model()
     tt.harvest(model, make_data(), "blocks.1", to=tmp_path / "acts", stop=stop, **MASKED)
     tt.harvest(model, make_data(), "blocks.1", to=tmp_path / "whole", stop=None, **MASKED)
     passes = [block.calls for block in model.blocks]
     assert passes[1] == 2 * 8
-    assert passes[2] == (8 + 8 if stop is None else 8 + 1 + 1)  # the plan's batch, and the first behind it
+    assert passes[2] == (8 + 8 if stop is None else 8 + 1)  # the batch that the plan is made of
     assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
 
 
@@ -288,3 +289,16 @@ def test_what_has_no_samples_is_left_out(tmp_path: Path, capsys: pytest.CaptureF
     assert acts.sites == [":output.hidden"]
     assert acts.rows == 3
     assert "left out: :output.bias, :output.aux" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal a bar shows the share that is done, the time left, rows a second and bytes, for a list too."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    tt.harvest(nn.Linear(4, 3), [torch.ones(2, 4)] * 3, ":output", to=tmp_path / "acts")
+    shown = capsys.readouterr().err
+    assert "100%" in shown
+    assert "0:00:00" in shown
+    assert re.search(r"[\d,]+ rows/s +72 B", shown)

@@ -159,3 +159,10 @@ def test_a_call_is_asked_for():
     """The function itself, instead of its result, is answered with the call."""
     with pytest.raises(tt.TensortapError, match=r"keep=hash is the function itself; call it: keep=hash\(\)"):
         tt.probe("x", keep=tt.hash)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_of_bytes_alone(size: int) -> None:
+    """Bytes are hashed without their statistics: the same number, in C and by NumPy."""
+    raw = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    assert _kernel.hash_bytes(raw.ctypes.data, size) == fallback.hash_bytes(raw.ctypes.data, size) == hash_of(raw)

@@ -97,7 +97,8 @@ class Adapter:
         """Return what the probes choose of this model; raise for a pattern that chooses nothing."""
         for pattern in (pattern for probe in probes for pattern in probe.patterns):
             self.refuse(pattern)
-            check_operation(pattern, self.operations(), self.groups)
+            if pattern.kind == "op":  # a framework has thousands of operations, and listing them takes a while
+                check_operation(pattern, self.operations(), self.groups)
         candidates = self.candidates()
         _refuse_untappable(self, probes, {candidate.path for candidate in candidates})
         return choose(probes, candidates, late=self.more_sites_later)

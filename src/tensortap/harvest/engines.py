@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 from tensortap.distributed.ranks import World, of_environment
 from tensortap.errors import HarvestError
 from tensortap.harvest.folder import HarvestFolder
-from tensortap.harvest.job import Job
+from tensortap.harvest.job import Job, TappedModel
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.sources import Source
@@ -22,8 +22,9 @@ class Engine(Protocol):
         """What it is called."""
 
     def run(
-        self, job: Job, model: Any, source: Source, plan: HarvestPlan, folder: HarvestFolder, progress: HarvestProgress
-    ) -> int | None:
+        self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,
+        progress: HarvestProgress,
+    ) -> int | None:  # fmt: skip
         """Do what is left, and return how many parts there are; None where others are still at work."""
 
 
@@ -38,14 +39,12 @@ class Processes:
         self._world = world
 
     def run(
-        self, job: Job, model: Any, source: Source, plan: HarvestPlan, folder: HarvestFolder, progress: HarvestProgress
-    ) -> int | None:
+        self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,
+        progress: HarvestProgress,
+    ) -> int | None:  # fmt: skip
         """Do this process's parts."""
         done = folder.committed()
-        with (
-            job.forward(model) as forward,
-            PartWorker(folder, plan, source, forward, progress.advance, job.first_rows) as worker,
-        ):
+        with PartWorker(folder, plan, source, model.forward(job), progress.advance, job.first_rows) as worker:
             part = self._world.rank
             while source.batches is None or part * plan.batches_per_part < source.batches:
                 if part in done:

@@ -167,9 +167,7 @@ class HarvestFolder:
             raise HarvestError(f"{self}/{name} cannot be read: {error}") from error
 
     def publish(self, source: Path, name: str) -> None:
-        """Put a finished file in its place; a local one by renaming it."""
-        with source.open("rb") as file:
-            os.fsync(file.fileno())
+        """Put a file that is on the disk in its place; a local one by renaming it."""
         if self.files.local is not None:
             target = self.files.local / name
             self.files.make_folder(target.parent)

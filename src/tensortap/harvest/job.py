@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,27 @@ class Job:
         """Return the model; call the factory where one was given."""
         return self.model() if is_factory(self.model) else self.model
 
-    @contextlib.contextmanager
-    def forward(self, model: Any) -> Iterator[BatchForward]:
-        """Put the taps on for the time of a block."""
-        framework = framework_for(model)
-        with framework.forward_passes(model, self.patterns, self.stop) as run:
-            yield BatchForward(self, run, framework.parameters_of_call(model))
+
+class TappedModel:
+    """The model of this process. Its taps are put on when they are first needed, and taken off by `close`."""
+
+    def __init__(self, job: Job) -> None:
+        self.model = job.made()
+        self.framework = framework_for(self.model)
+        self._open = contextlib.ExitStack()
+        self._run: ForwardPass | None = None
+
+    def forward(self, job: Job) -> BatchForward:
+        """Return what runs the batches of a job: of one harvest, as the taps stay where they are."""
+        if self._run is None:
+            passes = self.framework.forward_passes(self.model, job.patterns, job.stop)
+            self._run = self._open.enter_context(passes)
+        return BatchForward(job, self._run, self.framework.parameters_of_call(self.model))
+
+    def close(self) -> None:
+        """Take the taps off, and leave the model as it was."""
+        self._run = None
+        self._open.close()
 
 
 class BatchForward:

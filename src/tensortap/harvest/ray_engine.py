@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tensortap.errors import HarvestError, TensortapError
 from tensortap.harvest.engines import number_of_parts
 from tensortap.harvest.folder import HarvestFolder
-from tensortap.harvest.job import Job
+from tensortap.harvest.job import Job, TappedModel
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.ray_start import start_ray
@@ -36,9 +36,11 @@ class Ray:
             raise HarvestError(f"workers must be at least 1, got {self.workers}: write tt.Ray(workers=2)")
 
     def run(
-        self, job: Job, model: Any, source: Source, plan: HarvestPlan, folder: HarvestFolder, progress: HarvestProgress
-    ) -> int:
+        self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,
+        progress: HarvestProgress,
+    ) -> int:  # fmt: skip
         """Do what is left on the workers."""
+        model.close()  # it may be sent to them, without our hooks
         ray = start_ray()
         parts = number_of_parts(counted(source), plan, 0)
         missing = sorted(set(range(parts)) - folder.committed())
@@ -67,8 +69,8 @@ class RayWorker:
 
     def __init__(self, job: Job, plan: HarvestPlan, where: str) -> None:
         folder = HarvestFolder(where)
-        self._forward = job.forward(job.made())
-        self._worker = PartWorker(folder, plan, job.source(), self._forward.__enter__(), lambda *counts: None)
+        self._model = TappedModel(job)  # whose taps stay on for as long as there is this worker
+        self._worker = PartWorker(folder, plan, job.source(), self._model.forward(job), lambda *counts: None)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """Do one part and return what it has."""

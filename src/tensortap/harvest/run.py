@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from tensortap import text
-from tensortap.adapters.lookup import framework_for
 from tensortap.distributed.ranks import of_environment
 from tensortap.errors import HarvestError
 from tensortap.harvest.batch import Key, arrays_of_object
@@ -16,7 +15,7 @@ from tensortap.harvest.careful import CarefulForward, SetAside
 from tensortap.harvest.dtypes import dtype_name
 from tensortap.harvest.engines import Engine, engine_for
 from tensortap.harvest.folder import HarvestFolder
-from tensortap.harvest.job import Job, without_samples
+from tensortap.harvest.job import Job, TappedModel, without_samples
 from tensortap.harvest.keep import Keep, KeepFunction, as_keep
 from tensortap.harvest.plan import (
     HarvestPlan,
@@ -100,11 +99,19 @@ class _Harvesting:
         self._folder = folder
         self._engine = engine
         self._options = options
-        self._model = job.made()
+        self._model = TappedModel(job)
         self._source = job.source()
         self._left_out: dict[str, tuple[int, ...]] = {}
 
     def run(self, overwrite: bool, shown: bool) -> Harvest:
+        """Harvest, or go on with it, and take the taps off whatever happens."""
+        try:
+            self._run(overwrite, shown)
+        finally:
+            self._model.close()
+        return open_harvest(self._folder.files.url)
+
+    def _run(self, overwrite: bool, shown: bool) -> None:
         before = None if overwrite else self._folder.read()
         fingerprints = self._fingerprints()
         if overwrite:
@@ -116,11 +123,10 @@ class _Harvesting:
             plan = self._plan(fingerprints)
             self._folder.write_plan(plan)
         self._job = dataclasses.replace(self._job, left_out=tuple(plan.about.get("left_out", ())))
-        with HarvestProgress(str(self._folder), self._source.batches, shown) as progress:
+        with HarvestProgress(str(self._folder), self._source.expected, shown) as progress:
             if self._job.left_out:
                 progress.say(f"without a dimension for samples, and left out: {', '.join(self._job.left_out)}")
             self._work(plan, progress, resumed=before is not None, complete=bool(before and before["complete"]))
-        return open_harvest(self._folder.files.url)
 
     def _work(self, plan: HarvestPlan, progress: HarvestProgress, resumed: bool, complete: bool) -> None:
         if complete:
@@ -144,7 +150,7 @@ class _Harvesting:
         self._folder.clear()
 
     def _fingerprints(self) -> dict[str, str]:
-        model, framework = self._model, framework_for(self._model)
+        model, framework = self._model.model, self._model.framework
         name = f"{framework.capabilities.title} {type(model).__qualname__}"
         return {
             "model": fingerprint_of_arrays(name, framework.weights(model) or arrays_of_object(model)),
@@ -165,7 +171,7 @@ class _Harvesting:
         shard_size, spread = self._options["shard_size"], self._options["spread"]
         batches, shards = cut_into_parts(batch, self._source.batches, shard_size, spread)
         about = {
-            "model": type(self._model).__qualname__, "framework": framework_for(self._model).capabilities.title,
+            "model": type(self._model.model).__qualname__, "framework": self._model.framework.capabilities.title,
             "data": self._source.kind, "samples_per_batch": samples, "left_out": list(self._left_out), **self._options,
         }  # fmt: skip
         return HarvestPlan(
@@ -174,21 +180,21 @@ class _Harvesting:
 
     def _first_rows(self) -> tuple[dict[str, KeptRows], int]:
         """Run the first batch of which anything can be run; what cannot be is set aside when its part is done."""
-        with self._job.forward(self._model) as forward:
-            run, tries = CarefulForward(forward), Tries(self._folder.staging, "plan")
-            tries.start()
-            for batch in self._source.peek(_MOST_TRIED):
-                set_aside: SetAside = []
-                usable, rows = run(batch, tries, set_aside)
-                if usable is None:
-                    continue
-                self._left_out = forward.left_out
-                if not rows:
-                    raise self._nothing(len(usable.samples))
-                if batch.number == 0 and not set_aside:
-                    self._job = dataclasses.replace(self._job, first_rows=dict(rows))
-                tries.forget()
-                return dict(rows), len(usable.samples)
+        forward = self._model.forward(self._job)
+        run, tries = CarefulForward(forward), Tries(self._folder.staging, "plan")
+        tries.start()
+        for batch in self._source.peek(_MOST_TRIED):
+            set_aside: SetAside = []
+            usable, rows = run(batch, tries, set_aside)
+            if usable is None:
+                continue
+            self._left_out = forward.left_out
+            if not rows:
+                raise self._nothing(len(usable.samples))
+            if batch.number == 0 and not set_aside:
+                self._job = dataclasses.replace(self._job, first_rows=dict(rows))
+            tries.forget()
+            return dict(rows), len(usable.samples)
         raise HarvestError("the data yields nothing: a harvest needs at least one batch")
 
     def _nothing(self, samples: int) -> HarvestError:

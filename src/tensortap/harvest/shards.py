@@ -7,6 +7,7 @@ too, so that any reader who goes through the file in order sees the data set in 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,10 +168,12 @@ def table_of(rows: KeptRows, site: SitePlan, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def checksum(path: Path) -> str:
-    """Return the hash of a file."""
+def sealed_file(path: Path) -> tuple[int, str]:
+    """Bring a finished file to the disk, and return its size and its hash."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        os.fsync(file.fileno())
+        return file.tell(), digest
 
 
 def _or_null(values: Any, kind: pa.DataType) -> pa.Array:

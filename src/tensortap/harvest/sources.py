@@ -27,6 +27,7 @@ class Source:
 
     kind: str
     batches: int | None = None  # None: not known before the end
+    expected: int | None = None  # how many batches there seem to be, for the progress bar alone
 
     def read(self, first: int, count: int) -> Iterator[InputBatch]:
         """Yield so many batches from the first on, fewer where the data ends."""
@@ -50,7 +51,7 @@ class IndexedSource(Source):
         self._size = batch_size
         self._collate = collate or collated
         self._count = len(data)
-        self.batches = -(-self._count // batch_size)
+        self.batches = self.expected = -(-self._count // batch_size)
 
     def read(self, first: int, count: int) -> Iterator[InputBatch]:
         """Yield batches of consecutive samples."""
@@ -70,9 +71,10 @@ class IterableSource(Source):
 
     kind = "batches"
 
-    def __init__(self, make: Callable[[], Iterable[Any]], once: bool) -> None:
+    def __init__(self, make: Callable[[], Iterable[Any]], once: bool, expected: int | None = None) -> None:
         self._make = make
         self._once = once
+        self.expected = expected
         self._next = 0
         self._iterator: Iterator[InputBatch] = self._numbered(make())
 
@@ -147,7 +149,7 @@ def source_of(data: Any, batch_size: int | None = None, collate: Collate | None 
     once = isinstance(data, Iterator)
     if batch_size is not None and not batches:
         return IterableSource(lambda: _grouped(data, size, collate or collated), once)
-    return IterableSource(lambda: data, once)
+    return IterableSource(lambda: data, once, _length(data))
 
 
 def _of_factory(data: Callable[[], Any], batch_size: int | None, collate: Collate | None) -> Source:
@@ -278,6 +280,14 @@ def _grouped(samples: Iterable[Any], size: int, collate: Collate) -> Iterator[An
             waiting = []
     if waiting:
         yield collate(waiting)
+
+
+def _length(data: Any) -> int | None:
+    """How many batches there are, where the data says it: a list does, and most loaders do."""
+    try:
+        return len(data)
+    except TypeError:
+        return None
 
 
 def _is_loader(data: Any) -> bool:

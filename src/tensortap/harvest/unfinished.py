@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
 
 from tensortap.harvest.folder import Entry, HarvestFolder
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.rows import KeptRows
-from tensortap.harvest.shards import PartWriter, checksum, shard_name
+from tensortap.harvest.shards import PartWriter, sealed_file, shard_name
 from tensortap.harvest.staging import storing
+
+_TOGETHER: Final = 8  # files that are hashed and brought to the disk at the same time
 
 
 class UnfinishedPart:
@@ -35,10 +37,12 @@ class UnfinishedPart:
         with storing(self._folder):
             writer = self._shards()
             closed = list(writer.close())
+            with ThreadPoolExecutor(_TOGETHER) as pool:  # a disk brings many files home in the time of one
+                sealed = list(pool.map(sealed_file, [shard.path for _, _, shard in closed]))
         shards = []
-        for site, number, shard in closed:
+        for (site, number, shard), (size, digest) in zip(closed, sealed, strict=True):
             name = f"data/{site.folder}/{shard_name(self.part, number)}"
-            shards.append(_shard_entry(name, site.site, shard.path, shard.rows))
+            shards.append({"file": name, "site": site.site, "rows": shard.rows, "bytes": size, "sha256": digest})
             with storing(self._folder):
                 self._folder.publish(shard.path, name)
         statistics = self._folder.write_part_statistics(self._plan, self.part, writer.statistics)
@@ -60,7 +64,3 @@ class UnfinishedPart:
             self._writer = PartWriter(folder, self._plan, self.part)
             self._open.callback(self._writer.abandon)
         return self._writer
-
-
-def _shard_entry(name: str, site: str, path: Path, rows: int) -> dict[str, Any]:
-    return {"file": name, "site": site, "rows": rows, "bytes": path.stat().st_size, "sha256": checksum(path)}

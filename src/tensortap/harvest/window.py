@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from tensortap.errors import HarvestError
 from tensortap.harvest.dtypes import NATIVE
 from tensortap.harvest.plan import SitePlan
-from tensortap.harvest.rows import Array, Ints
+from tensortap.harvest.rows import Array, Ints, gathered
 from tensortap.harvest.shard_file import ShardFile, VectorRun
 from tensortap.harvest.shards import INDICES, VALUES, shard_name
 from tensortap.reduce import kernel
@@ -131,13 +130,15 @@ class ShardReader:
 
 
 class Window:
-    """The rows of several shards: where their vectors lie, and where each row comes from. No vector is copied."""
+    """The rows of several shards: where each comes from, and where its vectors lie. No vector is copied.
+
+    The numbers of a row lie beside each other, so that a random row costs one wait for memory, and not one for each.
+    """
 
     def __init__(self, columns: list[VectorColumn], keys: list[ShardKey], before: RowBatch | None) -> None:
         total = sum(key.rows for key in keys) + (0 if before is None else len(before))
         self._columns = columns
-        self._places = [np.empty(total, np.int64) for _ in _PLACES]
-        self._addresses = [np.empty(total, np.uint64) for _ in columns]
+        self._numbers = np.empty((total, len(_PLACES) + len(columns)), np.int64)  # a row's places, then its addresses
         self._filled = [0] * len(columns)
         self._ends = [0]
         self._owners: list[Any] = []
@@ -145,36 +146,36 @@ class Window:
             self._begin_with(before)
 
     def __len__(self) -> int:
-        return len(self._places[0])
+        return len(self._numbers)
 
     def add_places(self, places: list[Ints]) -> None:
         """Add where the rows of a shard come from."""
         begin, end = self._ends[-1], self._ends[-1] + len(places[0])
-        for all_, some in zip(self._places, places, strict=True):
-            all_[begin:end] = some
+        for number, some in enumerate(places):
+            self._numbers[begin:end, number] = some
         self._ends.append(end)
 
     def last_places(self) -> list[Ints]:
         """Return what `add_places` was given last."""
-        return [places[self._ends[-2] : self._ends[-1]] for places in self._places]
+        return [self._numbers[self._ends[-2] : self._ends[-1], number] for number in range(len(_PLACES))]
 
     def add_vectors(self, column: int, runs: list[VectorRun]) -> None:
         """Add where the vectors of a column of the shard lie."""
-        step = np.uint64(self._columns[column].size)
+        step, at = self._columns[column].size, len(_PLACES) + column
         for run in runs:
             begin, end = self._filled[column], self._filled[column] + run.rows
-            self._addresses[column][begin:end] = np.uint64(run.address) + np.arange(run.rows, dtype=np.uint64) * step
+            self._numbers[begin:end, at] = np.arange(run.rows, dtype=np.int64) * step + run.address
             self._filled[column] = end
             self._owners.append(run.owner)
 
     def take(self, rows: Ints) -> RowBatch:
         """Return some rows, copied."""
         made: dict[str, dict[str, Array]] = {VALUES: {}, INDICES: {}}
-        for column, addresses in zip(self._columns, self._addresses, strict=True):
+        sample, position, token, *addresses = np.ascontiguousarray(gathered(self._numbers, rows).T)
+        for column, where in zip(self._columns, addresses, strict=True):
             out = np.empty((len(rows), column.width), column.dtype)
-            gather(out, addresses[rows])
+            gather(out, where)
             made[column.name][column.site.site] = out
-        sample, position, token = (places[rows] for places in self._places)
         return RowBatch(made[VALUES], sample, position, token, made[INDICES])
 
     def _begin_with(self, before: RowBatch) -> None:
@@ -200,7 +201,7 @@ def windows(keys: list[ShardKey], memory: int, per_row: int) -> Iterator[list[Sh
         yield group
 
 
-def gather(out: Array, addresses: npt.NDArray[np.uint64]) -> None:
+def gather(out: Array, addresses: Ints) -> None:
     """Copy a row from each address, in C where it was built."""
     size = out.itemsize * out.shape[1]
     if kernel.gather_rows is not None:

@@ -129,6 +129,9 @@ reduce_columns = None if ACTIVE == "numpy" else getattr(_kernel, "reduce_columns
 round_bfloat16 = None if ACTIVE == "numpy" else getattr(_kernel, "round_bfloat16", None)
 """`round_bfloat16(out_address, address, count)`: float32 to the nearest bfloat16, without the GIL; None without C."""
 
+hash_bytes = numpy_kernel.hash_bytes if ACTIVE == "numpy" else getattr(_kernel, "hash_bytes", numpy_kernel.hash_bytes)
+"""`hash_bytes(address, count) -> int`: the content hash of bytes, in C without the GIL."""
+
 gather_rows = None if ACTIVE == "numpy" else getattr(_kernel, "gather_rows", None)
 """`gather_rows(out_address, addresses_address, count, size)`: copy rows from anywhere in memory; None without C."""
 

@@ -15,12 +15,13 @@ from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.numpy_memory import chunks, logical_bytes, plan
 from tensortap.reduce.numpy_moments import Moments, chunk_moments, finished, scale_power
 from tensortap.reduce.statistics import CONDITIONS, FIELDS, NONFINITE, ROW, defined_rows
-from tensortap.types import DTYPES
+from tensortap.types import DTYPE_CODE, DTYPES
 
 Array = npt.NDArray[Any]
 
 LEVELS: Final = ("numpy",)
 _MAX_DIMS: Final = 64
+_BYTE: Final = DTYPE_CODE["uint8"]
 
 # --- one tensor ---------------------------------------------------------------------------------
 
@@ -104,6 +105,11 @@ def _row(
     offset, counts = trimmed(tables) if tables is not None else (0, None)
     content = hash_of_bytes(logical_bytes(address, dtype, shape, strides)) if hashed else ABSENT
     return (numel, m.nan, m.posinf, m.neginf, m.zeros, *finished(m, scaled, power), content), offset, counts
+
+
+def hash_bytes(address: int, count: int) -> int:
+    """Return the content hash of bytes."""
+    return hash_of_bytes(logical_bytes(address, _BYTE, (count,), None))
 
 
 def reduce(

@@ -92,7 +92,7 @@ class TorchForward:
 
     def __call__(self, batch: Any, see: See) -> None:
         """Call the module with a batch."""
-        in_full = self._count == 0 or (self._count >= _CERTAIN and self._count & (self._count - 1) == 0)
+        in_full = not self._wanted or (self._count >= _CERTAIN and self._count & (self._count - 1) == 0)
         self._count += 1
         self._reader.begin(see, frozenset() if in_full or not self._stop else self._wanted)
         try:

@@ -1153,6 +1153,22 @@ static PyObject *py_round_bfloat16(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *py_hash_bytes(PyObject *module, PyObject *args)
+{
+    unsigned long long address;
+    long long count;
+    uint64_t linear = 0;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KL", &address, &count))
+        return NULL;
+    if (count > 0) {
+        Py_BEGIN_ALLOW_THREADS
+        linear = current.hash(0, (const void *)(uintptr_t)address, (size_t)count);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromLongLong(finished_hash(linear, count > 0 ? (uint64_t)count : 0));
+}
+
 /* Rows lie anywhere, so that each begins with a wait for memory: those a few rows ahead are asked for meanwhile. */
 #define AHEAD 8
 static void gather_rows(char *out, const uint64_t *addresses, int64_t count, size_t size)
@@ -1460,6 +1476,7 @@ static PyMethodDef functions[] = {
      "reduce_columns(out_address, address, dtype, rows, width): statistics of every column of a dense matrix"},
     {"round_bfloat16", py_round_bfloat16, METH_VARARGS,
      "round_bfloat16(out_address, address, count): float32 to the nearest bfloat16"},
+    {"hash_bytes", py_hash_bytes, METH_VARARGS, "hash_bytes(address, count): the content hash of bytes"},
     {"gather_rows", py_gather_rows, METH_VARARGS,
      "gather_rows(out_address, addresses_address, count, size): copy so many bytes from each address"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},
