@@ -3,12 +3,14 @@
     python benchmarks/harvest.py                 everything
     python benchmarks/harvest.py write read      some of: formats, write, read, memory, processes, ray, saelens
 
-Contenders take turns, and ratios are medians over rounds, so that a busy machine slows all of them alike. nnsight and
-SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
+Each contender runs between two bare forward passes and is compared with their mean, so that a busy machine slows both
+alike; ratios are medians over rounds. BATCHES, ROUNDS and MODEL in the environment say how many batches and rounds, and
+which model. nnsight and SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import os
@@ -168,31 +170,51 @@ def traced(model: nn.Module, data: list[dict[str, torch.Tensor]], path: str, to:
 def write() -> None:
     """Throughput of writing, relative to the bare forward pass."""
     for name, (make, key, site) in SUBJECTS.items():
+        if (chosen := os.environ.get("MODEL")) and chosen != name:
+            continue
         model, data = make(), batches(key)
         print(f"\n{name}: {BATCHES} batches of {BATCH} × {LENGTH} tokens, bf16, median of {ROUNDS} rounds in turn")
+        warm_up(contenders(model, data[:2], site))
         compare(contenders(model, data, site))
 
 
 def compare(taking_part: dict[str, Run]) -> None:
-    """Let contenders take turns, and print their throughput relative to the bare forward pass."""
-    times: dict[str, list[float]] = {each: [] for each in taking_part}
-    for round_ in range(ROUNDS + 1):
+    """Print the throughput of contenders relative to the bare forward pass, which runs before and after each."""
+    bare = taking_part.pop("bare forward")
+    pairs: dict[str, list[tuple[float, float]]] = {each: [] for each in taking_part}
+    for _ in range(ROUNDS):
+        before = seconds_of(bare)
         for each, run in list(taking_part.items()):
-            with tempfile.TemporaryDirectory() as folder:
-                begun = time.perf_counter()
-                try:
-                    run(Path(folder) / "acts")
-                except Exception as error:
-                    print(f"{each} failed and is left out: {type(error).__name__}: {str(error)[:100]}")
-                    del taking_part[each], times[each]
-                    continue
-                if round_:
-                    times[each].append(time.perf_counter() - begun)
-    for each, seconds in times.items():
-        ratios = [bare / own for bare, own in zip(times["bare forward"], seconds, strict=True)]
-        rate = BATCHES * BATCH * LENGTH / statistics.median(seconds)
+            try:
+                own = seconds_of(run)
+            except Exception as error:
+                print(f"{each} failed and is left out: {type(error).__name__}: {str(error)[:100]}")
+                del taking_part[each], pairs[each]
+                continue
+            after = seconds_of(bare)
+            pairs[each].append(((before + after) / 2, own))
+            print(f"    {each:<26} {own:6.2f} s, bare forward {before:.2f} and {after:.2f} s", flush=True)
+            before = after
+    for each, seconds in pairs.items():
+        ratios = [around / own for around, own in seconds]
+        rate = BATCHES * BATCH * LENGTH / statistics.median(own for _, own in seconds)
         runs = " ".join(f"{ratio:.2f}" for ratio in ratios)
         print(f"  {each:<28} {rate:>9,.0f} tokens/s   {statistics.median(ratios):5.2f} of the bare forward  ({runs})")
+
+
+def seconds_of(run: Run) -> float:
+    """How long a contender takes, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        begun = time.perf_counter()
+        run(Path(folder) / "acts")
+        return time.perf_counter() - begun
+
+
+def warm_up(taking_part: dict[str, Run]) -> None:
+    """Run every contender once with little data: it imports and compiles what it needs."""
+    for run in taking_part.values():
+        with contextlib.suppress(Exception):  # it is told of when it is measured
+            seconds_of(run)
 
 
 def saelens() -> None:

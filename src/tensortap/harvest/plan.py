@@ -25,6 +25,7 @@ _WHOLE: Final = 1 << 24  # elements of a weight that are hashed; of a larger one
 _PARTS: Final = 16  # a data set of known length is cut into at least so many, so that little is lost with a worker
 _SMALL: Final = 1_000_000  # bytes below which a shard is not worth a file of its own
 _BLOCK: Final = 2_000_000  # bytes that are gathered of one site and shard before they are written
+_BLOCKS: Final = 128_000_000  # and of all sites and shards of a part together
 MOST_ROWS_IN_BLOCK: Final = 8192
 
 
@@ -107,9 +108,14 @@ def cut_into_parts(bytes_per_batch: float, batches: int | None, shard_size: int,
     return wanted, max(1, min(spread, round(wanted * bytes_per_batch / min(shard_size, _SMALL))))
 
 
-def rows_in_block(bytes_per_row: int) -> int:
-    """Return how many rows are gathered before they are written."""
-    return max(16, min(MOST_ROWS_IN_BLOCK, _BLOCK // max(bytes_per_row, 1)))
+def rows_in_block(bytes_per_row: int, shards: int = 1) -> int:
+    """Return how many rows are gathered before they are written, of each of the shards that are filled at a time.
+
+    >>> rows_in_block(768), rows_in_block(768, shards=400)
+    (2604, 416)
+    """
+    size = min(_BLOCK, _BLOCKS // max(shards, 1))
+    return max(16, min(MOST_ROWS_IN_BLOCK, size // max(bytes_per_row, 1)))
 
 
 def folder_name(site: str, taken: Sequence[str] = ()) -> str:

@@ -174,9 +174,8 @@ class _Harvesting:
             "model": type(self._model.model).__qualname__, "framework": self._model.framework.capabilities.title,
             "data": self._source.kind, "samples_per_batch": samples, "left_out": list(self._left_out), **self._options,
         }  # fmt: skip
-        return HarvestPlan(
-            tuple(plans), batches, shards, rows_in_block(widest), self._options["seed"], fingerprints, about
-        )  # fmt: skip
+        block = rows_in_block(widest, shards * len(plans))
+        return HarvestPlan(tuple(plans), batches, shards, block, self._options["seed"], fingerprints, about)
 
     def _first_rows(self) -> tuple[dict[str, KeptRows], int]:
         """Run the first batch of which anything can be run; what cannot be is set aside when its part is done."""

@@ -286,7 +286,7 @@ def _length(data: Any) -> int | None:
     """How many batches there are, where the data says it: a list does, and most loaders do."""
     try:
         return len(data)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

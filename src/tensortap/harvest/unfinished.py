@@ -39,7 +39,7 @@ class UnfinishedPart:
             closed = list(writer.close())
             with ThreadPoolExecutor(_TOGETHER) as pool:  # a disk brings many files home in the time of one
                 sealed = list(pool.map(sealed_file, [shard.path for _, _, shard in closed]))
-        shards = []
+        shards: list[dict[str, Any]] = []
         for (site, number, shard), (size, digest) in zip(closed, sealed, strict=True):
             name = f"data/{site.folder}/{shard_name(self.part, number)}"
             shards.append({"file": name, "site": site.site, "rows": shard.rows, "bytes": size, "sha256": digest})
