@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tensortap.record.cost import Account
 from tensortap.record.step import summary_of
 from tensortap.record.table import Kept, Names, StepTable, Value
+from tensortap.reduce import kernel as kernels
 from tensortap.reduce.content_hash import ABSENT
 from tensortap.reduce.statistics import EMPTY_ROW, NUMBERS, STATISTICS
 from tensortap.reduce.summary import summarize
@@ -190,3 +192,38 @@ def test_names_are_numbered_once() -> None:
     names.fill(table)
     words = [list(names.words[field])[int(table.columns[field][0])] for field in Names.FIELDS]
     assert Place(*words) == places[499]
+
+
+@pytest.mark.parametrize("way", ["c", "numpy"])
+def test_rows_are_numbered_and_compared_with_the_last_step(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settling says whether a step has the keys and probes of the one before, also after the table has grown."""
+    if way == "numpy":
+        monkeypatch.setattr(kernels, "settle", None)
+    table, x = StepTable(2, keys=1), np.ones(3, np.float32)
+    answers = []
+    for number, keys in enumerate([[0, 1], [0, 1], [1, 0], [1, 0, 2], [1, 0, 2], [1, 0], []]):
+        table.reset()
+        for key in keys:
+            put(table, x, key)
+        answers.append(table.settle(number))
+        assert table.column("step").tolist() == [number] * len(keys)
+    assert answers == [False, True, False, False, True, False, False]
+
+
+@pytest.mark.parametrize("way", ["c", "numpy"])
+def test_costs_are_added_up_by_place(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row costs what the kernel noted and a constant, whatever number its place has."""
+    if way == "numpy":
+        monkeypatch.setattr(kernels, "charge", None)
+    names, account, table, x = Names(), Account(), StepTable(), np.ones(3, np.float32)
+    places = [Place(f"site.{i}") for i in range(300)]
+    for place in places:
+        names.key(place)
+    for key in (0, 299, 299):
+        put(table, x, key)
+    table.columns["cost"][:3] = 1_000_000, 2_000_000, 3_000_000
+    account.take(table)
+    account.take(StepTable())
+    cost = account.report(names)
+    assert cost.by_site == pytest.approx({"site.0:output": 0.001, "site.299:output": 0.005}, rel=0.01)
+    assert cost.seconds == pytest.approx(0.006, rel=0.01)

@@ -85,7 +85,7 @@ def expected(seed: int, number: int) -> tuple[list[dict[str, Any]], list[tuple[s
 def rows_of(run: Run) -> list[dict[str, Any]]:
     rows = run.table().to_pylist()
     for row in rows:
-        row["numbers"] = sorted(row["numbers"])
+        row["numbers"] = sorted(row["numbers"] or [])
         row["time"] = round(row["time"].timestamp() * 1e6)
         for name in STATISTICS:
             row[name] = float("nan") if row[name] is None else row[name]

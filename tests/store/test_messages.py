@@ -22,7 +22,7 @@ from tensortap.store.schema import Batches, MetricBatches
 from tensortap.types import Place
 
 VALUES = [[1.0, 2.0], [np.nan], [], [[0.0, -1.0, 3.0], [4.0, np.inf, 5.0]], 7.0]
-pytestmark = pytest.mark.skipif(kernels.message is None, reason="there is no C kernel")
+pytestmark = pytest.mark.skipif(kernels.append_rows is None, reason="there is no C kernel")
 
 
 def steps(counts: list[int], keep: Any) -> list[Step]:
@@ -73,7 +73,7 @@ def test_metrics_come_as_messages_too() -> None:
 def test_runs_are_the_same_either_way(tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """New sites and metrics in later steps are words that Arrow adds; the rows are the same, live and sealed."""
     if way == "arrow":
-        monkeypatch.setattr(messages.kernels, "message", None)
+        monkeypatch.setattr(messages.kernels, "append_rows", None)
     recorder = Recorder([probe("**", keep=stats())], clock=lambda: 1e9)
     folder = RunFolder(tmp_path / "run")
     for number in range(6):

@@ -57,12 +57,13 @@ class StepCloser:
         if self._sharing is not None and step is recorder.current and not self.alone:
             self._sharing.share(step, recorder.names)
         observed = step.table.rows > 0
-        origin = self._monitor.look(step, recorder.names)
+        origin = None if self._monitor.action is None else self._monitor.look(step, recorder.names)
         if self.requested is not None:
             self._do_requested()
         for finished in recorder.close(event.metrics, step=step):
             self._writer.put(finished)
-        self.write_events()
+        if recorder.events.waiting:
+            self.write_events()
         self._adapter.arm()
         now = time.perf_counter()
         recorder.account.closed(now - begin, now - self._last, observed)

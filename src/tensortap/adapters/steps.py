@@ -132,7 +132,7 @@ class StepDetector(Generic[S]):
 
         In a signal handler that interrupts the end of another step, this waits for that one.
         """
-        serial.run(lambda: self.finish_now(step, metrics))
+        serial.run(self.finish_now, step, metrics)
 
     def finish_now(self, step: OpenStep | None = None, metrics: Mapping[str, float] = NO_METRICS) -> None:
         """Report that a step is over, inside `serial.run`."""

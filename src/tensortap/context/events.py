@@ -39,7 +39,7 @@ class EventLog:
     ) -> None:
         self._step = step
         self._dropped = dropped
-        self._events: list[Event] = []
+        self.waiting: list[Event] = []
         self._count = 0
         self._lock = threading.Lock()
 
@@ -52,16 +52,16 @@ class EventLog:
         with self._lock:
             self._count += 1
             if self._count <= MOST_EVENTS:
-                self._events.append(event)
+                self.waiting.append(event)
                 return
         self._dropped(1)
 
     def take(self) -> list[Event]:
         """Return the events that wait, and forget them."""
-        if not self._events:
+        if not self.waiting:
             return []
         with self._lock:
-            events, self._events = self._events, []
+            events, self.waiting = self.waiting, []
         return events
 
 

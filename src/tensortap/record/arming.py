@@ -25,16 +25,29 @@ class ProbeTriggers:
         self._budget = budget
         self._counters = counters
         self._metrics = _MetricCheck({name for probe in probes for name in probe.when.metrics()}, counters)
+        self._all = (1 << len(probes)) - 1
+        self.keep_history = not all(probe.when.scheduled for probe in probes)  # then each has to see every step
+        # Why every step is kept, by probe; None where some trigger has to be asked.
+        self.constant: dict[int, str] | None = (
+            {i: str(probe.when) for i, probe in enumerate(probes)} if all(p.when.always for p in probes) else None
+        )
 
     def arm(self, number: int, *, paused: bool) -> Armed:
         """Ask every trigger about a step that is about to begin."""
+        if self.constant is not None and self._budget is None:
+            return number, 0 if paused else self._all, 0, self.histogram_probes
         armed = maybe = 0
         for i, probe in enumerate(self._probes):
-            answer = self._before(probe, number)
-            armed |= (answer is not Answer.NO) << i
-            maybe |= (answer is Answer.MAYBE) << i
+            try:
+                answer = probe.when.before(number)
+            except Exception as error:
+                self._counters.failed("trigger_errors", f"trigger {probe.when}", error)
+                answer = Answer.MAYBE
+            if answer is not Answer.NO:
+                armed |= 1 << i
+                maybe |= (answer is Answer.MAYBE) << i
         armed, hist = self._within_budget(0 if paused else armed, maybe)
-        return Armed(number, armed, maybe, hist)
+        return number, armed, maybe, hist
 
     def fired(self, number: int, outcome: StepOutcome) -> dict[int, str]:
         """Return the probes that want the step, with their reasons. Every trigger is asked: it may keep history."""
@@ -52,13 +65,6 @@ class ProbeTriggers:
     def check_metrics(self, metrics: Mapping[str, float]) -> None:
         """Warn once of a metric that a trigger reads and that no step has given."""
         self._metrics.closed(metrics)
-
-    def _before(self, probe: Probe, number: int) -> Answer:
-        try:
-            return probe.when.before(number)
-        except Exception as error:
-            self._counters.failed("trigger_errors", f"trigger {probe.when}", error)
-            return Answer.MAYBE
 
     def _within_budget(self, armed: int, maybe: int) -> tuple[int, int]:
         """Return the armed probes that the budget allows, and which may take histograms. Triggers are never thinned."""

@@ -28,7 +28,9 @@ _LENGTHS: Final = {
 # What closing the step fills in: the step's number, and the numbers of strings.
 _STRINGS: Final = ("site", "port", "slot", "op", "reason")
 _CLOSING: Final = (("step", np.int64), ("phase", np.int8), *((name, np.int32) for name in _STRINGS))
-_COLUMNS: Final = tuple((name, dtype, _LENGTHS.get(name, "rows")) for name, dtype in (*kernels.COLUMNS, *_CLOSING))
+_BEFORE: Final = (("key_before", np.int32), ("probes_before", np.uint64))  # of the last step that used this memory
+_ALL: Final = (*kernels.COLUMNS, *_CLOSING, *_BEFORE)
+_COLUMNS: Final = tuple((name, dtype, _LENGTHS.get(name, "rows")) for name, dtype in _ALL)
 _KIND: Final = {name: kind for name, _, kind in _COLUMNS}
 _MOST_ENTRIES: Final = 2**31 - 1  # Arrow counts list elements in 32 bits
 ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE_ROWS, FIXED_TIME, KEY_CAPACITY, HASH_PROBES = (
@@ -71,6 +73,23 @@ class Columns:
         except KeyError:
             raise AttributeError(name) from None
 
+    def settle(self, step: int) -> bool:
+        """Write the step's number into all rows; return whether the last step had the same keys and probes."""
+        if kernels.settle is not None:
+            return bool(kernels.settle(self.bound, self._settling_at, step))
+        rows, columns = self.rows, self.columns
+        columns["step"][:rows] = step
+        pairs = [(columns[name][:rows], columns[f"{name}_before"][:rows]) for name in ("key", "probes")]
+        if self._settling[-1] == rows and all(np.array_equal(now, before) for now, before in pairs):
+            return True
+        for now, before in pairs:
+            before[:] = now
+        self._settling[-1] = rows
+        return False
+
+    def _at(self, name: str) -> int:
+        return int(self.columns[name].ctypes.data)
+
     def column(self, name: str) -> Array:
         """The used part of a column (row-shaped columns and bitmaps as bools)."""
         array = self.columns[name]
@@ -98,6 +117,8 @@ class Columns:
         for name, array in old.items():
             self.columns[name][: len(array)] = array
         self.bound = kernels.bind(self)
+        self._settling = np.array([self._at("step"), self._at("key_before"), self._at("probes_before"), -1], np.int64)
+        self._settling_at = self._settling.ctypes.data
         self.allocated = sum(array.nbytes for array in self.columns.values())
         self.generation += 1
         self.header[[HIST_CAPACITY, DIMS_CAPACITY, KEY_CAPACITY]] = hist, dims, keys

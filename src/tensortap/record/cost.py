@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +11,11 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.record.budget import Budget
 from tensortap.record.table import Names, StepTable
+from tensortap.reduce import kernel as kernels
 
 # What a record costs besides what the kernel notes, in a real step where the caches hold the model and not our code:
 # PyTorch's own part of a hook, 1.5 µs, where C answers it, and 5 µs where Python does (100 × (Linear 64 + ReLU)).
 _AROUND: Final = 4e-6
-_STEPS_AT_A_TIME: Final = 32  # steps whose costs are added up at a time
 
 
 class Cost(NamedTuple):
@@ -42,14 +40,20 @@ class Account:
         self.steps = 0
         self._own = 0.0
         self._whole = 0.0
-        self._taken: deque[tuple[npt.NDArray[Any], npt.NDArray[Any]]] = deque()
-        self._by_key: npt.NDArray[np.float64] = np.zeros(64)
+        self._of_rows = 0.0  # what the rows cost that the budget has not been told of
+        self._by_key: npt.NDArray[np.float64] = np.zeros(0)
+        self._reserve(64)
 
     def take(self, table: StepTable) -> None:
-        """Note what the rows of a closing step cost."""
-        rows = table.rows
-        if rows:
-            self._taken.append((table.columns["key"][:rows].copy(), table.columns["cost"][:rows].copy()))
+        """Add what the rows of a closing step cost."""
+        seconds = -1.0
+        if kernels.charge is not None:
+            seconds = kernels.charge(table.bound, self._address, len(self._by_key), _AROUND)
+        if seconds < 0:
+            seconds = self._charge(table)
+        self._own += seconds
+        if self.budget is not None:
+            self._of_rows += seconds
 
     def closed(self, closing: float, whole: float, observed: bool) -> None:
         """Note that a step took `whole` seconds, of which `closing` were spent closing it, besides its rows."""
@@ -57,30 +61,26 @@ class Account:
         self._whole += whole
         self.steps += 1
         if self.budget is not None:
-            self.budget.closed(self._add_up() + closing, whole, observed)
-        elif len(self._taken) >= _STEPS_AT_A_TIME:
-            self._add_up()
-
-    def _add_up(self) -> float:
-        """Add up the noted costs by place and return their sum. Done for several steps at once, as it costs too."""
-        taken = []
-        with contextlib.suppress(IndexError):  # one by one: other threads note and add up too
-            while True:
-                taken.append(self._taken.popleft())
-        if not taken:
-            return 0.0
-        seconds = np.concatenate([cost for _, cost in taken]) * 1e-9 + _AROUND
-        by_key = np.bincount(np.concatenate([key for key, _ in taken]), seconds)
-        if len(self._by_key) < len(by_key):
-            self._by_key = np.concatenate([self._by_key, np.zeros(len(by_key))])
-        self._by_key[: len(by_key)] += by_key
-        own = float(seconds.sum())
-        self._own += own
-        return own
+            rows, self._of_rows = self._of_rows, 0.0
+            self.budget.closed(rows + closing, whole, observed)
 
     def report(self, names: Names) -> Cost:
         """Return the cost so far."""
-        self._add_up()
         by_site = {str(place): float(s) for place, s in zip(names.places, self._by_key, strict=False) if s}
         bare = self._whole - self._own
         return Cost(self._own / bare if bare > 0 else 0.0, self._own, self.steps, by_site)
+
+    def _charge(self, table: StepTable) -> float:
+        """Do the same without C, or where there are new keys."""
+        keys, seconds = table.column("key"), table.column("cost") * 1e-9 + _AROUND
+        self._reserve(int(keys.max(initial=0)) + 1)
+        np.add.at(self._by_key, keys, seconds)
+        return float(seconds.sum())
+
+    def _reserve(self, keys: int) -> None:
+        """Make room for the totals of so many keys."""
+        known = self._by_key
+        if len(known) < keys:
+            self._by_key = np.zeros(max(keys, 2 * len(known)))
+            self._by_key[: len(known)] = known
+            self._address = self._by_key.ctypes.data

@@ -27,7 +27,8 @@ class StepDecision:
     def __init__(
         self, probes: Sequence[Probe], names: Names, lookback: LookBack, reuse: Callable[[StepTable], None]
     ) -> None:
-        self._all_probes = (1 << len(probes)) - 1
+        self._count = len(probes)
+        self._all_probes = (1 << self._count) - 1
         self._lookback = lookback
         self._reuse = reuse
         self._rows = _RowFinisher(probes, names)
@@ -37,7 +38,10 @@ class StepDecision:
 
         `maybe` are the probes that could not say before the step whether they want it; `reasons` has those that do.
         """
-        fired = sum(1 << i for i in reasons)
+        fired = self._all_probes if len(reasons) == self._count else sum(1 << i for i in reasons)
+        if fired == self._all_probes and not self._lookback.steps and step.table.rows:
+            self._rows.finish(step, fired, 0, reasons)
+            return [step]
         for table in self._lookback.expire(step.number):
             self._reuse(table)
         waiting = maybe & ~fired if self._lookback.steps else 0
@@ -74,12 +78,18 @@ class _RowFinisher:
         table = step.table
         if not table.rows:
             return
-        self._fill(step, fired, reasons, prefix)
+        filled = (fired, step.phase, prefix, reasons)
+        table.same = table.settle(step.number) and table.filled == filled  # mostly they are
+        if not table.same:
+            table.filled = filled
+            self._fill(step, fired, reasons, prefix)
         if table.tensors:
             table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so numbers that only a later trigger may want are written with it.
         if table.values:
             table.values = [value for value in table.values if value.probe & (fired | waiting)]
+        if not self._quantiles:
+            return
         if table.pending:
             table.when_copied.append(functools.partial(self._add_quantiles, table, fired))
         else:
@@ -87,15 +97,10 @@ class _RowFinisher:
 
     def _fill(self, step: Step, fired: int, reasons: Mapping[int, str], prefix: str) -> None:
         table = step.table
-        rows, probes = slice(table.rows), table.column("probes")
-        table.columns["step"][rows] = step.number
-        filled = (table.column("key").tobytes(), probes.tobytes(), fired, step.phase, prefix, tuple(reasons.items()))
-        if table.filled == filled:  # mostly the step that used this table before had the same rows
-            return
-        table.filled = filled
+        rows = slice(table.rows)
         table.columns["phase"][rows] = self._names.phase(step.phase)
         self._names.fill(table)
-        table.columns["reason"][rows] = self._reasons(probes & np.uint64(fired), reasons, prefix)
+        table.columns["reason"][rows] = self._reasons(table.column("probes") & np.uint64(fired), reasons, prefix)
 
     def _reasons(self, probes: npt.NDArray[Any], reasons: Mapping[int, str], prefix: str) -> npt.NDArray[Any] | int:
         """Return the number of each row's reason, or the one that they share."""

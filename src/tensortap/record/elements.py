@@ -13,7 +13,7 @@ from tensortap.record.counters import Counters
 from tensortap.record.open_step import Point
 from tensortap.record.pending import HostCopy
 from tensortap.record.table import Kept, StepTable, Value
-from tensortap.reduce.buffers import array_of, buffer_of
+from tensortap.reduce.buffers import array_of, buffer_of, view_of
 from tensortap.reduce.reducers import Keeper
 from tensortap.select.probes import Probe
 from tensortap.types import Buffer
@@ -39,7 +39,7 @@ class ElementReducers:
         """Keep elements of host memory. The user's functions are called with `value`, or with an array without it."""
         self.keep_by(
             table, row, point, armed,
-            lambda keeper: keeper.pick(array_of(buffer), point.text),
+            lambda keeper: keeper.pick(view_of(buffer), point.text),
             lambda function: function(array_of(buffer) if value is None else value),
         )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tensortap.record.table import StepTable
 from tensortap.types import Place
@@ -22,13 +22,10 @@ class Point:
         self.text = str(place)
 
 
-class Armed(NamedTuple):
-    """What is decided about a step before it begins. Probes are bits of an integer."""
-
-    number: int
-    armed: int  # the probes that may want it: 0 costs nothing
-    maybe: int  # those of them that can only say when the step has ended
-    hist: int  # the probes that take histograms, unless the budget thins them
+Armed = tuple[int, int, int, int]
+"""What is decided about a step before it begins, probes being bits of an integer: its number; the probes that may want
+it (0 costs nothing); those of them that can only say when the step has ended; and those that take histograms, unless
+the budget thins them. A plain tuple, for one is made in every step."""
 
 
 class OpenStep:
@@ -45,7 +42,10 @@ class OpenStep:
 
     def __init__(self, table: StepTable, armed: Armed) -> None:
         self.table = table
-        self.begin(armed)
+        self.number, self.armed, self.maybe, self.hist = armed
+        self.idle = armed[1] == 0
+        self.owner = ""  # the model that is trained, where a script has several
+        self.metrics: dict[str, float] = {}  # what the adapter found; the user's own have precedence
         self.origin: Any = None  # where its first non-finite value comes from, if that was looked for
         self.phase = ""
         self.labels: Mapping[str, str] = {}
@@ -55,6 +55,6 @@ class OpenStep:
     def begin(self, armed: Armed) -> None:
         """Become this step. A step that no probe wanted is used again for the next one, as it holds nothing."""
         self.number, self.armed, self.maybe, self.hist = armed
-        self.idle = self.armed == 0
-        self.owner = ""  # the model that is trained, where a script has several
-        self.metrics: dict[str, float] = {}  # what the adapter found; the user's own have precedence
+        self.idle = armed[1] == 0
+        self.owner = ""
+        self.metrics = {}

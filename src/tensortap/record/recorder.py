@@ -191,9 +191,12 @@ class Recorder:
             if closing.metrics:
                 metrics = {**closing.metrics, **(metrics or {})}
             if closing.idle and closing is self.current and not (metrics or closing.labels or self.lookback.steps):
-                self._triggers.fired(closing.number, _NOTHING_SEEN)
-                closing.begin(self._triggers.arm(self._numbers.take(), paused=self.paused))
-                self._mute_again()
+                triggers = self._triggers
+                if triggers.keep_history:
+                    triggers.fired(closing.number, _NOTHING_SEEN)
+                closing.begin(triggers.arm(self._numbers.take(), paused=self.paused))
+                if self._armed_before_mute is not None:
+                    self._mute_again()
                 return []
             return self._close(closing, metrics or {}, phase)
 
@@ -205,7 +208,7 @@ class Recorder:
     def _open(self, phase: str = "") -> OpenStep:
         with self._lock:
             table = self._spare.pop() if self._spare else StepTable()
-            table.reset(self._start_time(), self.hash_probes)
+            table.reset(0 if self._clock is None else self._start_time(), self.hash_probes)
             return OpenStep(table, self._triggers.arm(self._numbers.take(phase), paused=self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
@@ -213,14 +216,18 @@ class Recorder:
         table = closing.table
         closing.closed = True
         table.close()
-        table.start_copies()
-        outcome = _outcome(metrics, closing, self.names, self.replicas)
-        reasons = self._triggers.fired(closing.number, outcome)
+        if table.pending:
+            table.start_copies()
+        triggers = self._triggers
+        reasons = triggers.constant
+        if reasons is None:
+            reasons = triggers.fired(closing.number, _outcome(metrics, closing, self.names, self.replicas))
+            triggers.check_metrics(metrics)
         if closing is self.current:
             self.current = self._open()
-            self._mute_again()
+            if self._armed_before_mute is not None:
+                self._mute_again()
         self.account.take(table)
-        self._triggers.check_metrics(metrics)
         now = int((self._clock or time.time)() * 1e6)
         step = Step(
             closing.number,

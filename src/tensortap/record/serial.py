@@ -7,19 +7,20 @@ locks held and files half written by the very call that it interrupts, which can
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 
 class _Deferred(threading.local):
-    calls: deque[Callable[[], None]] | None = None  # None while this thread is inside no call
+    calls: list[Callable[[], None]] | None = None  # None while this thread is inside no call
 
 
 _DEFERRED = _Deferred()
 
 
-def run(call: Callable[[], None]) -> None:
+def run(call: Callable[..., None], *args: Any) -> None:
     """Make a call now; or, inside another one of this thread, as soon as that has ended.
 
     >>> run(lambda: (print("outer begins"), run(lambda: print("inner")), print("outer ends")))
@@ -27,22 +28,23 @@ def run(call: Callable[[], None]) -> None:
     outer ends
     inner
     """
-    if _DEFERRED.calls is not None:
-        _DEFERRED.calls.append(call)
+    here = _DEFERRED
+    if here.calls is not None:
+        here.calls.append(functools.partial(call, *args))
         return
-    deferred: deque[Callable[[], None]] = deque()
-    _DEFERRED.calls = deferred
+    deferred: list[Callable[[], None]] = []
+    here.calls = deferred
     try:
-        call()
+        call(*args)
     finally:
         _end(deferred)
 
 
-def _end(deferred: deque[Callable[[], None]]) -> None:
+def _end(deferred: list[Callable[[], None]]) -> None:
     while True:
         try:
             while deferred:
-                deferred.popleft()()
+                deferred.pop(0)()
         finally:
             _DEFERRED.calls = None
         if not deferred:  # a handler may have come between the last look and the line above

@@ -43,13 +43,18 @@ class GuardedSinks:
         self.others = [sink for sink in sinks if not isinstance(sink, Journal)]
         self.thread: threading.Thread | None = None
         self._counters = counters
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
 
     def append(self, step: Step) -> list[Sink]:
         """Give a closed step to the journals; return the sinks that have more to do with it on the thread."""
         pending = step.pending  # then journals have to wait for its values, which the thread does
-        later: list[Sink] = [sink for sink in self.journals if pending or self._append(sink, step)]
-        return later + self.others if step.table.rows or step.metrics else later
+        later: list[Sink] = []
+        for sink in self.journals:
+            if pending or self._append(sink, step):
+                later.append(sink)
+        if self.others and (step.table.rows or step.metrics):
+            later += self.others
+        return later
 
     def write(self, step: Step, sinks: Sequence[Sink]) -> None:
         """Write a step on the thread. Its pending rows are waited for, and given to journals, first."""
@@ -78,7 +83,7 @@ class GuardedSinks:
 
     def raise_error(self) -> None:
         """Raise the first error since the last call, if `strict` asks for it."""
-        error, self._error = self._error, None
+        error, self.error = self.error, None
         if error is not None:
             raise error
 
@@ -92,8 +97,8 @@ class GuardedSinks:
                 raise
             with contextlib.suppress(Warning):  # under `python -W error` the warning is one more exception
                 self._counters.note(count, what, error)
-            if self._counters.strict and self._error is None:
-                self._error = error
+            if self._counters.strict and self.error is None:
+                self.error = error
             return False
 
     def _append(self, sink: Journal, step: Step) -> bool:

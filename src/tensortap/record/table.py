@@ -71,6 +71,7 @@ class StepTable(Columns):
         self.when_copied: list[Callable[[], None]] = []
         self.epoch = 0
         self.filled: tuple[Any, ...] = ()  # what the columns of strings were filled in by
+        self.same = False  # its rows are those of the last step that used it, but for their values
         self.derived: dict[Any, Any] = {}  # what writers have made over its memory, by writer
         self._closed = False
         self._lock = threading.RLock()  # a signal handler may find its own thread holding it: then `_busy` is set

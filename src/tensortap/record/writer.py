@@ -58,6 +58,7 @@ class Writer:
         self._alive = True
         self._forked = False
         self._thread: threading.Thread | None = None
+        self._started = False  # known sooner than whether the thread is alive
         at_exit.register(self)
 
     @property
@@ -70,12 +71,12 @@ class Writer:
         if not self._alive:
             self._refuse(step)
             return
-        self.guarded.raise_error()
-        later = self.guarded.append(step)
-        if not self._running():
-            with self._changed:  # threads that hand over their first steps at once start one writer, not two
-                if not self._running():
-                    self._start()
+        guarded = self.guarded
+        if guarded.error is not None:
+            guarded.raise_error()
+        later = guarded.append(step)
+        if not self._started:
+            self._ensure_running()
         if later:
             self._enqueue(step, later)
         else:
@@ -142,9 +143,15 @@ class Writer:
             self.guarded.thread = thread
             thread.start()
             self._thread = thread
+            self._started = True
 
     def _running(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def _ensure_running(self) -> None:
+        with self._changed:  # threads that hand over their first steps at once start one writer, not two
+            if not self._running():
+                self._start()
 
     def _stop(self, timeout: float | None) -> None:
         with self._changed:
@@ -157,6 +164,12 @@ class Writer:
             self._write_next()
 
     def _run(self) -> None:
+        try:
+            self._write_all()
+        finally:
+            self._started = False
+
+    def _write_all(self) -> None:
         due = time.monotonic() + _TICK_SECONDS
         while True:
             with self._changed:

@@ -6,6 +6,7 @@ imported that the user has not imported already.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import ml_dtypes
@@ -45,6 +46,14 @@ def array_of(buffer: Buffer) -> npt.NDArray[Any]:
     array = np.asarray(_Memory(buffer, strides, dtype.itemsize)).view(dtype)
     array.flags.writeable = False
     return array
+
+
+def view_of(buffer: Buffer) -> npt.NDArray[Any]:
+    """The same sooner, for who has done with it before the buffer's owner can go."""
+    if buffer.strides is not None or kernels.memory is None or not buffer.address:
+        return array_of(buffer)
+    dtype = NUMPY_DTYPES[buffer.dtype]
+    return np.ndarray(buffer.shape, dtype, kernels.memory(buffer.address, math.prod(buffer.shape) * dtype.itemsize))
 
 
 def nbytes(buffer: Buffer) -> int:

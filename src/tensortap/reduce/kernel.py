@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import warnings
+import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -148,11 +150,26 @@ threads = numpy_kernel.threads if ACTIVE == "numpy" else _kernel.threads
 address = numpy_kernel.address if ACTIVE == "numpy" else _kernel.address
 """`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
 
-message = None if ACTIVE == "numpy" else getattr(_kernel, "message", None)
-"""`message(bound, plan_address, metadata, into)`: write the rows of a table as a message of an Arrow stream.
+memory = None if ACTIVE == "numpy" else getattr(_kernel, "memory", None)
+"""`memory(address, size) -> memoryview`: read-only, and valid as long as its owner keeps it; None without C."""
 
-See csrc/message.h and `store/messages.py`; None where pyarrow has to write the batch.
+append_rows = None if ACTIVE == "numpy" else getattr(_kernel, "append_rows", None)
+"""`append_rows(bound, plan_address, metadata, into, file) -> size`: append a table to a file, as an Arrow message.
+
+The message is made in `into`; where `file` is −1 nothing is written. See csrc/message.h and `store/messages.py`; None
+where pyarrow has to write the batch.
 """
+
+crc32: Callable[[Any], int] = zlib.crc32
+"""`crc32(data) -> int`: zlib's checksum, by the extension's instructions where they are faster."""
+if ACTIVE != "numpy" and getattr(_kernel, "crc32", zlib.crc32)(b"") is not None:
+    crc32 = getattr(_kernel, "crc32", zlib.crc32)
+
+settle = None if ACTIVE == "numpy" else getattr(_kernel, "settle", None)
+"""`settle(bound, plan_address, step) -> bool`: number the rows of a table. See csrc/closing.h; None without C."""
+
+charge = None if ACTIVE == "numpy" else getattr(_kernel, "charge", None)
+"""`charge(bound, totals_address, length, around) -> seconds`: add up what rows cost by key; None without C."""
 
 xla = None if ACTIVE == "numpy" else _kernel.xla
 """`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""

@@ -93,13 +93,17 @@ class Files:
             hidden.chmod(mode)  # safetensors makes files only their owner may read
             if sync:
                 _sync(hidden)
-            if self.local is not None:
-                hidden.replace(self.local / name)
-            else:
-                self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
-                self.fs.put_file(os.fspath(hidden), self.path(name))
+            self.move(hidden, name)
         finally:
             hidden.unlink(missing_ok=True)
+
+    def move(self, local: Path, name: str) -> None:
+        """Put a whole file in place that lies among the files that are appended to."""
+        if self.local is not None:
+            local.replace(self.local / name)
+        else:
+            self.fs.makedirs(self.path(name).rpartition("/")[0], exist_ok=True)
+            self.fs.put_file(os.fspath(local), self.path(name))
 
     def remove(self, name: str) -> None:
         """Delete a file; nothing happens when it is gone already."""

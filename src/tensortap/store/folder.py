@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -23,15 +24,14 @@ from tensortap.store.schema import (
     EVENTS,
     METRICS,
     RECORDS,
-    TENSORS,
     Batches,
     MetricBatches,
-    TensorMessages,
     event_batch,
 )
 from tensortap.store.sealing import Sealer
 from tensortap.store.tail import Tail
-from tensortap.store.tensors import tensors_of, tensors_of_any_step, write_tensors
+from tensortap.store.tensor_tail import TensorLayout, TensorTail, room_for
+from tensortap.store.tensors import tensors_of, write_tensors
 
 SEAL_ROWS: Final = 50_000
 SEAL_BYTES: Final = 64 << 20  # sealing reads a tail into memory
@@ -40,11 +40,11 @@ SYNC_SECONDS: Final = 5.0
 INLINE_BYTES: Final = 1 << 20  # raw tensors up to this many bytes a step are as durable as the rows
 _RETRY_SECONDS: Final = 1.0
 
-_SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "events": EVENTS, "tensors": TENSORS}
+_SCHEMAS: Final = {"records": RECORDS, "metrics": METRICS, "events": EVENTS}
 
 
 class OpenTails:
-    """The tails that are appended to, by what they hold. Long and old ones are closed and handed to the sealer."""
+    """The tails that are appended to, by what they hold. Long and old ones are handed to the sealer."""
 
     def __init__(self, files: Files, folders: Mapping[str, str], sealer: Sealer, clock: Callable[[], float]) -> None:
         self._files = files
@@ -53,31 +53,47 @@ class OpenTails:
         self._clock = clock
         self._tails: dict[str, Tail] = {}
 
-    def __contains__(self, what: str) -> bool:
-        return what in self._tails
+        self.get = self._tails.get
+        self._room = 0  # for the header of tensors
 
     def __iter__(self) -> Iterator[Tail]:
         return iter(list(self._tails.values()))
 
-    def of(self, what: str) -> Tail:
-        """Return the tail for rows, metrics, events or tensors; begin one where there is none."""
-        tail = self._tails.get(what)
-        if tail is None:
-            folder = self._files.staging() / self._folders[what]
-            self._files.make_folder(folder)
-            tail = self._tails[what] = Tail(folder / layout.tail_name(layout.new_id()), _SCHEMAS[what], self._clock())
+    @property
+    def tensors(self) -> TensorTail | None:
+        """The tail of tensors, where there is one."""
+        tail = self._tails.get("tensors")
+        return tail if isinstance(tail, TensorTail) else None
+
+    def begin(self, what: str) -> Tail:
+        """Begin a tail for rows, metrics or events."""
+        tail = self._tails[what] = Tail(self._path(what), _SCHEMAS[what], self._clock())
         return tail
 
+    def append_to_another(self, step: Step, layout: TensorLayout) -> None:
+        """Append the tensors of a step to a new tail: there is none yet, or it has no room left."""
+        full = self.tensors
+        if full is not None:
+            self._room = full.more_room()
+            self._sealer.add_tail("tensors", self._tails.pop("tensors"))
+        room = max(self._room, room_for(layout))
+        tail = self._tails["tensors"] = TensorTail(self._path("tensors"), self._clock(), room)
+        tail.append_tensors(step, layout)
+
+    def _path(self, what: str) -> Path:
+        folder = self._files.staging() / self._folders[what]
+        self._files.make_folder(folder)
+        return folder / layout.tail_name(layout.new_id())
+
     def rotate(self, everything: bool = False) -> None:
-        """Close the tails that are long or old enough to be sealed."""
-        now = self._clock()
-        for what, tail in list(self._tails.items()):
-            full = tail.rows >= SEAL_ROWS or tail.size >= SEAL_BYTES
-            if everything or full or now - tail.opened >= SEAL_SECONDS:
-                del self._tails[what]
-                tail.close()
-                if tail.rows:
-                    self._sealer.add(what, tail.path, tail.rows)
+        """Append no more to the tails that are long or old enough to be sealed."""
+        old = self._clock() - SEAL_SECONDS
+        due = []
+        for what, tail in self._tails.items():
+            if everything or tail.rows >= SEAL_ROWS or tail.opened <= old or tail.size >= SEAL_BYTES:
+                due.append(what)
+        for what in due:
+            self._sealer.add_tail(what, self._tails.pop(what))
 
     def drop_deleted(self) -> list[tuple[str, int]]:
         """Close the tails whose files somebody deleted; return what they held and how many rows."""
@@ -116,7 +132,6 @@ class RunFolder:
         self._lock = threading.RLock()
         self._batches: Batches | None = None
         self._metrics = MetricBatches()
-        self._tensors = TensorMessages()
         self._retry_at = 0.0
         self._synced_at = self._saved_at = clock()
         self._closed = False
@@ -168,7 +183,7 @@ class RunFolder:
     def append(self, step: Step) -> bool:
         """Put a step's rows, metrics and small tensors into the tails. True when large tensors are left to `write`."""
         with self._lock:
-            if self._clock() < self._retry_at:
+            if self._retry_at and self._clock() < self._retry_at:
                 raise OSError(f"{self} could not be written a moment ago; trying again shortly")
             try:
                 inline = not step.table.tensors or self._append_tensors(step)
@@ -236,25 +251,27 @@ class RunFolder:
                 self._held.close()
 
     def _append_rows(self, step: Step) -> None:
-        self._state.count_step(step.number)
-        if not step.table.rows or step.tensors_only:
-            return
-        if self._batches is None:
-            self._batches = Batches(step.names)
-            self._state.lines = step.names.lines
-        parts = step.names.parts
-        if len(parts) != len(self._state.content.get("parts", ())):
-            # Which part of a tensor this rank holds is as durable as the rows that need it to be merged.
+        state, rows = self._state, 0 if step.tensors_only else step.table.rows
+        if rows:
+            if self._batches is None:
+                self._batches = Batches(step.names)
+                state.lines = step.names.lines
+            if len(step.names.parts) != state.parts or step.numbered_by_phase:
+                self._note_layout(step)
+            self._batches.append(self._tail("records"), step)
+        state.count_step(step.number, rows)
+
+    def _note_layout(self, step: Step) -> None:
+        """Note which part of each tensor this rank holds, and which phases have numbers of their own.
+
+        That is as durable as the rows that need it to be read.
+        """
+        content, parts = self._state.content, step.names.parts
+        if len(parts) != len(content.get("parts", ())):
+            self._state.parts = len(parts)
             self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
-        if step.numbered_by_phase and step.phase not in self._state.content.get("phases", ()):
-            self.note(phases=[*self._state.content.get("phases", ()), step.phase])
-        tail, words = self._tail("records"), step.names.size
-        message = self._batches.message(step) if tail.vocabulary == words else None
-        if message is None:
-            tail.append(self._batches.of(step), words)
-        else:
-            tail.append_message(message, step.table.rows)
-        self._state.count_records(step.table.rows)
+        if step.numbered_by_phase and step.phase not in content.get("phases", ()):
+            self.note(phases=[*content.get("phases", ()), step.phase])
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:
@@ -264,21 +281,21 @@ class RunFolder:
 
     def _append_tensors(self, step: Step) -> bool:
         """Small tensors ride in a tail of their own. False when they are left to the thread."""
-        if step.table.tensor_bytes > INLINE_BYTES:
+        layout = TensorLayout.of(step)
+        if layout.size > INLINE_BYTES:
             return False
-        names, entries, arrays = zip(*tensors_of_any_step(step), strict=True)
-        message = self._tensors.of(step.number, names, entries, arrays)
-        tail = self._tail("tensors")
-        if tail.rows:
-            tail.append_message(message, len(names))
-        else:  # Arrow begins a stream with the schema
-            tail.append(pa.ipc.read_record_batch(pa.py_buffer(bytes(message)), TENSORS))
+        tail = self._tails.tensors
+        if tail is None or not tail.append_tensors(step, layout):
+            self._look_after()
+            self._tails.append_to_another(step, layout)
         return True
 
     def _tail(self, what: str) -> Tail:
-        if what not in self._tails:
-            self._look_after()
-        return self._tails.of(what)
+        known = self._tails.get(what)
+        if known is not None:
+            return known
+        self._look_after()
+        return self._tails.begin(what)
 
     def _abandon(self) -> None:
         """After a failed append: end every tail, and begin others when the disk or the folder is back."""
@@ -303,7 +320,7 @@ class RunFolder:
         names = {"records": "dropped_records", "tensors": "dropped_tensors", "events": "dropped_events"}
         self.counters.add(names.get(what, "dropped_metrics"), rows)
         if what == "records":
-            self._state.count_records(-rows)
+            self._state.lose_records(rows)
 
     def _save_state(self) -> None:
         self._saved_at = self._clock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,12 +48,19 @@ def validity(columns: dict[str, Array], name: str) -> Array | None:
     return None if condition == "always" else columns[condition]
 
 
-def record_writer(table: StepTable, batch: Any) -> Callable[[bytearray], None] | None:
-    """Return a function that writes the rows of a table, which `batch` is bound to, as a message into a bytearray.
+class RowWriter(Protocol):
+    """Append the rows of a table to a file as one message, made in `into`; return its size. −1 is no file."""
+
+    def __call__(self, into: bytearray, file: int) -> int:
+        """Make the message, and write it."""
+
+
+def record_writer(table: StepTable, batch: Any) -> RowWriter | None:
+    """Return what appends the rows of a table, which `batch` is bound to.
 
     None where C cannot: without it, or where Arrow's metadata is not as expected.
     """
-    if kernels.message is None:
+    if kernels.append_rows is None:
         return None
     layout = Layout.of(batch.slice(0, 1).serialize().to_pybytes())
     nodes = [node for field in batch.schema for node in _nodes(table.columns, field)]
@@ -61,7 +68,7 @@ def record_writer(table: StepTable, batch: Any) -> Callable[[bytearray], None] |
     if (layout.nodes, layout.buffers) != (len(nodes), buffers):
         return None
     plan = np.array([*layout.positions, len(nodes), *(number for node in nodes for number in _plan(node))], np.int64)
-    return _RecordWriter(kernels.message, table, plan, layout.metadata)
+    return _RecordWriter(kernels.append_rows, table, plan, layout.metadata)
 
 
 class _RecordWriter:
@@ -69,12 +76,12 @@ class _RecordWriter:
 
     __slots__ = ("_columns", "_given", "_plan", "_write")
 
-    def __init__(self, write: Callable[..., None], table: StepTable, plan: Array, metadata: bytes) -> None:
+    def __init__(self, write: Callable[..., int], table: StepTable, plan: Array, metadata: bytes) -> None:
         self._write, self._plan, self._columns = write, plan, table.columns
         self._given = (table.bound, plan.ctypes.data, metadata)
 
-    def __call__(self, into: bytearray) -> None:
-        self._write(*self._given, into)
+    def __call__(self, into: bytearray, file: int) -> int:
+        return self._write(*self._given, into, file)
 
 
 def _plan(node: _Node) -> list[int]:

@@ -26,6 +26,7 @@ class RankState:
         self._name = name
         self._counters = counters
         self.lines: Mapping[str, str] = {}
+        self.parts = 0  # how many parts of tensors the content names
         self.content: dict[str, Any] = {"state": "live", "pid": os.getpid(), "steps": 0, "records": 0}
         before = self._before()
         self.content["total_records"] = recorded(before)
@@ -36,15 +37,18 @@ class RankState:
         self.content |= more
         self.save()
 
-    def count_step(self, number: int) -> None:
-        """Count a step that was written."""
-        self.content["steps"] += 1
-        self.content["last_step"] = max(number, self.content.get("last_step", 0))
+    def count_step(self, number: int, rows: int = 0) -> None:
+        """Count a step that was written, and its records."""
+        content = self.content
+        content["steps"] += 1
+        content["last_step"] = max(number, content.get("last_step", 0))
+        if rows:
+            content["records"] += rows
+            content["total_records"] += rows
 
-    def count_records(self, rows: int) -> None:
-        """Count records that were written; fewer than none when they are lost again."""
-        self.content["records"] += max(rows, 0)
-        self.content["total_records"] = max(self.content["total_records"] + rows, 0)
+    def lose_records(self, rows: int) -> None:
+        """Count records no more that were written and are lost again."""
+        self.content["total_records"] = max(self.content["total_records"] - rows, 0)
 
     def count_sealed(self, what: str, rows: int) -> None:
         """Count rows that lie in a sealed file now."""

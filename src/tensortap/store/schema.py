@@ -5,7 +5,7 @@ Arrays are made from buffers: `pyarrow.array` would import pandas into the user'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -17,8 +17,9 @@ from tensortap.context.events import Event
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
 from tensortap.reduce.statistics import REGISTRY
-from tensortap.store.messages import FixedMessage, record_writer, validity
+from tensortap.store.messages import FixedMessage, RowWriter, record_writer, validity
 from tensortap.store.tail import Tail
+from tensortap.store.tensors import Stored
 from tensortap.types import DTYPES
 
 Array = npt.NDArray[Any]
@@ -64,8 +65,10 @@ EVENTS: Final = pa.schema(
 )  # fmt: skip
 TENSORS: Final = pa.schema(
     [("step", pa.int64()), ("name", pa.string()), ("entry", pa.string()), ("dtype", pa.string()),
-     ("shape", pa.list_(pa.int64())), ("data", pa.large_binary())]
+     ("shape", pa.list_(pa.int64())), ("offset", pa.int64()), ("size", pa.int64()), ("crc32", pa.int64())]
 )  # fmt: skip
+# As older versions wrote them: the elements in the rows, to be written again when they were sealed.
+TENSORS_WITH_DATA: Final = pa.schema([*list(TENSORS)[:5], ("data", pa.large_binary())])
 
 WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype", "reason")
 
@@ -75,7 +78,7 @@ class _BoundTable(NamedTuple):
 
     version: tuple[int, int]
     batch: Any
-    write: Callable[[bytearray], None] | None
+    write: RowWriter | None
 
 
 class Batches:
@@ -97,12 +100,20 @@ class Batches:
 
         None where Arrow has to make the batch.
         """
-        table = step.table
-        write = None if table.values else self._bind(table).write
+        write = None if step.table.values else self._bind(step.table).write
         if write is None:
             return None
-        write(self._message)
+        write(self._message, -1)
         return self._message
+
+    def append(self, tail: Tail, step: Step) -> None:
+        """Append the rows of a step to a tail: as a message when the tail has all words already."""
+        table, words = step.table, self._names.size
+        write = self._bind(table).write if tail.vocabulary == words and not table.values else None
+        if write is None:
+            tail.append(self.of(step), words)
+        else:
+            tail.append_rows(write, self._message, table.rows)
 
     def _bind(self, table: StepTable) -> _BoundTable:
         version = (table.generation, self._names.size)
@@ -256,46 +267,25 @@ def _repeated(texts: tuple[str, ...], count: int) -> list[Any]:
     return [_strings([text] * count) if text else pa.nulls(count, pa.string()) for text in texts]
 
 
-class TensorMessages:
-    """Make messages of raw tensors, one row a tensor.
-
-    As long as a step keeps tensors of the same names, types and shapes as the one before, its number and its bytes are
-    written into the same message.
-    """
-
-    def __init__(self) -> None:
-        self._layout: tuple[Any, ...] = ()
-        self._message: FixedMessage | None = None
-
-    def of(self, step: int, names: Sequence[str], entries: Sequence[str], arrays: Sequence[Array]) -> bytearray:
-        """Return the tensors of a step, valid until the next one."""
-        layout = (names, tuple([(array.dtype, array.shape) for array in arrays]))
-        if self._message is None or layout != self._layout:
-            self._message = FixedMessage(_tensor_batch(names, entries, arrays), ((1, "q"),))
-            self._layout = layout
-        message = self._message.of((step,) * len(arrays))
-        at = self._message.buffer(_TENSOR_BYTES)
-        for array in arrays:
-            if array.nbytes:
-                # The views have no type that the buffer protocol does not know, such as bfloat16.
-                message[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-                at += array.nbytes
-        return message
+def tensor_message(kept: Sequence[Stored]) -> FixedMessage:
+    """Return the message that tells where tensors lie; step, offset and checksum of each are filled in every time."""
+    return FixedMessage(_tensor_batch(kept), ((1, "q"), (16, "q"), (20, "q")))
 
 
-_TENSOR_BYTES: Final = 17  # the number of the buffer with the bytes of all tensors, one after the other
+def batch_of_message(message: bytearray) -> Any:
+    """Return the batch of such a message."""
+    return pa.ipc.read_record_batch(pa.py_buffer(bytes(message)), TENSORS)
 
 
-def _tensor_batch(names: Sequence[str], entries: Sequence[str], arrays: Sequence[Array]) -> Any:
-    """Return a batch of step 0 whose bytes are zeros."""
+def _tensor_batch(kept: Sequence[Stored]) -> Any:
+    """Return a batch of step 0 whose tensors lie nowhere."""
+    arrays, count = [stored.array for stored in kept], len(kept)
     dims = np.array([dim for array in arrays for dim in array.shape], np.int64)
     shapes = _list(pa.list_(pa.int64()), _ends((array.ndim for array in arrays), np.int32), dims, None)
-    ends = _ends((array.nbytes for array in arrays), np.int64)
-    raw = pa.Array.from_buffers(
-        pa.large_binary(), len(arrays), [None, pa.py_buffer(ends), pa.py_buffer(bytes(int(ends[-1])))], 0
-    )
-    steps, dtypes = _flat(pa.int64(), len(arrays), np.zeros(len(arrays), np.int64)), [a.dtype.name for a in arrays]
-    columns = [steps, _strings(names), _strings(entries), _strings(dtypes), shapes, raw]
+    names, entries, dtypes = [s.name for s in kept], [s.entry for s in kept], [array.dtype.name for array in arrays]
+    zeros, sizes = np.zeros(count, np.int64), np.array([array.nbytes for array in arrays], np.int64)
+    numbers = [_flat(pa.int64(), count, column) for column in (zeros, zeros, sizes, zeros)]
+    columns = [numbers[0], _strings(names), _strings(entries), _strings(dtypes), shapes, *numbers[1:]]
     return pa.RecordBatch.from_arrays(columns, schema=TENSORS)
 
 

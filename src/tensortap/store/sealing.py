@@ -14,18 +14,19 @@ from tensortap.store.catalog import Catalog, RankFiles, retry_if_moved
 from tensortap.store.claim import Lock, alone, compacting
 from tensortap.store.files import Files
 from tensortap.store.names import LOCK, is_hidden_name, rank_folder, rank_folders, segment_id, segment_name, tail_id
-from tensortap.store.tail import remove_orphaned_checks
+from tensortap.store.tail import Tail, remove_orphans
 from tensortap.store.tail_reader import read_tail, row_kind
 
 
-class _Closed(NamedTuple):
+class _Waiting(NamedTuple):
     what: str
     path: Path
     rows: int
+    tail: Tail | None = None  # where it is not closed yet
 
 
 class Sealer:
-    """The tails of one rank that are closed and wait to be sealed.
+    """The tails of one rank that nobody appends to any more and that wait to be sealed.
 
     `folders` are those of records, metrics, events and tensors; `lost` is told of rows whose tail is gone,
     `sealed` of those that were sealed.
@@ -39,11 +40,15 @@ class Sealer:
         self._sealed = sealed
         self._folders = folders
         self._lost = lost
-        self._closed: deque[_Closed] = deque()
+        self._waiting: deque[_Waiting] = deque()
 
     def add(self, what: str, path: Path, rows: int) -> None:
         """Seal a closed tail the next time."""
-        self._closed.append(_Closed(what, path, rows))
+        self._waiting.append(_Waiting(what, path, rows))
+
+    def add_tail(self, what: str, tail: Tail) -> None:
+        """Close and seal a tail the next time: closing it takes as long as its last checksums."""
+        self._waiting.append(_Waiting(what, tail.path, tail.rows, tail))
 
     def add_orphans(self, rank: int) -> None:
         """Seal the tails that an earlier process of this rank left behind; remove those it had sealed already."""
@@ -64,16 +69,17 @@ class Sealer:
     def seal(self) -> None:
         """Seal what is closed. What cannot be sealed now stays a tail, readable, and is tried again."""
         trouble: Exception | None = None
-        for _ in range(len(self._closed)):
-            closed = self._closed.popleft()
-            convert = segments.seal_tensors if closed.what == "tensors" else segments.seal_records
+        for _ in range(len(self._waiting)):
+            what, path, rows, tail = waiting = self._waiting.popleft()
+            convert = segments.seal_tensors if what == "tensors" else segments.seal_records
             try:
-                self._sealed(closed.what, convert(self._files, self._folders[closed.what], closed.path))
+                if tail is None or tail.close():
+                    self._sealed(what, convert(self._files, self._folders[what], path))
             except FileNotFoundError:
-                self._lost(closed.what, closed.rows)
+                self._lost(what, rows)
             except Exception as error:
                 trouble = error
-                self._closed.append(closed)
+                self._waiting.append(waiting)
         if trouble is not None:
             raise trouble
 
@@ -92,9 +98,9 @@ def remove_sealed(files: Files, found: RankFiles) -> None:
 
 
 def remove_leftovers(files: Files, rank: int) -> None:
-    """Remove the checksums of tails that are gone. The caller holds the lock of the rank."""
+    """Remove what lay beside tails that are gone. The caller holds the lock of the rank."""
     for folder in rank_folders(rank):
-        remove_orphaned_checks(files.staging() / folder)
+        remove_orphans(files.staging() / folder)
 
 
 def remove_unfinished(files: Files, rank: int) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import COUNTS, STATISTICS
-from tensortap.store.files import Files, load_json
-from tensortap.store.names import segment_name, tail_id, tensors_name
+from tensortap.store.files import Files
+from tensortap.store.names import segment_name, tail_id, tensors_id, tensors_name
 from tensortap.store.schema import FILE_COUNTS, WORDS
 from tensortap.store.tail import keep_aside, remove_tail
 from tensortap.store.tail_reader import TENSOR_ROWS, TailContent, read_tail, row_kind
-from tensortap.store.tensors import Stored, array_of_bytes, key_of, write_tensors
+from tensortap.store.tensor_tail import TailTensor, seal_in_place, tail_tensors
+from tensortap.store.tensors import Stored, TensorReader, write_tensors
 
 REPLACES: Final = b"tensortap.replaces"
 PLACES: Final = b"tensortap.places"
@@ -162,16 +164,39 @@ def seal_records(files: Files, folder: str, tail: Path) -> int:
 def seal_tensors(files: Files, folder: str, tail: Path) -> int:
     """Turn a tail of small tensors into one safetensors file; return how many it has."""
     content = read_tail(tail, TENSOR_ROWS)
-    ident, rows = tail_id(tail.name), list[Stored]()
-    if content.table is not None and ident is not None:
-        rows, whole = tensor_rows(content.table)
-        content = content._replace(damaged=content.damaged or not whole)
+    ident, sealed = tail_id(tail.name), 0
+    if content.table is not None and ident is not None and not _is_sealed(files, folder, ident, len(content.table)):
+        found, whole = tail_tensors(content.table, tail)
         steps = content.table["step"].to_pylist()
-        if rows:
-            with files.replacing(f"{folder}/{tensors_name(min(steps), max(steps), ident)}") as hidden:
-                write_tensors(hidden, rows)
+        name = f"{folder}/{tensors_name(min(steps), max(steps), ident)}"
+        sealed = len(found)
+        plain = whole and not content.damaged and len(found) == len(steps)
+        if not (plain and seal_in_place(files, name, tail, found)):
+            rows, readable = _readable(found)
+            content = content._replace(damaged=content.damaged or not (whole and readable))
+            sealed = len(rows)
+            if rows:
+                with files.replacing(name) as hidden:
+                    write_tensors(hidden, rows)
     retire(tail, content)
-    return len(rows)
+    return sealed
+
+
+def _is_sealed(files: Files, folder: str, ident: str, tensors: int) -> bool:
+    """Return whether a process was killed after it had sealed a tail, before it removed it."""
+    names = [name for name in files.list(folder) if tensors_id(name) == ident]
+    with contextlib.suppress(*UNREADABLE), files.open(f"{folder}/{names[0]}") as file:
+        return len(TensorReader(file).entries) >= tensors
+    return False
+
+
+def _readable(tensors: Sequence[TailTensor]) -> tuple[list[Stored], bool]:
+    """Return the tensors whose elements can be read, and whether these are all."""
+    rows = []
+    for tensor in tensors:
+        with contextlib.suppress(OSError, ValueError, MemoryError):
+            rows.append(tensor.stored)
+    return rows, len(rows) == len(tensors)
 
 
 def retire(tail: Path, content: TailContent) -> None:
@@ -180,17 +205,3 @@ def retire(tail: Path, content: TailContent) -> None:
         keep_aside(tail)
     else:
         remove_tail(tail)
-
-
-def tensor_rows(table: Any) -> tuple[list[Stored], bool]:
-    """Return the tensors in a tail, none twice, and whether all of them could be read."""
-    columns = (table[name].to_pylist() for name in ("name", "entry", "dtype", "shape", "data"))
-    rows: dict[str, Stored] = {}
-    whole = True
-    for name, entry, dtype, shape, data in zip(*columns, strict=True):
-        try:
-            key_of(load_json(entry))
-            rows[name] = Stored(name, entry, array_of_bytes(dtype, shape, data))
-        except (ValueError, TypeError, KeyError, MemoryError):
-            whole = False
-    return list(rows.values()), whole

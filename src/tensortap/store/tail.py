@@ -6,17 +6,18 @@ import contextlib
 import os
 import struct
 import threading
-import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from tensortap.reduce.kernel import crc32
 from tensortap.store.names import DAMAGED
 
 _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 _BUFFER_BYTES = 1 << 20
+_MOST_BUFFERS: Final = 512  # that one call writes
 _PENDING_BYTES = 16 << 20  # what waits for its checksum, at most: it is read again for that
 _CHECK: Final = struct.Struct("<QII")  # where a message begins, its length, its CRC-32; then the CRC-32 of these
 _OWN: Final = struct.Struct("<I")
@@ -34,8 +35,8 @@ class Tail:
         self.opened = now
         self.rows = 0
         self.vocabulary = -1  # how many words the stream has, once a batch is in it
-        self._file = _File(path)
-        self._checks = _File(checks_path(path))
+        self._file = TailFile(path)
+        self._checks = TailFile(checks_path(path))
         self._buffer = pa.output_stream(self._file, buffer_size=_BUFFER_BYTES)
         self._stream = pa.ipc.new_stream(self._buffer, schema, options=_OPTIONS)
         self._checked = 0
@@ -57,6 +58,13 @@ class Tail:
         self._file.write(message)
         self._appended(rows)
 
+    def append_rows(self, write: Callable[[bytearray, int], int], into: bytearray, rows: int) -> None:
+        """Write one batch by a function that makes its message in `into` and writes it to a file."""
+        self._file.write_by(write, into)
+        self.rows += rows
+        if self._file.size - self._checked > _PENDING_BYTES:
+            self.write_checks()
+
     def _appended(self, rows: int) -> None:
         self.rows += rows
         if self._file.size - self._checked > _PENDING_BYTES:
@@ -69,7 +77,7 @@ class Tail:
 
     def sync(self) -> None:
         """Have the operating system write it to the disk. Any thread may: it does not touch the open file."""
-        for path in (self.path, checks_path(self.path)):
+        for path in (self.path, checks_path(self.path), data_path(self.path)):
             with contextlib.suppress(FileNotFoundError):
                 fd = os.open(path, os.O_RDONLY)
                 try:
@@ -81,8 +89,8 @@ class Tail:
         """Return whether somebody deleted the file under us."""
         return not self.path.exists()
 
-    def close(self) -> None:
-        """End the stream; whatever happens, the file is closed. One that holds no row is removed."""
+    def close(self) -> bool:
+        """End the stream; whatever happens, the file is closed. One that holds no row is removed: False."""
         with contextlib.suppress(OSError, pa.ArrowInvalid):
             self._stream.close()
             self._buffer.flush()
@@ -91,6 +99,7 @@ class Tail:
         self._checks.close()
         if not self.rows:
             remove_tail(self.path)
+        return self.rows > 0
 
     def write_checks(self) -> None:
         """Write the checksums of what was appended. Any thread may.
@@ -101,8 +110,8 @@ class Tail:
             checks, at = [], self._checked
             with contextlib.suppress(OSError):  # the batches are written, only their checksums are not
                 for data in _messages(self._read(at, self._file.size)):
-                    check = _CHECK.pack(at, len(data), zlib.crc32(data))
-                    checks.append(check + _OWN.pack(zlib.crc32(check)))
+                    check = _CHECK.pack(at, len(data), crc32(data))
+                    checks.append(check + _OWN.pack(crc32(check)))
                     at += len(data)
                 self._checked = at
                 self._checks.write(b"".join(checks))
@@ -129,15 +138,21 @@ def _messages(data: bytes) -> Iterator[memoryview]:
         yield rest[at:]
 
 
-class _File:
-    """Where Arrow's bytes go. After an error it takes no more: what Arrow still buffers would follow half a batch."""
+class TailFile:
+    """A file that is appended to, behind `room` bytes that stay free.
 
-    def __init__(self, path: Path) -> None:
+    After an error it takes no more: what Arrow still buffers would follow half a batch.
+    """
+
+    def __init__(self, path: Path, room: int = 0) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self.closed = False
-        self.size = 0
+        self.size = room
+        if room:
+            os.ftruncate(self._fd, room)
 
     def write(self, data: bytes | bytearray) -> int:
+        """Write all of it."""
         rest = memoryview(data)
         while rest and not self.closed:
             try:
@@ -149,10 +164,33 @@ class _File:
             rest = rest[written:]
         return len(data)
 
+    def write_all(self, parts: Sequence[Any], total: int) -> None:
+        """Write several buffers of so many bytes in all, mostly by one call."""
+        if self.closed or not total:
+            return
+        try:
+            written = os.writev(self._fd, parts) if len(parts) <= _MOST_BUFFERS else 0
+        except OSError:
+            self.close()
+            raise
+        self.size += written
+        if written < total:  # the disk is nearly full, or there are too many
+            self.write(b"".join(parts)[written:])
+
+    def write_by(self, write: Callable[[bytearray, int], int], into: bytearray) -> None:
+        """Write what a function makes in `into` and writes to a file itself; it returns how much."""
+        if not self.closed:
+            try:
+                self.size += write(into, self._fd)
+            except OSError:
+                self.close()
+                raise
+
     def flush(self) -> None:
         """Nothing waits here."""
 
     def close(self) -> None:
+        """Close the file; a second call does nothing."""
         if not self.closed:
             self.closed = True
             os.close(self._fd)
@@ -167,7 +205,7 @@ class MessageChecksum(NamedTuple):
 
     def holds(self, data: bytes) -> bool:
         """Return whether the bytes of a tail are those that were written."""
-        return self.end <= len(data) and zlib.crc32(memoryview(data)[self.start : self.end]) == self.crc
+        return self.end <= len(data) and crc32(memoryview(data)[self.start : self.end]) == self.crc
 
 
 def read_checks(path: Path) -> list[MessageChecksum]:
@@ -180,7 +218,7 @@ def read_checks(path: Path) -> list[MessageChecksum]:
     found = []
     for at in range(0, len(raw) - size + 1, size):
         check, (own,) = raw[at : at + _CHECK.size], _OWN.unpack_from(raw, at + _CHECK.size)
-        if zlib.crc32(check) == own:
+        if crc32(check) == own:
             start, length, crc = _CHECK.unpack(check)
             found.append(MessageChecksum(start, start + length, crc))
     return found
@@ -191,33 +229,39 @@ def checks_path(path: Path) -> Path:
     return path.with_suffix(".crc")
 
 
+def data_path(path: Path) -> Path:
+    """Return where the elements of a tail of tensors lie."""
+    return path.with_suffix(".data")
+
+
 def remove_tail(path: Path) -> None:
-    """Delete a tail whose rows another file holds, and its checksums."""
+    """Delete a tail whose rows another file holds, and what lies beside it."""
     path.unlink(missing_ok=True)
-    _remove_checks(checks_path(path))
+    for beside in (checks_path(path), data_path(path)):
+        _remove_beside(beside)
 
 
 def keep_aside(path: Path) -> None:
-    """Rename a tail that could not be read to its end, and its checksums."""
-    for part in (path, checks_path(path)):
+    """Rename a tail that could not be read to its end, and what lies beside it."""
+    for part in (path, checks_path(path), data_path(path)):
         if part.exists():
             part.replace(_aside(part))
 
 
-def remove_orphaned_checks(folder: Path) -> None:
-    """Finish what a kill between two files has interrupted: checksums go where their tail went.
+def remove_orphans(folder: Path) -> None:
+    """Finish what a kill between two files has interrupted: checksums and data go where their tail went.
 
     Only for who holds the lock of the rank: a tail that is begun has no checksums yet, never the other way round.
     """
-    for checks in folder.glob("_tail-*.crc"):
-        tail = checks.with_suffix(".arrows")
+    for beside in (*folder.glob("_tail-*.crc"), *folder.glob("_tail-*.data")):
+        tail = beside.with_suffix(".arrows")
         if _aside(tail).exists():
-            checks.replace(_aside(checks))
+            beside.replace(_aside(beside))
         elif not tail.exists():
-            _remove_checks(checks)
+            _remove_beside(beside)
 
 
-def _remove_checks(path: Path) -> None:
+def _remove_beside(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():  # somebody may have put a folder there: that is not ours
         path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.store import names as layout
 from tensortap.store.messages import root, table_in
-from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS
+from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS, TENSORS_WITH_DATA
 from tensortap.store.tail import MessageChecksum, read_checks
 from tensortap.store.tensors import of_step
 
@@ -51,7 +51,7 @@ RECORD_ROWS: Final = RowKind(
 )
 METRIC_ROWS: Final = RowKind((METRICS,), ("step", "name", "time"))
 EVENT_ROWS: Final = RowKind((EVENTS,), tuple(EVENTS.names))
-TENSOR_ROWS: Final = RowKind((TENSORS,), tuple(TENSORS.names))
+TENSOR_ROWS: Final = RowKind((TENSORS, TENSORS_WITH_DATA), ("step", "name", "entry", "dtype", "shape"))
 
 
 def row_kind(folder: str) -> RowKind:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from tensortap.errors import RunError
 from tensortap.store.catalog import TensorFiles
 from tensortap.store.names import tensor_file
-from tensortap.store.segments import tensor_rows
 from tensortap.store.snapshot import Snapshot
+from tensortap.store.tensor_tail import tail_tensors
 from tensortap.store.tensors import Array, TensorKey, TensorReader, key_of
 from tensortap.types import Place
 
@@ -104,11 +106,12 @@ def _of_rank(snapshot: Snapshot, files: TensorFiles, step: int | None) -> Iterat
             yield from _of_file(snapshot, name)
     for path in files.tails:
         table = snapshot.tensor_rows(path)
-        rows, whole = tensor_rows(table) if table is not None else ([], True)
+        tensors, whole = tail_tensors(table, path) if table is not None else ([], True)
         if not whole:
             snapshot.catalog.mark_damaged(path, "some of its tensors cannot be read")
-        for row in rows:
-            yield row.name, TensorEntry(key_of(json.loads(row.entry)), lambda row=row: row.array)  # type: ignore[misc]
+        for tensor in tensors:
+            key = key_of(json.loads(tensor.entry))
+            yield tensor.name, TensorEntry(key, partial(_guarded, snapshot, path, tensor.read))
 
 
 def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, TensorEntry]]:
@@ -126,9 +129,17 @@ def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, TensorEntry]]
 
 
 def _read(snapshot: Snapshot, name: str, reader: TensorReader, tensor: str) -> Array:
-    try:
+    def read() -> Array:
         with snapshot.files.open(name) as file:
             return reader.read(tensor, file)
+
+    return _guarded(snapshot, name, read)
+
+
+def _guarded(snapshot: Snapshot, name: str | Path, read: Callable[[], Array]) -> Array:
+    """Read a tensor; remember that its file is damaged where it cannot be."""
+    try:
+        return read()
     except FileNotFoundError:
         raise
     except DAMAGE as error:

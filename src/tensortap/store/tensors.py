@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ from safetensors.numpy import save_file
 
 from tensortap.record.step import Step
 from tensortap.reduce.buffers import NUMPY_DTYPES
+from tensortap.reduce.kernel import crc32
 from tensortap.store.files import load_json
 from tensortap.types import Place
 
@@ -25,6 +25,12 @@ _INDEX_CRC = "tensortap_crc32"
 _ANY_STEP = "step=*"
 _ANY_ENTRY = '{"step": null'
 _UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
+_FORMAT: Final = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
+    "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
+    "complex64": "C64", "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}  # fmt: skip
+"""How the format calls the types that it knows."""
 
 
 class TensorKey(NamedTuple):
@@ -123,12 +129,81 @@ def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
     for name, entry, array in tensors:
         array = np.asarray(array, order="C")
         raw = array.tobytes()
-        index[name] = json.loads(entry) | {
-            "dtype": array.dtype.name, "shape": list(array.shape), "crc32": zlib.crc32(raw),
-        }  # fmt: skip
+        index[name] = _indexed(entry, array.dtype.name, array.shape, crc32(raw))
         content[name] = np.frombuffer(raw, np.uint8) if array.dtype.name in _UNSUPPORTED else array
+    save_file(content, path, metadata=_metadata(index))
+
+
+def _indexed(entry: str, dtype: str, shape: Sequence[int], crc: int) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(entry)
+    return said | {"dtype": dtype, "shape": list(shape), "crc32": crc}
+
+
+def _metadata(index: Mapping[str, Any]) -> dict[str, str]:
     said = json.dumps(index)
-    save_file(content, path, metadata={"tensortap": said, _INDEX_CRC: str(zlib.crc32(said.encode()))})
+    return {"tensortap": said, _INDEX_CRC: str(crc32(said.encode()))}
+
+
+class Placed(Protocol):
+    """A tensor whose bytes lie in a file already."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the file."""
+
+    @property
+    def entry(self) -> str:
+        """What the index says of it."""
+
+    @property
+    def dtype(self) -> str:
+        """The type of its elements."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+
+    @property
+    def crc32(self) -> int:
+        """Their checksum."""
+
+
+def encoded_header(tensors: Iterable[Placed], room: int) -> bytes | None:
+    """Return the beginning of a safetensors file, `room` bytes long, of tensors that follow one after the other.
+
+    None where it does not fit.
+    """
+    header: dict[str, Any] = {}
+    index: dict[str, Any] = {}
+    at = 0
+    for tensor in tensors:
+        kind, shape = _FORMAT.get(tensor.dtype, "U8"), list(tensor.shape)
+        header[tensor.name] = {
+            "dtype": kind, "shape": shape if tensor.dtype in _FORMAT else [tensor.size],
+            "data_offsets": [at, at + tensor.size],
+        }  # fmt: skip
+        index[tensor.name] = _indexed(tensor.entry, tensor.dtype, shape, tensor.crc32)
+        at += tensor.size
+    text = json.dumps({"__metadata__": _metadata(index), **header}).encode()
+    return (room - 8).to_bytes(8, "little") + text.ljust(room - 8) if room % 8 == 0 and len(text) <= room - 8 else None
+
+
+_SAMPLE_STEP: Final = 10**15  # of as many digits as a step's number will ever have
+
+
+def header_bound(tensors: Iterable[Stored]) -> int:
+    """Return how many bytes of a header these tensors take at most, with whatever step and place; of none: the rest."""
+    header: dict[str, Any] = {}
+    index: dict[str, Any] = {}
+    for name, entry, array in tensors:
+        name, entry = of_step(_SAMPLE_STEP, name, entry)
+        header[name] = {"dtype": "F8_E4M3", "shape": list(array.shape), "data_offsets": [1 << 50, 1 << 50]}
+        index[name] = _indexed(entry, array.dtype.name, array.shape, 1 << 32)
+    return len(json.dumps({"__metadata__": _metadata(index), **header})) + 16
 
 
 def array_of_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Array:
@@ -158,7 +233,7 @@ class TensorReader:
         self._data = 8 + length
         metadata = header.pop("__metadata__", {})
         said = metadata.get("tensortap", "{}")
-        if metadata.get(_INDEX_CRC, crc := str(zlib.crc32(said.encode()))) != crc:
+        if metadata.get(_INDEX_CRC, crc := str(crc32(said.encode()))) != crc:
             raise ValueError("the checksum of its index does not hold")
         index = load_json(said)
         if index.keys() != header.keys():
@@ -178,6 +253,6 @@ class TensorReader:
         source = file or self._file
         source.seek(self._data + begin)
         raw = source.read(end - begin)
-        if "crc32" in entry and zlib.crc32(raw) != entry["crc32"]:
+        if "crc32" in entry and crc32(raw) != entry["crc32"]:
             raise ValueError(f"the checksum of {name} does not hold")
         return array_of_bytes(entry["dtype"], entry["shape"], raw)

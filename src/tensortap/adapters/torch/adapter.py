@@ -19,7 +19,7 @@ from tensortap.adapters.torch.context.recorder import CONTEXT
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
 from tensortap.adapters.torch.distributed.pipeline import is_stage, tree_of
 from tensortap.adapters.torch.distributed.shards import ShardRegistry
-from tensortap.adapters.torch.distributed.world import world
+from tensortap.adapters.torch.distributed.world import has_group, world
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.named_values import NamedValues
 from tensortap.adapters.torch.modules.tensors import TensorObserver, observer_for
@@ -65,6 +65,8 @@ class TorchAdapter(Adapter):
         self._called = self._root if called is None else weakref.ref(called)
         self._tree = None if called in (None, root) else root  # a tree made for the names, which nobody else holds
         self._threads = SharedThreads()
+        self._armed: int | None = None  # the probes that hooks are registered for, once a step has begun
+        self._asked = False  # the root has been called since a step ended
 
     def candidates(self) -> list[Candidate]:
         """Return every module, parameter and buffer that can be tapped."""
@@ -95,7 +97,7 @@ class TorchAdapter(Adapter):
         self.steps = TorchStepDetector(recorder, PendingGradients(owners, sharded).any)
         self._hooks = ModelHooks(root, self._observer, self.steps, plan, self.options)
         self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
-        self._hooks.register(root, root if (called := self._called()) is None else called, self.arm)
+        self._hooks.register(root, root if (called := self._called()) is None else called, self._root_called)
         self._parameters = ParameterTaps(self._observer, self.steps, self._members(owners, sharded))
         self._optimizers = OptimizerHooks(self.steps, self._parameters)
         if self.options.context:
@@ -111,16 +113,33 @@ class TorchAdapter(Adapter):
         self._hooks.change(plan, root, root if called is None else called)
         self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
         self._parameters.members = self._members(modules.owners_of(root), FullyShardedParameters(root))
+        self._armed = None
         self.arm()
 
     def arm(self) -> None:
-        """Keep hooks only while a probe may want the open step; once threads have steps of their own, always."""
-        self._learn_shards()
+        """Keep hooks only while a probe may want the open step; once threads have steps of their own, always.
+
+        Mostly a step is wanted as the one before it was, and the root's next call asks the rest.
+        """
         armed = -1 if self.steps.spread else self._recorder.current.armed
+        asked, self._asked = self._asked, False
+        if not (asked and armed == self._armed and self._hooks.steady and self._observer.shards is None):
+            self._arm(armed)
+
+    def _root_called(self) -> None:
+        self._arm(-1 if self.steps.spread else self._recorder.current.armed)
+        self._asked = True
+
+    def _arm(self, armed: int) -> None:
+        several = has_group()
+        if several:
+            self._learn_shards()
         if armed:
             self._threads.update()
-        self._hooks.arm(armed)
-        self._parameters.arm(armed)
+        again, self._armed = armed == self._armed, armed
+        self._hooks.arm(armed, again)
+        if several or not again:
+            self._parameters.arm(armed)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -140,6 +159,8 @@ class TorchAdapter(Adapter):
 
     def collect(self, step: OpenStep) -> None:
         """Record parameters and gradients that no optimizer step has shown."""
+        if step.idle:
+            return
         if step is self._recorder.current:
             self._parameters.record_rest(step)
         self._hooks.collect(step)

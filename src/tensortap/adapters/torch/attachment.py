@@ -54,6 +54,7 @@ class ModelHooks:
         self._own_outputs = OwnOutputs([])
         self._deciding: list[HookSet] = []
         self._untappable: dict[str, str] = {}
+        self._never_fused = True
 
     def register(self, root: nn.Module, called: nn.Module, begin_step: Callable[[], None]) -> None:
         """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
@@ -86,6 +87,7 @@ class ModelHooks:
                 self._handles += [register(module) for register in registers]
             else:
                 (inside or self._plain).add(module, registers, bits, paths)
+        self._never_fused = not fused
         self._sets = [self._plain, *fused.values()]
         self._own_outputs = OwnOutputs(
             self.placement.undecided(root, lambda paths: enclosing(paths, fused) or self._plain)
@@ -93,14 +95,19 @@ class ModelHooks:
         self._place_operations(root, fused)
         self._untappable = self._wanted_of_scripted(root)
 
+    @property
+    def steady(self) -> bool:
+        """Whether no hooks come and go but by the probes that are armed."""
+        return self._never_fused and not self.compile_status.compiled
+
     def begin(self, armed: int) -> None:
         """Begin with the hooks of the armed probes; all others too until the first call, which may be compiled."""
         self._adjust(armed)
         self._plain.adjust(-1)
         self._reset_compiled()
 
-    def arm(self, armed: int) -> None:
-        """Register the hooks of the armed probes, and remove the others.
+    def arm(self, armed: int, again: bool = False) -> None:
+        """Register the hooks of the armed probes, and remove the others. `again` says that the same were armed before.
 
         Once anything is compiled, all stay: a graph either has them or not, and asks when it runs.
         """
@@ -112,6 +119,8 @@ class ModelHooks:
                 self.operations.visibility.invalidate()
         if status.compiled:
             status.guard()
+        elif again and self._never_fused:
+            return
         self._adjust(-1 if status.compiled else armed)
 
     def remove(self) -> None:

@@ -42,8 +42,7 @@ class TorchThreadState(steps.ThreadState):
 
     def reset(self) -> None:
         """Forget what was known of a closed step."""
-        super().reset()
-        self.backward = self.stepped = False
+        self.used = self.backward = self.stepped = False
         self.micro = 0
         self.optimizers.clear()
 
@@ -139,8 +138,12 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     def forget(self, step: OpenStep) -> None:
         """Reset what is known of a step."""
         if step is self.recorder.current:
-            self._state().optimizers.clear()
-        super().forget(step)
+            state, home = self._state(), self._home_state
+            home.reset()
+            if state is not home:
+                state.optimizers.clear()
+        else:
+            super().forget(step)
 
     def _begin_home(self, state: TorchThreadState) -> None:
         chunk = microbatch()

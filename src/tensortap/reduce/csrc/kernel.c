@@ -18,6 +18,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#include <errno.h>
 #include <float.h>
 #include <limits.h>
 #include <math.h>
@@ -1342,6 +1343,8 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
 #include "many.h"
 #include "hook.h"
 #include "message.h"
+#include "closing.h"
+#include "crc32.h"
 
 static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -1382,6 +1385,23 @@ static PyObject *py_address(PyObject *module, PyObject *array)
     PyObject *address = PyLong_FromVoidPtr(view.buf);
     PyBuffer_Release(&view);
     return address;
+}
+
+/* Memory that somebody else keeps alive, as an object that arrays can be made of. */
+static PyObject *py_memory(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (expect("memory(address, size)", count, 2))
+        return NULL;
+    char *address = PyLong_AsVoidPtr(args[0]);
+    const Py_ssize_t size = PyErr_Occurred() ? -1 : PyLong_AsSsize_t(args[1]);
+    if (PyErr_Occurred())
+        return NULL;
+    if (!address || size < 0) {
+        PyErr_SetString(PyExc_ValueError, "the address is 0, or the size is negative");
+        return NULL;
+    }
+    return PyMemoryView_FromMemory(address, size, PyBUF_READ);
 }
 
 static PyObject *py_level(PyObject *module, PyObject *unused)
@@ -1470,8 +1490,13 @@ static PyMethodDef functions[] = {
      "show_call(type, function) -> bool: show a function as __call__ of a subclass of NativeHook, called by C alone"},
     {"commit", (PyCFunction)(void (*)(void))py_commit, METH_FASTCALL,
      "commit(layout_address, key, probes, recomputed, dtype, shape, row_address, hist_offset, hist_address, length)"},
-    {"message", (PyCFunction)(void (*)(void))py_message, METH_FASTCALL,
-     "message(layout_address, plan_address, metadata, into): write the rows as a message of an Arrow stream to a bytearray"},
+    {"append_rows", (PyCFunction)(void (*)(void))py_append_rows, METH_FASTCALL,
+     "append_rows(layout_address, plan_address, metadata, into, file) -> size: write the rows as a message of an Arrow stream"},
+    {"settle", (PyCFunction)(void (*)(void))py_settle, METH_FASTCALL,
+     "settle(layout_address, plan_address, step) -> bool: number the rows; whether their keys and probes are as before"},
+    {"crc32", py_crc32, METH_O, "crc32(data) -> int: as zlib's; None where the processor has no instruction for it"},
+    {"charge", (PyCFunction)(void (*)(void))py_charge, METH_FASTCALL,
+     "charge(layout_address, totals_address, length, around) -> seconds: add up by key what the rows cost"},
     {"reduce_columns", py_reduce_columns, METH_VARARGS,
      "reduce_columns(out_address, address, dtype, rows, width): statistics of every column of a dense matrix"},
     {"round_bfloat16", py_round_bfloat16, METH_VARARGS,
@@ -1480,6 +1505,7 @@ static PyMethodDef functions[] = {
     {"gather_rows", py_gather_rows, METH_VARARGS,
      "gather_rows(out_address, addresses_address, count, size): copy so many bytes from each address"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},
+    {"memory", (PyCFunction)(void (*)(void))py_memory, METH_FASTCALL, "memory(address, size): a read-only view of memory"},
     {"level", py_level, METH_NOARGS, "The instruction set in use."},
     {"set_level", py_set_level, METH_O, "Use one of LEVELS."},
     {"threads", py_threads, METH_NOARGS, "How many threads a large reduction may use."},
@@ -1571,6 +1597,7 @@ static int start(PyObject *module)
         find_levels();
         fill_fp8();
         fill_hash_tables();
+        find_crc32();
         thread_count = default_threads();
         pthread_atfork(hold_workspaces, let_workspaces, forget_pool);
     }

@@ -85,30 +85,69 @@ static void put_nodes(Message *m, const int64_t *plan)
         next = put_node(m, next);
 }
 
-/* Into a bytearray, whose memory serves step after step. */
-static PyObject *py_message(PyObject *module, PyObject *const *args, Py_ssize_t count)
+/* Make the message in a bytearray, whose memory serves step after step; -1 with an error set. */
+static int make_message(const int64_t *header, const int64_t *plan, PyObject *made, PyObject *into)
 {
     char *metadata;
     Py_ssize_t size;
-    (void)module;
-    if (expect("message(layout_address, plan_address, metadata, into)", count, 4))
-        return NULL;
-    const int64_t *header = PyLong_AsVoidPtr(args[0]), *plan = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
-    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &metadata, &size))
-        return NULL;
-    if (!PyByteArray_CheckExact(args[3])) {
-        PyErr_SetString(PyExc_TypeError, "message writes into a bytearray");
-        return NULL;
+    if (PyBytes_AsStringAndSize(made, &metadata, &size))
+        return -1;
+    if (!PyByteArray_CheckExact(into)) {
+        PyErr_SetString(PyExc_TypeError, "a message is made in a bytearray");
+        return -1;
     }
     Message m = {.header = header};
     put_nodes(&m, plan);
-    if (PyByteArray_Resize(args[3], size + (Py_ssize_t)m.size))
-        return NULL;
-    m.metadata = PyByteArray_AsString(args[3]);
+    if (PyByteArray_Resize(into, size + (Py_ssize_t)m.size))
+        return -1;
+    m.metadata = PyByteArray_AsString(into);
     m.body = m.metadata + size;
     memcpy(m.metadata, metadata, (size_t)size);
     memcpy(m.metadata + plan[LENGTH_AT], &header[ROWS], sizeof(int64_t));
     memcpy(m.metadata + plan[BODY_AT], &m.size, sizeof(int64_t));
     put_nodes(&m, plan);
-    Py_RETURN_NONE;
+    return 0;
+}
+
+/* Without the GIL; -1 with an error set. What was written before an error stays. */
+static int write_whole(int file, const char *data, Py_ssize_t size)
+{
+    while (size > 0) {
+        ssize_t written;
+        Py_BEGIN_ALLOW_THREADS
+        written = write(file, data, (size_t)size);
+        Py_END_ALLOW_THREADS
+        if (written < 0 && errno != EINTR) {
+            PyErr_SetFromErrno(PyExc_OSError);
+            return -1;
+        }
+        if (written < 0 && PyErr_CheckSignals())
+            return -1;
+        data += written > 0 ? written : 0;
+        size -= written > 0 ? written : 0;
+    }
+    return 0;
+}
+
+/* The buffer is held meanwhile, so that nobody can resize it. */
+static PyObject *write_buffer(int file, PyObject *from)
+{
+    Py_buffer view;
+    if (PyObject_GetBuffer(from, &view, PyBUF_SIMPLE))
+        return NULL;
+    PyObject *size = write_whole(file, view.buf, view.len) ? NULL : PyLong_FromSsize_t(view.len);
+    PyBuffer_Release(&view);
+    return size;
+}
+
+static PyObject *py_append_rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (expect("append_rows(layout_address, plan_address, metadata, into, file)", count, 5))
+        return NULL;
+    const int64_t *header = PyLong_AsVoidPtr(args[0]), *plan = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
+    const int file = PyErr_Occurred() ? -1 : (int)PyLong_AsLong(args[4]);
+    if (PyErr_Occurred() || make_message(header, plan, args[2], args[3]))
+        return NULL;
+    return file < 0 ? PyLong_FromSsize_t(PyByteArray_Size(args[3])) : write_buffer(file, args[3]);
 }

@@ -85,6 +85,11 @@ class Trigger:
         return False
 
     @property
+    def always(self) -> bool:
+        """Whether it wants every step, so that it need not be asked."""
+        return False
+
+    @property
     def agreed(self) -> bool:
         """Whether all ranks decide the same, given what `watch(global_stats=True)` lets them share."""
         return self.scheduled or self.compares_replicas

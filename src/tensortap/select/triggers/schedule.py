@@ -21,6 +21,10 @@ class _Scheduled(Trigger):
     def scheduled(self) -> bool:
         return True
 
+    @property
+    def always(self) -> bool:
+        return self.steps == range(sys.maxsize)
+
     def before(self, step: int) -> Answer:
         return Answer.YES if step in self.steps else Answer.NO
 

@@ -110,8 +110,10 @@ def graph_count() -> int:
 
 def _compiler_was_used() -> bool:
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
     backends = getattr(dynamo, "cached_backends", None)  # optimizers add None: their steps must not be compiled
-    return dynamo is not None and (backends is None or any(backend is not None for backend in backends.values()))
+    return backends is None or (bool(backends) and any(backend is not None for backend in backends.values()))
 
 
 def _is_compiled(module: weakref.ref[nn.Module]) -> bool:

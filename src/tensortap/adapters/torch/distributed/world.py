@@ -14,9 +14,14 @@ from tensortap.distributed.ranks import World
 AVAILABLE: Final = distributed.is_available()  # whether PyTorch was built with it
 
 
+def has_group() -> bool:
+    """Return whether there is a process group."""
+    return AVAILABLE and distributed.is_initialized()
+
+
 def world() -> World | None:
     """Return this rank and the number of ranks, once there is a process group."""
-    if not (AVAILABLE and distributed.is_initialized()):
+    if not has_group():
         return None
     return World(distributed.get_rank(), distributed.get_world_size())
 

@@ -17,7 +17,7 @@ from tensortap.adapters.torch.modules.nested import GivenObjects
 from tensortap.adapters.torch.modules.values import CODES, values_of
 from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.reduce import kernel as kernels
-from tensortap.reduce.buffers import array_of, buffer_of_plain
+from tensortap.reduce.buffers import buffer_of_plain, view_of
 from tensortap.reduce.statistics import row_without_values
 from tensortap.types import Buffer
 
@@ -118,7 +118,7 @@ class TensorObserver:
                 buffer = Buffer(tensor.data_ptr(), CODES[tensor.dtype], tuple(tensor.shape), None, tensor)
                 self.recorder.elements.keep_by(
                     step.table, row, point, armed,
-                    lambda keeper: keeper.pick(array_of(buffer), point.text),
+                    lambda keeper: keeper.pick(view_of(buffer), point.text),
                     lambda function: function(tensor_for_function(tensor)),
                 )  # fmt: skip
         except Exception as error:

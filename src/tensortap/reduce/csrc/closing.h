@@ -1,0 +1,55 @@
+/* What is done with all rows of a table when its step closes. */
+
+enum { STEP_AT, KEYS_AT, PROBES_AT, ROWS_THEN };
+
+/* The plan is a list of int64: the addresses of the column of step numbers and of copies of the columns key and probes, and
+ * how many rows these copies have. True when the table had the same keys and probes the last time; else they are copied. */
+static PyObject *py_settle(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (expect("settle(layout_address, plan_address, step)", count, 3))
+        return NULL;
+    const int64_t *header = PyLong_AsVoidPtr(args[0]);
+    int64_t *plan = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
+    const int64_t step = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
+    if (PyErr_Occurred())
+        return NULL;
+    const int64_t rows = header[ROWS];
+    int64_t *numbers = (int64_t *)(uintptr_t)plan[STEP_AT];
+    void *keys = (void *)(uintptr_t)plan[KEYS_AT], *probes = (void *)(uintptr_t)plan[PROBES_AT];
+    const size_t of_keys = (size_t)rows * sizeof(int32_t), of_probes = (size_t)rows * sizeof(uint64_t);
+    for (int64_t i = 0; i < rows; i++)
+        numbers[i] = step;
+    if (plan[ROWS_THEN] == rows && !memcmp(keys, COLUMN(int32_t, KEY), of_keys) &&
+        !memcmp(probes, COLUMN(uint64_t, PROBES), of_probes))
+        Py_RETURN_TRUE;
+    memcpy(keys, COLUMN(int32_t, KEY), of_keys);
+    memcpy(probes, COLUMN(uint64_t, PROBES), of_probes);
+    plan[ROWS_THEN] = rows;
+    Py_RETURN_FALSE;
+}
+
+/* Add what each row cost, in seconds and with so many around it, to the total of its key; -1 when there are too few totals. */
+static PyObject *py_charge(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (expect("charge(layout_address, totals_address, length, around)", count, 4))
+        return NULL;
+    const int64_t *header = PyLong_AsVoidPtr(args[0]);
+    double *totals = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]), sum = 0.0;
+    const int64_t length = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
+    const double around = PyErr_Occurred() ? 0.0 : PyFloat_AsDouble(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    const int32_t *key = COLUMN(int32_t, KEY);
+    const int64_t *cost = COLUMN(int64_t, COST), rows = header[ROWS];
+    for (int64_t i = 0; i < rows; i++)
+        if (key[i] >= length)
+            return PyFloat_FromDouble(-1.0);
+    for (int64_t i = 0; i < rows; i++) {
+        const double seconds = (double)cost[i] * 1e-9 + around;
+        totals[key[i]] += seconds;
+        sum += seconds;
+    }
+    return PyFloat_FromDouble(sum);
+}
