@@ -162,8 +162,9 @@ class StepDetector(Generic[S]):
             if self.home is None:
                 self.home = ident
         if ident == self.home:
-            state.follow(self._home_state)  # of another thread, when it is gone and its number used again
-            self._home_state = state
+            if state is not self._home_state:
+                state.follow(self._home_state)  # of another thread, when it is gone and its number used again
+                self._home_state = state
             if not self.recorder.muted:  # what is called now is no part of any step
                 self._begin_home(state)
             return

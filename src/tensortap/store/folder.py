@@ -257,21 +257,9 @@ class RunFolder:
                 self._batches = Batches(step.names)
                 state.lines = step.names.lines
             if len(step.names.parts) != state.parts or step.numbered_by_phase:
-                self._note_layout(step)
+                state.note_layout(step.names.parts, step.phase if step.numbered_by_phase else None)
             self._batches.append(self._tail("records"), step)
         state.count_step(step.number, rows)
-
-    def _note_layout(self, step: Step) -> None:
-        """Note which part of each tensor this rank holds, and which phases have numbers of their own.
-
-        That is as durable as the rows that need it to be read.
-        """
-        content, parts = self._state.content, step.names.parts
-        if len(parts) != len(content.get("parts", ())):
-            self._state.parts = len(parts)
-            self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
-        if step.numbered_by_phase and step.phase not in content.get("phases", ()):
-            self.note(phases=[*content.get("phases", ()), step.phase])
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:

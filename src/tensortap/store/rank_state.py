@@ -7,8 +7,10 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from tensortap.distributed.shards import Shard
 from tensortap.record.counters import Counters
 from tensortap.store.files import Files, load_json
+from tensortap.types import Place
 
 _NUMBER: Final = (int, float)
 _OF_PARTS: Final = {"mesh": dict, "at": list, "placements": list, "ranks": list, "summand": bool}
@@ -36,6 +38,18 @@ class RankState:
         """Add what is true of this rank, and save."""
         self.content |= more
         self.save()
+
+    def note_layout(self, parts: Mapping[Place, Shard], phase: str | None) -> None:
+        """Note which part of each tensor this rank holds, and the phase where each has numbers of its own.
+
+        That is as durable as the rows that need it to be read.
+        """
+        if len(parts) != self.parts:
+            self.parts = len(parts)
+            self.note(parts={str(place): part.as_json() for place, part in list(parts.items())})
+        known = self.content.get("phases", ())
+        if phase is not None and phase not in known:
+            self.note(phases=[*known, phase])
 
     def count_step(self, number: int, rows: int = 0) -> None:
         """Count a step that was written, and its records."""

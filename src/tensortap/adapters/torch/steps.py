@@ -149,7 +149,8 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         chunk = microbatch()
         if not self.explicit and self._first_of(state, chunk):
             self._next(state)
-        self._rehearse(state, chunk)
+        if state.rehearsed or chunk is not None:
+            self._rehearse(state, chunk)
 
     def _first_of(self, state: TorchThreadState, chunk: int | None) -> bool:
         """Return whether a call can be the first of a step: later microbatches of a pipeline are not."""

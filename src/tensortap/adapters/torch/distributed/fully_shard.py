@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from torch import distributed, nn
 
 from tensortap.adapters.torch.distributed.world import AVAILABLE
+
+# Where `fully_shard` is defined, now and before PyTorch 2.6.
+_MODULES: Final = ("torch.distributed.fsdp._fully_shard", "torch.distributed._composable.fsdp")
 
 
 class FullyShardedParameters:
@@ -20,9 +24,10 @@ class FullyShardedParameters:
         self.refresh()
 
     def refresh(self) -> None:
-        """Find the sharded modules. They can be there only once a process group is: nothing is walked without one."""
+        """Find the sharded modules. Nothing is walked without a process group, nor before `fully_shard` is imported."""
         root = self._root()
-        there = root is not None and AVAILABLE and distributed.is_initialized()
+        imported = any(name in sys.modules for name in _MODULES)
+        there = root is not None and imported and AVAILABLE and distributed.is_initialized()
         self._groups = [weakref.ref(group) for group in _groups_of(root)] if root is not None and there else []
 
     def pending(self) -> bool:
