@@ -46,7 +46,10 @@ class ProbeTriggers:
             if answer is not Answer.NO:
                 armed |= 1 << i
                 maybe |= (answer is Answer.MAYBE) << i
-        armed, hist = self._within_budget(0 if paused else armed, maybe)
+        armed = 0 if paused else armed
+        if self._budget is None:
+            return number, armed, maybe, self.histogram_probes
+        armed, hist = self._within_budget(self._budget, armed, maybe)
         return number, armed, maybe, hist
 
     def fired(self, number: int, outcome: StepOutcome) -> dict[int, str]:
@@ -66,10 +69,10 @@ class ProbeTriggers:
         """Warn once of a metric that a trigger reads and that no step has given."""
         self._metrics.closed(metrics)
 
-    def _within_budget(self, armed: int, maybe: int) -> tuple[int, int]:
+    def _within_budget(self, budget: Budget, armed: int, maybe: int) -> tuple[int, int]:
         """Return the armed probes that the budget allows, and which may take histograms. Triggers are never thinned."""
-        budget, hist = self._budget, self.histogram_probes
-        if budget is None or not armed & ~maybe:
+        hist = self.histogram_probes
+        if not armed & ~maybe:
             return armed, hist
         if not budget.allows():
             self._counters.add("thinned_steps")

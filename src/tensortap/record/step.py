@@ -89,7 +89,8 @@ class Step:
     @property
     def pending(self) -> bool:
         """Return whether some of its values are still being copied from a device."""
-        return bool(self.table.pending) or (isinstance(self.metrics, PendingMetrics) and self.metrics.waiting)
+        metrics = self.metrics
+        return bool(self.table.pending) or (type(metrics) is PendingMetrics and metrics.waiting)
 
     def wait(self) -> None:
         """Wait for pending values."""
