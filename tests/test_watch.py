@@ -160,3 +160,31 @@ def test_a_metric_beyond_the_floats_is_recorded_as_infinite() -> None:
         tap.step(x=10**400)
     assert memory.metrics == {0: {"x": math.inf, "y": -math.inf, "z": 1.0}, 1: {"x": math.inf}}
     assert tap.counts == {"overflowed_metrics": 3}
+
+
+def test_steps_that_nobody_wants_are_numbered_like_others() -> None:
+    """However many are passed by, wanted ones come at their numbers, also beside metrics, pauses and other steps."""
+    memory, x = tt.Memory(), np.ones(3)
+    with tt.watch(tt.probe("**", keep=tt.stats(), when=tt.at([3, 270, 600, 1000])), to=memory) as tap:
+        for number in range(1100):
+            assert tap.recorder.current.number == number
+            tt.tap(x, "x")
+            if number == 500:
+                tap.pause()
+            if number == 700:
+                tap.resume()
+            tap.step(**({"loss": 1.0} if number % 97 == 0 else {}))
+    assert [record.step for record in memory.records] == [3, 270, 1000]
+    assert tap.cost.steps == 1100
+
+
+def test_a_span_takes_a_number_between_steps_that_are_passed_by() -> None:
+    """Numbers are given out once, whoever takes them."""
+    seen = []
+    with tt.watch(tt.probe("**", keep=tt.stats(), when=tt.at([10**6])), to=tt.Memory()) as tap:
+        for _ in range(5):
+            for _ in range(3):
+                seen.append(tap.recorder.current.number)
+                tap.step()
+            seen.append(tap.recorder.open().number)  # as a span does
+    assert len(set(seen)) == len(seen)

@@ -117,9 +117,11 @@ class Tap(AbstractContextManager["Tap"]):
 
         From the first call on only this closes steps; before it they find themselves.
         """
-        self.steps.explicit = True
+        steps, closer = self.steps, self._closer
+        steps.explicit = True
         if not metrics:
-            self.steps.finish()
+            if closer.requested is not None or closer.asks_every_step or not self.recorder.pass_by():
+                steps.finish()
             return
         numbers: dict[str, Any] = {
             name: number_in(name, value, self.recorder.counters) for name, value in metrics.items()

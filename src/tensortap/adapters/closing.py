@@ -38,6 +38,7 @@ class StepCloser:
         self._sharing = sharing
         self._folder = folder
         self._last = time.perf_counter()
+        self.asks_every_step = sharing is not None or monitor.action is not None
 
     @property
     def global_stats_shared(self) -> bool:

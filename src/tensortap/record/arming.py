@@ -12,6 +12,7 @@ from tensortap.select.probes import Probe
 from tensortap.select.triggers import Answer
 from tensortap.types import StepOutcome
 
+_FARTHEST: Final = 256  # steps that are looked at together
 _STEPS_WITHOUT_METRIC: Final = 100  # after so many steps a metric that a trigger reads and nobody gave is warned of
 
 
@@ -51,6 +52,16 @@ class ProbeTriggers:
             return number, armed, maybe, self.histogram_probes
         armed, hist = self._within_budget(self._budget, armed, maybe)
         return number, armed, maybe, hist
+
+    def unwanted_after(self, number: int) -> int:
+        """Return how many steps that follow a step no trigger wants, as far as that is known before them."""
+        if self.keep_history or self._budget is not None:
+            return 0
+        triggers = [probe.when for probe in self._probes]
+        for ahead in range(1, _FARTHEST):
+            if any(trigger.before(number + ahead) is not Answer.NO for trigger in triggers):
+                return ahead - 1
+        return _FARTHEST - 1
 
     def fired(self, number: int, outcome: StepOutcome) -> dict[int, str]:
         """Return the probes that want the step, with their reasons. Every trigger is asked: it may keep history."""

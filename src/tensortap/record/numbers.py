@@ -20,10 +20,13 @@ class StepNumbers:
     def __init__(self, start: int) -> None:
         self.phase = ""
         self.by_phase = False
+        self.ahead = 0  # numbers of the current phase that were used since the last one was taken
         self._next: defaultdict[str, int] = defaultdict(lambda: start)
 
     def take(self, phase: str = "") -> int:
         """Return the next number of a phase; of the current one, where none is given or phases share numbers."""
+        if self.ahead:
+            self._catch_up()
         of = phase if phase and self.by_phase else self.phase
         number = self._next[of]
         self._next[of] = number + 1
@@ -31,7 +34,12 @@ class StepNumbers:
 
     def move(self, number: int, phase: str) -> int:
         """Give a number back that the current phase has just given out, and return the next one of another phase."""
+        self._catch_up()
         if self._next[self.phase] == number + 1:
             self._next[self.phase] = number
         self.phase, self.by_phase = phase, True
         return self.take()
+
+    def _catch_up(self) -> None:
+        self._next[self.phase] += self.ahead
+        self.ahead = 0
