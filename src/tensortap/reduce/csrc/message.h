@@ -10,10 +10,15 @@ enum { NOTHING_OF_IT, BY_ROW, BY_BIT, BY_END, BY_BUCKET, BY_DIM };
 enum { NO_BITMAP, ALL_NULL };
 enum { LENGTH_AT, BODY_AT, NODES_AT, BUFFERS_AT, NODE_COUNT, FIRST_NODE };
 #define PADDED(n) (((n) + 7) & ~(int64_t)7)
+#define MOST_PARTS 512
+
+static const char NO_BYTES[4096];
 
 typedef struct {
     const int64_t *header;
-    char *metadata, *body; /* NULL while the body is only measured */
+    char *metadata, *body; /* where to write to; NULL: the body is only measured, or written from where it lies */
+    struct iovec *parts;   /* where the body lies, or NULL */
+    int count;             /* of parts; more than MOST_PARTS are not noted */
     int64_t size, node, buffer; /* of the body so far; where the next node and buffer lie in the metadata */
 } Message;
 
@@ -44,9 +49,25 @@ static void put_pair(char *at, int64_t first, int64_t second)
     memcpy(at + sizeof first, &second, sizeof second);
 }
 
+/* An address of 0 stands for zeros. */
+static void put_part(Message *m, const char *data, int64_t bytes)
+{
+    while (bytes > 0) {
+        const int64_t size = data || bytes < (int64_t)sizeof NO_BYTES ? bytes : (int64_t)sizeof NO_BYTES;
+        if (m->count < MOST_PARTS)
+            m->parts[m->count] = (struct iovec){(void *)(uintptr_t)(data ? data : NO_BYTES), (size_t)size};
+        m->count++;
+        bytes -= size;
+    }
+}
+
 static void put_buffer(Message *m, int64_t bytes, int64_t address)
 {
-    if (m->body) {
+    if (m->parts) {
+        put_part(m, (const char *)(uintptr_t)address, bytes);
+        put_part(m, NULL, PADDED(bytes) - bytes);
+        put_pair(m->metadata + m->buffer, m->size, bytes);
+    } else if (m->body) {
         char *to = m->body + m->size;
         if (address)
             memcpy(to, (const void *)(uintptr_t)address, (size_t)bytes);
@@ -65,7 +86,7 @@ static const int64_t *put_node(Message *m, const int64_t *plan)
     const int64_t nulls = bitmap == NO_BITMAP  ? 0
                           : bitmap == ALL_NULL ? length
                                                : length - set_bits((const uint8_t *)(uintptr_t)bitmap, length);
-    if (m->body)
+    if (m->body || m->parts)
         put_pair(m->metadata + m->node, length, nulls);
     m->node += 16;
     put_buffer(m, nulls ? (length + 7) / 8 : 0, bitmap == ALL_NULL ? 0 : bitmap);
@@ -85,37 +106,49 @@ static void put_nodes(Message *m, const int64_t *plan)
         next = put_node(m, next);
 }
 
-/* Make the message in a bytearray, whose memory serves step after step; -1 with an error set. */
-static int make_message(const int64_t *header, const int64_t *plan, PyObject *made, PyObject *into)
+/* Make room for `size` bytes behind the metadata in a bytearray, and copy that; -1 with an error set. */
+static int begin_message(Message *m, PyObject *made, PyObject *into, int64_t size)
 {
     char *metadata;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(made, &metadata, &size))
+    Py_ssize_t length;
+    if (PyBytes_AsStringAndSize(made, &metadata, &length))
         return -1;
     if (!PyByteArray_CheckExact(into)) {
         PyErr_SetString(PyExc_TypeError, "a message is made in a bytearray");
         return -1;
     }
-    Message m = {.header = header};
-    put_nodes(&m, plan);
-    if (PyByteArray_Resize(into, size + (Py_ssize_t)m.size))
+    if (PyByteArray_Resize(into, length + (Py_ssize_t)size))
         return -1;
-    m.metadata = PyByteArray_AsString(into);
-    m.body = m.metadata + size;
-    memcpy(m.metadata, metadata, (size_t)size);
-    memcpy(m.metadata + plan[LENGTH_AT], &header[ROWS], sizeof(int64_t));
-    memcpy(m.metadata + plan[BODY_AT], &m.size, sizeof(int64_t));
-    put_nodes(&m, plan);
+    m->metadata = PyByteArray_AsString(into);
+    memcpy(m->metadata, metadata, (size_t)length);
     return 0;
 }
 
-/* Without the GIL; -1 with an error set. What was written before an error stays. */
-static int write_whole(int file, const char *data, Py_ssize_t size)
+static void end_message(Message *m, const int64_t *plan)
 {
-    while (size > 0) {
+    memcpy(m->metadata + plan[LENGTH_AT], &m->header[ROWS], sizeof(int64_t));
+    memcpy(m->metadata + plan[BODY_AT], &m->size, sizeof(int64_t));
+}
+
+/* The whole message in a bytearray, whose memory serves step after step. */
+static PyObject *copied_message(Message *m, const int64_t *plan, PyObject *made, PyObject *into)
+{
+    put_nodes(m, plan);
+    if (begin_message(m, made, into, m->size))
+        return NULL;
+    m->body = m->metadata + PyBytes_Size(made);
+    put_nodes(m, plan);
+    end_message(m, plan);
+    return PyLong_FromSsize_t(PyByteArray_Size(into));
+}
+
+/* Without the GIL; -1 with an error set. What was written before an error stays. */
+static int write_parts(int file, struct iovec *parts, int count)
+{
+    while (count > 0) {
         ssize_t written;
         Py_BEGIN_ALLOW_THREADS
-        written = write(file, data, (size_t)size);
+        written = writev(file, parts, count);
         Py_END_ALLOW_THREADS
         if (written < 0 && errno != EINTR) {
             PyErr_SetFromErrno(PyExc_OSError);
@@ -123,21 +156,37 @@ static int write_whole(int file, const char *data, Py_ssize_t size)
         }
         if (written < 0 && PyErr_CheckSignals())
             return -1;
-        data += written > 0 ? written : 0;
-        size -= written > 0 ? written : 0;
+        for (; count > 0 && written >= (ssize_t)parts->iov_len; count--, parts++)
+            written -= (ssize_t)parts->iov_len;
+        if (count > 0 && written > 0) { /* the disk may be nearly full */
+            parts->iov_base = (char *)parts->iov_base + written;
+            parts->iov_len -= (size_t)written;
+        }
     }
     return 0;
 }
 
-/* The buffer is held meanwhile, so that nobody can resize it. */
-static PyObject *write_buffer(int file, PyObject *from)
+/* The metadata from the bytearray, and the columns from where they lie: a closed table takes no more rows. */
+static PyObject *written_message(Message *m, const int64_t *plan, PyObject *made, PyObject *into, int file)
 {
+    struct iovec parts[1 + MOST_PARTS];
     Py_buffer view;
-    if (PyObject_GetBuffer(from, &view, PyBUF_SIMPLE))
+    if (begin_message(m, made, into, 0))
         return NULL;
-    PyObject *size = write_whole(file, view.buf, view.len) ? NULL : PyLong_FromSsize_t(view.len);
+    m->parts = parts + 1;
+    put_nodes(m, plan);
+    end_message(m, plan);
+    if (m->count > MOST_PARTS) {
+        PyErr_SetString(PyExc_ValueError, "a message has too many parts");
+        return NULL;
+    }
+    if (PyObject_GetBuffer(into, &view, PyBUF_SIMPLE)) /* held, so that nobody can resize it */
+        return NULL;
+    const int64_t size = view.len + m->size;
+    parts[0] = (struct iovec){view.buf, (size_t)view.len};
+    const int failed = write_parts(file, parts, 1 + m->count);
     PyBuffer_Release(&view);
-    return size;
+    return failed ? NULL : PyLong_FromLongLong(size);
 }
 
 static PyObject *py_append_rows(PyObject *module, PyObject *const *args, Py_ssize_t count)
@@ -145,9 +194,10 @@ static PyObject *py_append_rows(PyObject *module, PyObject *const *args, Py_ssiz
     (void)module;
     if (expect("append_rows(layout_address, plan_address, metadata, into, file)", count, 5))
         return NULL;
-    const int64_t *header = PyLong_AsVoidPtr(args[0]), *plan = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
+    Message m = {.header = PyLong_AsVoidPtr(args[0])};
+    const int64_t *plan = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]);
     const int file = PyErr_Occurred() ? -1 : (int)PyLong_AsLong(args[4]);
-    if (PyErr_Occurred() || make_message(header, plan, args[2], args[3]))
+    if (PyErr_Occurred())
         return NULL;
-    return file < 0 ? PyLong_FromSsize_t(PyByteArray_Size(args[3])) : write_buffer(file, args[3]);
+    return file < 0 ? copied_message(&m, plan, args[2], args[3]) : written_message(&m, plan, args[2], args[3], file);
 }
