@@ -196,7 +196,7 @@ def test_names_are_numbered_once() -> None:
 
 @pytest.mark.parametrize("way", ["c", "numpy"])
 def test_rows_are_numbered_and_compared_with_the_last_step(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settling says whether a step has the keys and probes of the one before, also after the table has grown."""
+    """Settling says whether a step has the rows of the one before, also after the table has grown."""
     if way == "numpy":
         monkeypatch.setattr(kernels, "settle", None)
     table, x = StepTable(2, keys=1), np.ones(3, np.float32)
@@ -208,6 +208,12 @@ def test_rows_are_numbered_and_compared_with_the_last_step(way: str, monkeypatch
         answers.append(table.settle(number))
         assert table.column("step").tolist() == [number] * len(keys)
     assert answers == [False, True, False, False, True, False, False]
+    for recomputed in (0, 1, 1, 0):
+        table.reset()
+        put(table, x, recomputed=0)
+        put(table, x, recomputed=recomputed)
+        answers.append(table.settle(9))
+    assert answers[-4:] == [False, False, True, False]
 
 
 @pytest.mark.parametrize("way", ["c", "numpy"])

@@ -109,7 +109,10 @@ class StepDetector(Generic[S]):
 
     def span(self) -> OpenStep | None:
         """Return the step that `tap.span()` has begun in this context. A task that outlives it has none."""
-        return next((step for owner, step in _SPANS.get() if owner is self._owner and not step.closed), None)
+        spans = _SPANS.get()
+        if not spans:
+            return None
+        return next((step for owner, step in spans if owner is self._owner and not step.closed), None)
 
     def enter(self, own: OpenStep | None) -> OpenStep | None:
         """Give this context (a thread, a task) a step of its own, or take it away; return what it had before."""

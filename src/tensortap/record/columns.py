@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 # How long each of the kernel's columns is; those not named have one entry a row.
 _LENGTHS: Final = {
-    **dict.fromkeys(("recomputed", "hist_valid", *CONDITIONS), "bits"),
+    **dict.fromkeys(("recomputed", "recomputed_before", "hist_valid", *CONDITIONS), "bits"),
     **dict.fromkeys(("hist_ends", "dims_ends"), "ends"),
     "hist_counts": "hist",
     "dims": "dims",
@@ -28,7 +28,8 @@ _LENGTHS: Final = {
 # What closing the step fills in: the step's number, and the numbers of strings.
 _STRINGS: Final = ("site", "port", "slot", "op", "reason")
 _CLOSING: Final = (("step", np.int64), ("phase", np.int8), *((name, np.int32) for name in _STRINGS))
-_BEFORE: Final = (("key_before", np.int32), ("probes_before", np.uint64))  # of the last step that used this memory
+# Of the last step that used this memory.
+_BEFORE: Final = (("key_before", np.int32), ("probes_before", np.uint64), ("recomputed_before", np.uint8))
 _ALL: Final = (*kernels.COLUMNS, *_CLOSING, *_BEFORE)
 _COLUMNS: Final = tuple((name, dtype, _LENGTHS.get(name, "rows")) for name, dtype in _ALL)
 _KIND: Final = {name: kind for name, _, kind in _COLUMNS}
@@ -74,21 +75,19 @@ class Columns:
             raise AttributeError(name) from None
 
     def settle(self, step: int) -> bool:
-        """Write the step's number into all rows; return whether the last step had the same keys and probes."""
+        """Write the step's number into all rows; return whether the last step had the same, but for their values."""
         if kernels.settle is not None:
             return bool(kernels.settle(self.bound, self._settling_at, step))
         rows, columns = self.rows, self.columns
         columns["step"][:rows] = step
-        pairs = [(columns[name][:rows], columns[f"{name}_before"][:rows]) for name in ("key", "probes")]
-        if self._settling[-1] == rows and all(np.array_equal(now, before) for now, before in pairs):
+        names = ("key", "probes", "recomputed")
+        same = all(np.array_equal(self.column(name), self.column(f"{name}_before")) for name in names)
+        if same and self._settling[-1] == rows:
             return True
-        for now, before in pairs:
-            before[:] = now
+        for name in names:
+            columns[f"{name}_before"][:] = columns[name]
         self._settling[-1] = rows
         return False
-
-    def _at(self, name: str) -> int:
-        return int(self.columns[name].ctypes.data)
 
     def column(self, name: str) -> Array:
         """The used part of a column (row-shaped columns and bitmaps as bools)."""
@@ -117,7 +116,8 @@ class Columns:
         for name, array in old.items():
             self.columns[name][: len(array)] = array
         self.bound = kernels.bind(self)
-        self._settling = np.array([self._at("step"), self._at("key_before"), self._at("probes_before"), -1], np.int64)
+        columns = ("step", "key_before", "probes_before", "recomputed_before")
+        self._settling = np.array([*(self.columns[name].ctypes.data for name in columns), -1], np.int64)
         self._settling_at = self._settling.ctypes.data
         self.allocated = sum(array.nbytes for array in self.columns.values())
         self.generation += 1

@@ -72,6 +72,7 @@ class _RowFinisher:
 
     def __init__(self, probes: Sequence[Probe], names: Names) -> None:
         self._names = names
+        self._all_probes = (1 << len(probes)) - 1
         self._quantiles = [(1 << i, probe.quantiles) for i, probe in enumerate(probes) if probe.quantiles]
 
     def finish(self, step: Step, fired: int, waiting: int, reasons: Mapping[int, str], prefix: str = "") -> None:
@@ -83,7 +84,7 @@ class _RowFinisher:
         if not table.same:
             table.filled = filled
             self._fill(step, fired, reasons, prefix)
-        if table.tensors:
+        if table.tensors and fired != self._all_probes:
             table.tensors = [kept for kept in table.tensors if kept.probe & fired]
         # A row is written once, so numbers that only a later trigger may want are written with it.
         if table.values:

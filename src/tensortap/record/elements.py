@@ -34,6 +34,7 @@ class ElementReducers:
         self._reducers = [entry for entry in reducers if entry[1] or entry[2]]
         self._counters = counters
         self.probes = sum(bit for bit, _, _ in self._reducers)
+        self.with_functions = sum(bit for bit, _, customs in self._reducers if customs)
 
     def keep(self, table: StepTable, row: int, point: Point, armed: int, buffer: Buffer, value: Any) -> None:
         """Keep elements of host memory. The user's functions are called with `value`, or with an array without it."""
@@ -42,6 +43,23 @@ class ElementReducers:
             lambda keeper: keeper.pick(view_of(buffer), point.text),
             lambda function: function(array_of(buffer) if value is None else value),
         )  # fmt: skip
+
+    def keep_memory(self, table: StepTable, row: int, point: Point, armed: int, memory: npt.NDArray[Any]) -> None:
+        """Keep elements of memory that is valid during this call, where no user's function is to be called."""
+        tensors = table.tensors
+        for bit, keepers, _ in self._reducers:
+            if not armed & bit:
+                continue
+            for keeper in keepers:
+                try:
+                    picked = keeper.pick(memory, point.text)
+                except Exception as error:
+                    self._counters.failed("reducer_errors", f"{keeper} at {point.text}", error)
+                    continue
+                if picked is None:
+                    self._counters.add("rows_absent")
+                else:
+                    tensors.append(Kept(row, keeper.kind, picked, bit))
 
     def keep_by(self, table: StepTable, row: int, point: Point, armed: int, pick: Pick, call: Call) -> None:
         """Keep elements where the adapter picks them (`pick`) and calls the user's functions (`call`) itself."""

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.record.step import Step
+from tensortap.record.table import Kept
 from tensortap.reduce.buffers import NUMPY_DTYPES
 from tensortap.reduce.kernel import crc32
 from tensortap.store.files import Files, load_json
@@ -53,14 +54,14 @@ class TensorLayout:
         self.kept = [kept[i]._replace(array=_outline(kept[i].array)) for i in self.order]
         self.sizes = [stored.array.nbytes for stored in self.kept]
         self.size = sum(self.sizes)
-        self._signature, self._again = _signature(step), _repeated(step)
+        self._signature, self._by_phase = _signature(step.table.tensors), step.numbered_by_phase
 
     @classmethod
     def of(cls, step: Step) -> TensorLayout:
         """Return the layout of a step's tensors."""
         table = step.table
         known: TensorLayout | None = table.derived.get(cls) if table.same else None
-        if known is None or known._signature != _signature(step) or known._again != _repeated(step):
+        if known is None or known._by_phase != step.numbered_by_phase or known._signature != _signature(table.tensors):
             known = table.derived[cls] = cls(step)
         return known
 
@@ -74,10 +75,16 @@ class TensorLayout:
         """The message that tells where they lie."""
         return tensor_message(self.kept)
 
-    def bytes_of(self, step: Step) -> list[npt.NDArray[np.uint8]]:
-        """Return the elements of a step's tensors, in the order in which they lie."""
-        tensors = step.table.tensors
-        return [_bytes_of(tensors[i].array) for i in self.order]
+    def bytes_of(self, step: Step) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
+        """Return the elements of a step's tensors, in the order in which they lie, and their checksums."""
+        tensors, raw, checksums = step.table.tensors, [], []
+        for i in self.order:
+            array = tensors[i].array
+            # The buffer protocol does not know all types, such as bfloat16.
+            part = array.view(np.uint8) if array.ndim and array.flags.c_contiguous else _flat_bytes(array)
+            raw.append(part)
+            checksums.append(crc32(part))
+        return raw, checksums
 
     def told(self, number: int, begin: int, checksums: Sequence[int]) -> bytearray:
         """Return the message for a step whose bytes lie from `begin` on; valid until the next one."""
@@ -90,20 +97,11 @@ def _outline(array: Array) -> Array:
     return np.broadcast_to(np.zeros((), array.dtype), array.shape)
 
 
-def _signature(step: Step) -> list[Any]:
-    return [(k.row, k.kind, k.probe, k.array.dtype, k.array.shape) for k in step.table.tensors]
+def _signature(tensors: Sequence[Kept]) -> list[Any]:
+    return [(row, kind, probe, array.dtype, array.shape) for row, kind, array, probe in tensors]
 
 
-def _repeated(step: Step) -> tuple[bytes, bool]:
-    """Return what else names depend on: which rows were recomputed, and whether the phase is in them."""
-    table = step.table
-    return table.columns["recomputed"][: (table.rows + 7) // 8].tobytes(), step.numbered_by_phase
-
-
-def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
-    """Return an array's elements. The buffer protocol does not know all types, such as bfloat16."""
-    if array.ndim and array.flags.c_contiguous:
-        return array.view(np.uint8)
+def _flat_bytes(array: Array) -> npt.NDArray[np.uint8]:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
@@ -126,9 +124,9 @@ class TensorTail(Tail):
         if self._free < layout.bound:
             return False
         self._free -= layout.bound
-        raw, begin = layout.bytes_of(step), self._data.size
+        (raw, checksums), begin = layout.bytes_of(step), self._data.size
         self._data.write_all(raw, layout.size)
-        message = layout.told(step.number, begin, [crc32(part) for part in raw])
+        message = layout.told(step.number, begin, checksums)
         if self.rows:
             self.append_message(message, len(raw))
         else:  # Arrow begins a stream with the schema

@@ -1,9 +1,16 @@
 /* What is done with all rows of a table when its step closes. */
 
-enum { STEP_AT, KEYS_AT, PROBES_AT, ROWS_THEN };
+enum { STEP_AT, KEYS_AT, PROBES_AT, RECOMPUTED_AT, ROWS_THEN };
 
-/* The plan is a list of int64: the addresses of the column of step numbers and of copies of the columns key and probes, and
- * how many rows these copies have. True when the table had the same keys and probes the last time; else they are copied. */
+/* The bits of rows that are not there any more may be anything. */
+static int same_bits(const uint8_t *a, const uint8_t *b, int64_t rows)
+{
+    const int64_t whole = rows / 8;
+    return !memcmp(a, b, (size_t)whole) && !(rows & 7 && (a[whole] ^ b[whole]) & ((1u << (rows & 7)) - 1));
+}
+
+/* The plan is a list of int64: the addresses of the column of step numbers and of copies of the columns key, probes and
+ * recomputed, and how many rows these copies have. True when the table had the same there the last time; else it is copied. */
 static PyObject *py_settle(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
@@ -17,14 +24,16 @@ static PyObject *py_settle(PyObject *module, PyObject *const *args, Py_ssize_t c
     const int64_t rows = header[ROWS];
     int64_t *numbers = (int64_t *)(uintptr_t)plan[STEP_AT];
     void *keys = (void *)(uintptr_t)plan[KEYS_AT], *probes = (void *)(uintptr_t)plan[PROBES_AT];
+    uint8_t *recomputed = (uint8_t *)(uintptr_t)plan[RECOMPUTED_AT];
     const size_t of_keys = (size_t)rows * sizeof(int32_t), of_probes = (size_t)rows * sizeof(uint64_t);
     for (int64_t i = 0; i < rows; i++)
         numbers[i] = step;
     if (plan[ROWS_THEN] == rows && !memcmp(keys, COLUMN(int32_t, KEY), of_keys) &&
-        !memcmp(probes, COLUMN(uint64_t, PROBES), of_probes))
+        !memcmp(probes, COLUMN(uint64_t, PROBES), of_probes) && same_bits(recomputed, COLUMN(uint8_t, RECOMPUTED), rows))
         Py_RETURN_TRUE;
     memcpy(keys, COLUMN(int32_t, KEY), of_keys);
     memcpy(probes, COLUMN(uint64_t, PROBES), of_probes);
+    memcpy(recomputed, COLUMN(uint8_t, RECOMPUTED), (size_t)(rows + 7) / 8);
     plan[ROWS_THEN] = rows;
     Py_RETURN_FALSE;
 }

@@ -1494,7 +1494,7 @@ static PyMethodDef functions[] = {
     {"append_rows", (PyCFunction)(void (*)(void))py_append_rows, METH_FASTCALL,
      "append_rows(layout_address, plan_address, metadata, into, file) -> size: write the rows as a message of an Arrow stream"},
     {"settle", (PyCFunction)(void (*)(void))py_settle, METH_FASTCALL,
-     "settle(layout_address, plan_address, step) -> bool: number the rows; whether their keys and probes are as before"},
+     "settle(layout_address, plan_address, step) -> bool: number the rows; whether these are as before but for their values"},
     {"crc32", py_crc32, METH_O, "crc32(data) -> int: as zlib's; None where the processor has no instruction for it"},
     {"charge", (PyCFunction)(void (*)(void))py_charge, METH_FASTCALL,
      "charge(layout_address, totals_address, length, around) -> seconds: add up by key what the rows cost"},

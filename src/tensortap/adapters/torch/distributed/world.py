@@ -16,7 +16,7 @@ AVAILABLE: Final = distributed.is_available()  # whether PyTorch was built with 
 
 def has_group() -> bool:
     """Return whether there is a process group."""
-    return AVAILABLE and distributed.is_initialized()
+    return AVAILABLE and distributed.GroupMember.WORLD is not None
 
 
 def world() -> World | None:

@@ -35,6 +35,7 @@ mode_is_on: Final = (
 )  # a function mode would see what an observer asks of a tensor
 
 
+DisableTorchFunction: Final = torch._C.DisableTorchFunction
 _NOT_ENTERED: Final = (
     "values hold objects of {}, in which tensors cannot be found (counted as objects_not_entered): name the tensors, "
     "tensortap.tap(x, 'name'), or register the class with torch.utils._pytree"
@@ -113,10 +114,14 @@ class TensorObserver:
 
     def _keep(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, row: int) -> None:
         """Keep elements of a dense tensor on the host, whose row is written."""
+        elements = self.recorder.elements
         try:
-            with without_torch_function():
+            with DisableTorchFunction():
                 buffer = Buffer(tensor.data_ptr(), CODES[tensor.dtype], tuple(tensor.shape), None, tensor)
-                self.recorder.elements.keep_by(
+                if not armed & elements.with_functions:
+                    elements.keep_memory(step.table, row, point, armed, view_of(buffer))
+                    return
+                elements.keep_by(
                     step.table, row, point, armed,
                     lambda keeper: keeper.pick(view_of(buffer), point.text),
                     lambda function: function(tensor_for_function(tensor)),
