@@ -1,7 +1,8 @@
 """Seeded damage to run folders, and a verdict on what every reader makes of it.
 
-    python tests/store/mutations.py 10000        # `make fuzz`: as many mutations, from another seed each
-    python tests/store/mutations.py 100 500      # a hundred, from seed 500 on
+    python tests/store/mutations.py 10000                    # `make fuzz`: as many mutations, from another seed each
+    python tests/store/mutations.py 100 --from 500           # a hundred, from seed 500 on: a long row goes in pieces
+    python tests/store/mutations.py 100 --run runs/exp1      # damage copies of this run, recorded by whatever there is
 
 Four verdicts are right: the same rows as before, refused with a reason, salvaged and counted, harmless. A traceback, a
 hang, a row that was never written, a lost row that is not counted, or a lost row of a file that nothing happened to is
@@ -10,6 +11,7 @@ none of them.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -80,6 +82,14 @@ def flip(file: Path, rng: random.Random) -> None:
     file.write_bytes(data)
 
 
+def flip_end(file: Path, rng: random.Random) -> None:
+    """Flip a bit near the end: of Parquet in the footer, which says where everything is and what it means."""
+    data = bytearray(file.read_bytes() or b"\0")
+    length = int.from_bytes(data[-8:-4], "little") + 20 if file.suffix == ".parquet" else 64
+    data[-1 - rng.randrange(min(length, len(data)))] ^= 1 << rng.randrange(8)
+    file.write_bytes(data)
+
+
 def zero(file: Path, rng: random.Random) -> None:
     data = bytearray(file.read_bytes())
     at, length = rng.randrange(len(data) + 1), rng.choice((8, 64, 1000))
@@ -138,7 +148,7 @@ def retype(file: Path, rng: random.Random) -> None:
     file.write_text(json.dumps(rng.choice((content, content, [content], "[" * 5000))))
 
 
-MUTATIONS = (truncate, flip, zero, scramble, cut_out, delete, lie_about_length, special, retype)
+MUTATIONS = (truncate, flip, flip_end, zero, scramble, cut_out, delete, lie_about_length, special, retype)
 
 
 class Fuzz:
@@ -184,11 +194,17 @@ class Fuzz:
         self._judge(before, counts, name, where, copy)
         if rng.random() < 0.5:
             rng.choice(self.commands)(copy, where)
-        {0: lambda: compact(copy), 1: lambda: resume(copy)}.get(rng.randrange(3), lambda: None)()
+        self._write(copy, before, rng.choice((compact, resume, None)), where)
+        return "right" if before == self.rows and not counts else "salvaged" if counts else "harmless"
+
+    def _write(self, copy: Path, before: Counter[str], change: Callable[[Path], object] | None, where: str) -> None:
+        """Compact or resume the damaged copy: no row that could be read before may be lost by that."""
+        if change is None:
+            return
+        change(copy)
         with contextlib.suppress(TensortapError):
             after = Counter(rows_of(open_run(copy)))
-            assert not before - after, f"{where}: {sum((before - after).values())} rows lost by compacting or resuming"
-        return "right" if before == self.rows and not counts else "salvaged" if counts else "harmless"
+            assert not before - after, f"{where}: {sum((before - after).values())} rows lost by {change.__name__}"
 
     def _judge(self, rows: Counter[str], counts: dict[str, int], name: str, where: str, copy: Path) -> None:
         fewer = sum(self.rows.values()) - sum(rows.values())
@@ -316,27 +332,35 @@ def command(name: str) -> Callable[[Path, str], None]:
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # compaction waits for a disk
 
 
-def main(count: int, first: int) -> None:
+def main(count: int, first: int, runs: list[str]) -> int:
     """As many mutations, each of its own seed; the verdicts by number, and every failure."""
     verdicts: Counter[str] = Counter()
     print(f"seeds from {first}", flush=True)  # known also after a crash
     with tempfile.TemporaryDirectory(dir=MEMORY) as base:
-        subjects = [Fuzz(record(Path(base, "new", "run")), checksums=True)]
-        fixture = shutil.copytree(Path(__file__).parent / "fixtures" / "v1", Path(base, "v1"))
-        subjects.append(Fuzz(Path(fixture), checksums=False))
+        subjects = [Fuzz(Path(run), checksums=True) for run in runs] or both_versions(Path(base))
         for seed in range(first, first + count):
             if sum(verdicts.values()) % 100 == 99:
                 print(dict(verdicts), flush=True)
             with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
                 try:
-                    verdicts[subjects[seed % 2].verdict(seed, Path(folder))] += 1
+                    verdicts[subjects[seed % len(subjects)].verdict(seed, Path(folder))] += 1
                 except Exception as error:
                     verdicts["FAILED"] += 1
                     print(f"{type(error).__name__}: {error} {getattr(error, '__notes__', '')}", flush=True)
     print(dict(verdicts))
-    sys.exit(1 if verdicts["FAILED"] else 0)
+    return 1 if verdicts["FAILED"] else 0
+
+
+def both_versions(base: Path) -> list[Fuzz]:
+    """A run with checksums, and one of version 1 without."""
+    old = shutil.copytree(Path(__file__).parent / "fixtures" / "v1", base / "v1")
+    return [Fuzz(record(base / "new" / "run"), checksums=True), Fuzz(Path(old), checksums=False)]
 
 
 if __name__ == "__main__":
-    given = [int(number) for number in sys.argv[1:]]
-    main(given[0] if given else 300, given[1] if len(given) > 1 else random.randrange(1 << 30))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("count", type=int, nargs="?", default=300)
+    parser.add_argument("--from", dest="first", type=int, default=None, metavar="SEED")
+    parser.add_argument("--run", action="append", default=[], help="a run that was recorded by this version")
+    given = parser.parse_args()
+    sys.exit(main(given.count, random.randrange(1 << 30) if given.first is None else given.first, given.run))

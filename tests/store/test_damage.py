@@ -120,6 +120,21 @@ def test_a_flipped_bit_in_a_value_is_noticed(run: Path, pattern: str) -> None:
         file.write_bytes(original)
 
 
+@pytest.mark.parametrize("folder", ["rank=0", "metrics/rank=0"])
+def test_a_flipped_bit_in_a_footer_is_noticed(run: Path, folder: str) -> None:
+    """Whatever bit of a footer is wrong, or of its checksum, the segment is left out and counted, and no other is."""
+    segment = only(run, f"{folder}/seg-*.parquet")
+    whole = segment.read_bytes()
+    length = int.from_bytes(whole[-8:-4], "little")
+    begin = len(whole) - 8 - length - 4  # the checksum lies in front of the footer
+    for at in range(begin, len(whole), length // 40):
+        overwrite(segment, at, bytes([whole[at] ^ 1 << at % 8]))
+        opened = open_run(run)
+        assert opened.counts["damaged_segments"] == 1 and list(opened.damage) == [f"{folder}/{segment.name}"], at
+        overwrite(segment, at, whole[at : at + 1])
+    assert open_run(run).counts == {}
+
+
 def test_a_flipped_bit_in_a_tensor_is_noticed(run: Path) -> None:
     """The tensor is refused by name; the others of its file are read."""
     file = only(run, "rank=0/tensors/*.safetensors")

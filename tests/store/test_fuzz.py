@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutations import Fuzz, record
+from mutations import Fuzz, both_versions
 
 SEEDS = 300
 PARTS = 4
@@ -19,9 +19,7 @@ PARTS = 4
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> list[Fuzz]:
     """A run with checksums, and one of version 1 without."""
-    folder = tmp_path_factory.mktemp("subjects")
-    old = Path(shutil.copytree(Path(__file__).parent / "fixtures" / "v1", folder / "v1"))
-    return [Fuzz(record(folder / "new" / "run"), checksums=True), Fuzz(old, checksums=False)]
+    return both_versions(tmp_path_factory.mktemp("subjects"))
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_left_out_and_told(make_run, page, tmp_path):
 def test_of_a_very_long_run_it_says_that_sites_show_some_steps(run, page, tmp_path, monkeypatch):
     """Where a site's page is made of every n-th step, the command says so, and the page is told."""
     assert "steps" not in describe(report(run, str(tmp_path / "whole.html"), static=page))
-    monkeypatch.setattr("tensortap.view.report.embed.RECORDS", 50)  # of 4 sites × 30 steps
+    monkeypatch.setattr("tensortap.view.report.thinning.RECORDS", 50)  # of 4 sites × 30 steps
     done = report(run, str(tmp_path / "report.html"), static=page)
     assert done.every == 3
     assert describe(done).endswith("; sites show one of 3 steps, the overview all")
@@ -137,6 +137,16 @@ def test_of_a_very_long_run_it_says_that_sites_show_some_steps(run, page, tmp_pa
     header, columns = found["/api/site?site=a%3Aoutput"]
     assert header["steps_every"] == found["/api/run"]["report"]["every"] == 3
     assert np.flatnonzero(np.isfinite(columns["std"])).tolist() == list(range(0, 30, 3))
+
+
+def test_of_a_very_long_run_fewer_histograms_than_numbers_are_read(run, page, tmp_path, monkeypatch):
+    """Histograms take most of the time to read: a few of each site are shown, evenly spread, and all other numbers."""
+    monkeypatch.setattr("tensortap.view.report.thinning.RECORDS", 50)
+    monkeypatch.setattr("tensortap.view.report.thinning._OF_SITE", (5, 5))
+    report(run, str(tmp_path / "report.html"), static=page)
+    _, columns = entries((tmp_path / "report.html").read_text())["/api/site?site=a%3Aoutput"]
+    assert np.flatnonzero(np.isfinite(columns["std"])).tolist() == list(range(0, 30, 3))
+    assert np.flatnonzero(np.isfinite(columns["q50"])).tolist() == list(range(0, 30, 6))
 
 
 def test_200_sites_of_1000_steps_are_under_5_mb(bench, page, tmp_path):

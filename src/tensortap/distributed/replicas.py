@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.errors import RunError
@@ -24,8 +26,9 @@ class ReplicaGroups(NamedTuple):
         """Return the rows that count."""
         if not self.replicas or not len(rows):
             return rows
-        ranked = zip(rows["rank"].to_pylist(), _keys(rows), strict=True)
-        return rows.filter(pa.array([key not in self.replicas for key in ranked]))
+        known, of_row = _distinct([rows[name] for name in ("rank", *_PLACE)])
+        counts = np.array([(rank, tuple(place)) not in self.replicas for rank, *place in known], bool)
+        return rows.take(pa.array(np.flatnonzero(counts[of_row])))
 
     def are_partial_sums(self, rows: Any) -> list[bool]:
         """Return for each row whether it was merged from partial sums."""
@@ -73,6 +76,19 @@ def _along(said: Mapping[int, Mapping[str, Any]], side: str) -> list[list[int]]:
 def _sides(said: Mapping[int, Mapping[str, Any]]) -> str:
     known = dict.fromkeys(name for of in said.values() for part in of.values() for name in part["mesh"])
     return f" There are {', '.join(known)}." if known else ""
+
+
+def _distinct(columns: Sequence[Any]) -> tuple[list[tuple[Any, ...]], npt.NDArray[np.int64]]:
+    """Return the combinations of values in some columns, and for each row which of them it has."""
+    code, words = np.zeros(len(columns[0]), np.int64), []
+    for column in columns:
+        text = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+        known = text.combine_chunks().dictionary_encode("encode")
+        words.append(known.dictionary.to_pylist())
+        code = code * len(words[-1]) + known.indices.to_numpy()
+    _, first, of_row = np.unique(code, return_index=True, return_inverse=True)
+    at = np.unravel_index(code[first], [len(known) for known in words])
+    return [tuple(w[i] for w, i in zip(words, row, strict=True)) for row in zip(*at, strict=True)], of_row
 
 
 def _keys(rows: Any) -> Iterable[Key]:

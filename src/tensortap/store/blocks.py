@@ -183,7 +183,7 @@ def _block(source: BlockSource, table: Any) -> RowBlock:
     rows = None
     possible = possible_rows(table, _KEYS)
     if len(possible) < len(table):
-        numbered = table.append_column("row", pa.array(np.arange(len(table))))
+        numbered = table.append_column("row", arrow_of(np.arange(len(table))))
         possible = possible_rows(numbered, _KEYS)
         rows = array_of(possible["row"])
     places, place = places_in(possible)
@@ -210,7 +210,7 @@ def _chosen_rows(
     rows = np.flatnonzero(keep)
     present, place = _numbered(block.place[rows], len(block.places))
     return replace(
-        block, columns=block.columns.take(pa.array(rows)), place=place,
+        block, columns=block.columns.take(arrow_of(rows)), place=place,
         places=tuple(block.places[i] for i in present.tolist()),
         rows=rows if block.rows is None else block.rows[rows],
     )  # fmt: skip
@@ -234,7 +234,7 @@ def _read_segment(snapshot: Snapshot, name: str, columns: Sequence[str]) -> Any:
 
 
 def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
-    """Return some rows; only the row groups that hold them are read."""
+    """Return some rows; only the row groups that hold them are read, up to the last of them."""
     files = snapshot.files
     files.check(name)
     source = files.path(name) if files.local is not None else files.open(name)
@@ -245,14 +245,24 @@ def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, col
         wanted = np.unique(group)
         starts = np.cumsum([0, *(sizes[i] for i in wanted.tolist())])[:-1]
         known = [n for n in with_sources(columns) if n in file.schema_arrow.names]
-        table = file.read_row_groups(wanted.tolist(), known, use_threads=False)
-    at = rows - (ends - sizes)[group] + starts[np.searchsorted(wanted, group)]
+        at = rows - (ends - sizes)[group] + starts[np.searchsorted(wanted, group)]
+        table = _first_rows(file, wanted.tolist(), known, int(at.max(initial=-1)) + 1)
     return _take_from_table(table, rank, at, columns)
+
+
+def _first_rows(file: Any, groups: list[int], columns: list[str], count: int) -> Any:
+    """Return the first rows of some row groups: what lies behind them is not decoded, which tells for histograms."""
+    batches: list[Any] = []
+    for batch in file.iter_batches(max(count, 1), groups, columns, use_threads=False):
+        batches.append(batch)
+        if sum(map(len, batches)) >= count:
+            break
+    return pa.Table.from_batches(batches) if batches else file.schema_arrow.empty_table().select(columns)
 
 
 def _take_from_table(table: Any, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
     table = table.select([n for n in with_sources(columns) if n in table.column_names])
-    return derive_missing(plain_rows(table.take(pa.array(rows)), rank, PLAIN_RECORDS), PLAIN_RECORDS.names)
+    return derive_missing(plain_rows(table.take(arrow_of(rows)), rank, PLAIN_RECORDS), PLAIN_RECORDS.names)
 
 
 def _read_table(table: Any, columns: Sequence[str]) -> Any:
@@ -339,6 +349,17 @@ def array_of(column: Any) -> npt.NDArray[Any]:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, _dtype(column.type))
+
+
+def arrow_of(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> Any:
+    """Return numbers as an Arrow array, null where they are `missing`; `pyarrow.array` would import pandas.
+
+    >>> arrow_of(np.array([1.5, 0.0]), np.array([False, True])).to_pylist(), arrow_of(np.array([True])).to_pylist()
+    ([1.5, None], [True])
+    """
+    data = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
+    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(data)])
 
 
 def _part(chunk: Any) -> npt.NDArray[Any]:

@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 from tensortap.reduce.statistics import BY_NAME
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_regular, load_json
+from tensortap.store.footer import check_footer
 from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
-from tensortap.store.segments import COLUMNS, PLACE, PLACES, REPLACES, STEPS, outline
+from tensortap.store.segments import COLUMNS, PLACE, PLACES, REPLACES, STEPS, UNREADABLE, outline
 
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
@@ -121,9 +122,18 @@ class Catalog:
         if len(found.phases) < 2:
             return expanded(found.steps) if phase in found.phases else np.zeros(0, np.int64)
         if name not in self._phases:
-            with self.files.open(name) as file:
-                self._phases[name] = steps_by_phase(pq.ParquetFile(file).read(["step", "phase"]))
+            self._phases[name] = self._steps_by_phase(name)
         return self._phases[name].get(phase, np.zeros(0, np.int64))
+
+    def _steps_by_phase(self, name: str) -> dict[str, Steps]:
+        try:
+            with self.files.open(name) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+                return steps_by_phase(file.read(["step", "phase"]))
+        except FileNotFoundError:
+            raise
+        except UNREADABLE as error:
+            self.mark_damaged(name, error)
+            return {}
 
     def mark_damaged(self, name: str | Path, reason: object) -> None:
         """Remember that a file cannot be read, or not all of it, and why; a segment is left out from now on."""
@@ -186,10 +196,10 @@ class Catalog:
                 return None if name in self._unreadable else self._outlines[name]
         try:
             with self.files.open(name) as file:
-                found = _parse(pq.ParquetFile(file))
+                found = _parsed(file)
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, TypeError, KeyError, MemoryError, pa.ArrowException) as error:
+        except UNREADABLE as error:
             self.mark_damaged(name, error)
             return None
         with self._lock:
@@ -201,7 +211,9 @@ def _ident(name: str) -> str | None:
     return layout.segment_id(name.rpartition("/")[2])
 
 
-def _parse(file: Any) -> Outline:
+def _parsed(source: IO[bytes]) -> Outline:
+    check_footer(source)
+    file = pq.ParquetFile(source)
     said, rows = file.metadata.metadata or {}, file.metadata.num_rows
     if COLUMNS in said and load_json(said[COLUMNS]) != file.schema_arrow.names:
         raise ValueError("its footer names other columns than were written")
@@ -271,10 +283,21 @@ def dataset(files: Files, names: list[str], schema: Any) -> Any:
     return ds.dataset(
         [files.path(name) for name in names],
         schema=schema,
-        filesystem=files.fs,
+        filesystem=_file_system(files),
         format=ds.ParquetFileFormat(default_fragment_scan_options=_checked_pages()),
         partitioning=ds.partitioning(pa.schema([_RANK]), flavor="hive"),
     )
+
+
+def _file_system(files: Files) -> Any:
+    """Return Arrow's own file system for local runs.
+
+    Behind a read that failed Arrow goes on reading ahead: a thread of it that calls Python while the interpreter ends
+    aborts the process.
+    """
+    from pyarrow.fs import LocalFileSystem
+
+    return LocalFileSystem() if files.local is not None else files.fs
 
 
 @functools.cache

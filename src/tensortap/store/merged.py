@@ -12,12 +12,24 @@ import pyarrow as pa
 from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.statistics import NUMBERS
-from tensortap.store.blocks import BlockSource, Ints, RowBlock, ahead, array_of, blocks, left_out, read_or_mark
+from tensortap.store.blocks import (
+    BlockSource,
+    Ints,
+    RowBlock,
+    ahead,
+    array_of,
+    arrow_of,
+    blocks,
+    encoded,
+    left_out,
+    read_or_mark,
+)
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching
 from tensortap.store.merging import Over, fold
 from tensortap.store.snapshot import Snapshot
 
 _WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype")
+_WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _PLAIN: Final = ("step", "call", "seq", "recomputed")
 _GROUPS_AT_ONCE: Final = 1 << 13  # of 32 KiB each, of which few pages are used
 _READERS: Final = 2
@@ -40,17 +52,17 @@ def merged(
 def _table(found: Sequence[RowBlock]) -> Any:
     """Return the rows of all files in order of execution, and for each where it lies."""
     tables = [_rows(number, block) for number, block in enumerate(found)]
-    rows = pa.concat_tables(tables) if tables else _nothing()
+    rows = pa.concat_tables(tables).unify_dictionaries() if tables else _nothing()
     return rows.sort_by([(name, "ascending") for name in ("step", "rank", "seq")])
 
 
 def _rows(number: int, block: RowBlock) -> Any:
-    columns: dict[str, Any] = {name: pa.array(block.number(name).astype(kind)) for name, kind in _TYPES.items()}
-    columns |= {name: block.columns[name].cast(pa.string()) for name in _WORDS}
-    columns |= {name: pa.array(block.number(name)) for name in NUMBERS}
-    columns |= {"rank": pa.array(np.full(len(block), block.source.rank, np.int32)), "shape": block.columns["shape"]}
-    columns["source"] = pa.array(np.full(len(block), number))
-    columns["row"] = pa.array(np.arange(len(block)) if block.rows is None else block.rows)
+    columns: dict[str, Any] = {name: arrow_of(block.number(name).astype(kind)) for name, kind in _TYPES.items()}
+    columns |= {name: encoded(block.columns[name]).cast(_WORD) for name in _WORDS}  # quicker to take than text
+    columns |= {name: arrow_of(block.number(name)) for name in NUMBERS}
+    columns |= {"rank": arrow_of(np.full(len(block), block.source.rank, np.int32)), "shape": block.columns["shape"]}
+    columns["source"] = arrow_of(np.full(len(block), number))
+    columns["row"] = arrow_of(np.arange(len(block)) if block.rows is None else block.rows)
     return pa.table(columns)
 
 
@@ -124,12 +136,12 @@ def _add(dense: Ints, table: Any, row: Ints, group: Ints, whole: Any) -> None:
 def _as_columns(offsets: Any, lengths: Ints, counts: Sequence[Ints], whole: Any) -> dict[str, Any]:
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     values = np.concatenate(counts) if len(counts) else np.zeros(0, np.int64)
-    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(values), mask=pa.array(~whole))
-    return {"hist_offset": pa.array(offsets, pa.int32(), mask=~whole), "hist_counts": lists}
+    lists = pa.ListArray.from_arrays(arrow_of(ends), arrow_of(values), mask=arrow_of(~whole))
+    return {"hist_offset": arrow_of(offsets, ~whole), "hist_counts": lists}
 
 
 def _nothing() -> Any:
     kinds = {**{name: pa.from_numpy_dtype(kind) for name, kind in _TYPES.items()}, "rank": pa.int32()}
-    kinds |= {name: pa.string() for name in _WORDS} | {"shape": pa.list_(pa.int64())}
+    kinds |= dict.fromkeys(_WORDS, _WORD) | {"shape": pa.list_(pa.int64())}
     kinds |= {name: pa.float64() for name in NUMBERS} | {"source": pa.int64(), "row": pa.int64()}
     return pa.schema(list(kinds.items())).empty_table()

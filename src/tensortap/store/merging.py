@@ -13,7 +13,7 @@ from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
 from tensortap.reduce.statistics import NUMBERS
-from tensortap.store.blocks import array_of
+from tensortap.store.blocks import array_of, arrow_of, encoded
 
 Ints = npt.NDArray[np.int64]
 Over = Literal["ranks", "steps", "calls"]
@@ -43,17 +43,17 @@ def fold(
     gone = {_FOLDED[name] for name in names} | (set() if by_phase else {"phase"})
     keys = [key for key in _KEYS if key in rows.column_names and key not in gone]
     order, starts = _group(rows, keys)
-    rows = rows.take(pa.array(order))
+    rows = rows.take(arrow_of(order))
     columns = {name: array_of(rows[name]) for name in NUMBERS}
-    folded: dict[str, Any] = {key: rows[key].take(pa.array(starts)) for key in keys}
-    folded |= {name: rows[name].take(pa.array(starts)) for name in ("dtype", "shape") if name in rows.column_names}
-    folded["records"] = np.diff(np.append(starts, len(rows)))
+    names_kept = [*keys, *(name for name in ("dtype", "shape") if name in rows.column_names)]
+    folded: dict[str, Any] = {name: _text(rows[name].take(arrow_of(starts))) for name in names_kept}
+    folded["records"] = arrow_of(np.diff(np.append(starts, len(rows))))
     if "steps" in names and len(rows):
         steps = array_of(rows["step"])
-        folded["first_step"] = np.minimum.reduceat(steps, starts)
-        folded["last_step"] = np.maximum.reduceat(steps, starts)
+        folded["first_step"] = arrow_of(np.minimum.reduceat(steps, starts))
+        folded["last_step"] = arrow_of(np.maximum.reduceat(steps, starts))
     merged = merge_groups(columns, starts) if len(rows) else columns
-    folded |= {name: pa.array(merged[name], mask=np.isnan(merged[name])) for name in NUMBERS}
+    folded |= {name: arrow_of(merged[name], np.isnan(merged[name])) for name in NUMBERS}
     if histograms is not None or "hist_counts" in rows.column_names:
         folded |= (histograms or _histograms)(rows, starts)
     if "ranks" in names and parts and parts.partial_sums:
@@ -65,16 +65,17 @@ def _group(rows: Any, keys: list[str]) -> tuple[Ints, Ints]:
     """Return an order that brings equal keys together, and where each group begins, in order of appearance."""
     code = np.zeros(len(rows), np.int64)
     for key in keys:
-        encoded = rows[key].combine_chunks().dictionary_encode(null_encoding="encode")
-        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-        code = np.unique(
-            code * max(len(encoded.dictionary), 1) + array_of(encoded.indices),
-            return_inverse=True,
-        )[1]
+        known = encoded(rows[key] if not rows[key].null_count else _text(rows[key]).dictionary_encode("encode"))
+        code = np.unique(code * max(len(known.dictionary), 1) + array_of(known.indices), return_inverse=True)[1]
     _, first, code = np.unique(code, return_index=True, return_inverse=True)
     code = np.argsort(np.argsort(first))[code]
     order = np.argsort(code, kind="stable")
     return order, np.flatnonzero(np.diff(code[order], prepend=-1)).astype(np.int64)
+
+
+def _text(column: Any) -> Any:
+    """Return words as text; other columns as they are."""
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
 
 def _histograms(rows: Any, starts: Ints) -> dict[str, Any]:

@@ -214,21 +214,27 @@ def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[
     """Return the wanted columns of the rows that pass, from sealed segments and tails together."""
     names = list(dict.fromkeys([*wanted, *(n for n in ("step", "rank", "seq") if n in schema.names)]))
     tails = snapshot.tail_rows(found, schema)
-    sources = with_sources(names)
     rest = [derive_missing(rows.filter(chosen) if chosen is not None else rows, names) for rows in tails]
     sealed = [name for files in found for name in files.segments]
+    rest += sealed_rows(snapshot, sealed, schema, names, chosen)
+    return _with_keys(snapshot, pa.concat_tables(rest or [schema.empty_table().select(names)]), sealed)
 
-    def read(segments: list[str]) -> Any:
-        found = dataset(snapshot.files, segments, schema).to_table(columns=sources, filter=chosen)
-        return derive_missing(found, names)
+
+def sealed_rows(
+    snapshot: Snapshot, segments: list[str], schema: Any, columns: Sequence[str], chosen: Any = None
+) -> list[Any]:  # fmt: skip
+    """Return columns of the rows of segments that pass, in tables; a segment that cannot be read is counted."""
+
+    def read(names: list[str]) -> Any:
+        found = dataset(snapshot.files, names, schema).to_table(columns=with_sources(columns), filter=chosen)
+        return derive_missing(found, columns)
 
     try:
-        rest += [read(sealed)] if sealed else []
+        return [read(segments)] if segments else []
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException):
-        rest += _salvage(snapshot, sealed, read)
-    return _with_keys(snapshot, pa.concat_tables(rest or [schema.empty_table().select(names)]), sealed)
+        return _salvage(snapshot, segments, read)
 
 
 def _with_keys(snapshot: Snapshot, rows: Any, sealed: list[str]) -> Any:

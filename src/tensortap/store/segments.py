@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import COUNTS, STATISTICS
-from tensortap.store.files import Files
+from tensortap.store.files import Files, load_json
+from tensortap.store.footer import add_footer_checksum
 from tensortap.store.names import segment_name, tail_id, tensors_id, tensors_name
 from tensortap.store.schema import FILE_COUNTS, WORDS
 from tensortap.store.tail import keep_aside, remove_tail
@@ -54,12 +56,20 @@ def write_segment(path: Path, table: Any) -> None:
         writer.write_table(table, row_group_size=_ROW_GROUP)
 
 
-def segment_writer(path: Path, schema: Any) -> Any:
-    """Return a Parquet writer with the encodings that suit records."""
+@contextmanager
+def segment_writer(path: Path, schema: Any) -> Iterator[Any]:
+    """Yield a Parquet writer with the encodings that suit records; at the end the footer gets its checksum."""
+    with _parquet_writer(path, schema) as writer:
+        writer.add_key_value_metadata({COLUMNS: json.dumps(schema.names).encode()})
+        yield writer
+    add_footer_checksum(path)
+
+
+def _parquet_writer(path: Path, schema: Any) -> Any:
     names = _leaves(schema)
     split: dict[str, str] = {name: "BYTE_STREAM_SPLIT" for name in _SPLIT if name in names}
     delta = {name: "DELTA_BINARY_PACKED" for name in _DELTA if name in names}
-    writer = pq.ParquetWriter(
+    return pq.ParquetWriter(
         path,
         schema,
         compression="zstd",
@@ -71,8 +81,6 @@ def segment_writer(path: Path, schema: Any) -> Any:
         write_page_index=True,
         write_page_checksum=True,
     )
-    writer.add_key_value_metadata({COLUMNS: json.dumps(schema.names).encode()})  # checksums cover pages, not names
-    return writer
 
 
 UNREADABLE: Final = (

@@ -12,7 +12,8 @@ import pyarrow.compute as pc
 from tensortap.errors import RunError, TensortapError
 from tensortap.select.ports import PORT_INFO, module_of
 from tensortap.store import facts
-from tensortap.store.catalog import PLAIN_RECORDS, dataset
+from tensortap.store.catalog import PLAIN_RECORDS
+from tensortap.store.queries import sealed_rows
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import Place
 from tensortap.view.api.stats import STATS
@@ -169,15 +170,15 @@ def _latest_rows(snapshot: Snapshot, found: dict[Triple, Fact]) -> Iterator[Any]
     ]
     segments.sort(key=lambda item: -item[1].steps[-1][1])
     for name, outline in segments[:_LAST_STEPS]:
-        yield _read(snapshot, name, pc.field("step") == outline.steps[-1][1])
+        yield from _read(snapshot, name, pc.field("step") == outline.steps[-1][1])
     for name, outline in segments:
         missing = {str(place[0]) for place in outline.places if tuple(place[:3]) not in found}
         if missing:
-            yield _read(snapshot, name, pc.field("site").isin(sorted(missing)))
+            yield from _read(snapshot, name, pc.field("site").isin(sorted(missing)))
 
 
-def _read(snapshot: Snapshot, name: str, chosen: Any) -> Any:
-    return dataset(snapshot.files, [name], PLAIN_RECORDS).to_table(columns=list(_COLUMNS), filter=chosen)
+def _read(snapshot: Snapshot, name: str, chosen: Any) -> list[Any]:
+    return sealed_rows(snapshot, [name], PLAIN_RECORDS, _COLUMNS, chosen)
 
 
 def _of_table(table: Any) -> dict[Triple, Fact]:

@@ -72,7 +72,7 @@ def first_nonfinite(snapshot: Snapshot) -> int | None:
 
 def _first_of_file(snapshot: Snapshot, name: str) -> int | None:
     try:
-        with snapshot.files.open(name) as source, pq.ParquetFile(source) as file:
+        with snapshot.files.open(name) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
             if zero_columns(file.metadata, _BAD) >= set(_BAD):
                 return None
             return _first_in(file.read(["step", *_BAD], use_threads=False))

@@ -22,7 +22,7 @@ from tensortap.store.blocks import array_of, places_in, zero_columns
 from tensortap.store.catalog import Outline, expanded
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.view.api.grid import Grid, Ints, scattered
+from tensortap.view.api.grid import Grid, Ints, as_floats, scattered
 from tensortap.view.api.stats import Stat
 
 _WORDS: Final = ("site", "port", "slot")
@@ -55,12 +55,33 @@ class FileGrid(NamedTuple):
         return self.grid.nbytes + self.steps.nbytes + 64 * len(self.places.triples)
 
 
-class FileRows(NamedTuple):
-    """FileRows as they were read; columns that are missing are zero everywhere."""
+class FileCells(NamedTuple):
+    """Where the rows of one file lie in its grid, the same for every statistic: worked out once.
+
+    `cell` is step × places + place, None where each row is the next cell; `counted` are the rows that count, None: all.
+    """
+
+    places: ColumnPlaces
+    steps: Ints
+    cell: npt.NDArray[np.int32] | None
+    counted: Ints | None
+    total: int
+
+    @property
+    def nbytes(self) -> int:
+        """How much room it takes."""
+        return self.steps.nbytes + sum(part.nbytes for part in (self.cell, self.counted) if part is not None) + 64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many steps and places there are."""
+        return len(self.steps), len(self.places.triples)
+
+
+class FileColumns(NamedTuple):
+    """Columns as they were read; those that are missing are zero everywhere."""
 
     columns: Any
-    places: ColumnPlaces
-    place: Ints
     total: int
 
     def number(self, name: str) -> npt.NDArray[Any]:
@@ -70,35 +91,47 @@ class FileRows(NamedTuple):
         return array_of(self.columns[name])
 
 
-def segment_grid(
-    files: Files, name: str, outline: Outline, stat: Stat, steps: Ints | None = None, phase: str = ""
-) -> FileGrid | None:  # fmt: skip
-    """Return a sealed segment; None when it has no record that the statistic is about.
+def segment_cells(
+    files: Files, name: str, outline: Outline, steps: Ints | None = None, phase: str = ""
+) -> FileCells | None:  # fmt: skip
+    """Return where the rows of a sealed segment lie; None when it has none.
 
     With a phase only its rows count, and `steps` are the steps that it has in this segment.
     """
     steps = expanded(outline.steps) if steps is None else steps
-    if not _any_port(outline, stat) or not len(steps):
+    if not outline.rows or not len(steps):
         return None
     mixed = phase if len(outline.phases) > 1 else ""
-    with pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS), page_checksum_verification=True) as file:
-        zero = zero_columns(file.metadata, (*NONFINITE, "recomputed"))
-        wanted = ["step", *stat.columns, *NONFINITE, "recomputed", *(["numbers"] if stat.number else [])]
-        ordered = _ordered(outline)
-        wanted += [] if ordered else _WORDS
-        wanted += ["phase"] if mixed else []
-        table = file.read([name for name in dict.fromkeys(wanted) if name not in zero], use_threads=False)
+    ordered = _ordered(outline)
+    with _opened(files, name) as file:
+        zero = zero_columns(file.metadata, ["recomputed"])
+        wanted = ["step", "recomputed", *(() if ordered else _WORDS), *(["phase"] if mixed else ())]
+        table = file.read([name for name in wanted if name not in zero], use_threads=False)
     places, place = ordered or _places(table)
-    if mixed:
-        keep = pc.equal(table["phase"], phase)
-        table, place = table.filter(keep), place[array_of(keep)]
-    return _grid(FileRows(table, places, place, len(table)), steps, stat)
+    keep = pc.equal(table["phase"], phase) if mixed else None
+    return _cells(table, places, place, steps, None if keep is None else array_of(keep))
+
+
+def segment_grid(files: Files, name: str, outline: Outline, cells: FileCells, stat: Stat) -> FileGrid | None:
+    """Return one statistic of a sealed segment; None when it has no record that the statistic is about."""
+    if not _any_port(outline, stat):
+        return None
+    with _opened(files, name) as file:
+        zero = zero_columns(file.metadata, NONFINITE)
+        wanted = [*stat.columns, *NONFINITE, *(["numbers"] if stat.number else [])]
+        table = file.read([name for name in dict.fromkeys(wanted) if name not in zero], use_threads=False)
+    return _grid(FileColumns(table, cells.total), cells, stat)
 
 
 def tail_grid(table: Any, stat: Stat) -> FileGrid | None:
     """Return the rows of a tail, as `read_tail` gives them."""
     places, place = _places(table)
-    return _grid(FileRows(table, places, place, len(table)), np.unique(array_of(table["step"])), stat)
+    cells = _cells(table, places, place, np.unique(array_of(table["step"])), None)
+    return _grid(FileColumns(table, len(table)), cells, stat)
+
+
+def _opened(files: Files, name: str) -> Any:
+    return pq.ParquetFile(_source(files, name), read_dictionary=list(_WORDS), page_checksum_verification=True)
 
 
 def _source(files: Files, name: str) -> Any:
@@ -150,38 +183,54 @@ def _columns_of(places: tuple[tuple[str, ...], ...]) -> ColumnPlaces:
     return ColumnPlaces([(site, port, slot) for site, port, slot in places])
 
 
-def _grid(rows: FileRows, steps: Ints, stat: Stat) -> FileGrid | None:
-    keep = _counted(rows, stat)
-    step, place = array_of(rows.columns["step"]), rows.place
+def _cells(
+    table: Any, places: ColumnPlaces, place: Ints, steps: Ints, keep: npt.NDArray[np.bool_] | None
+) -> FileCells:  # fmt: skip
+    step, width = array_of(table["step"]), len(places.triples)
+    at = np.searchsorted(steps, step) if steps[-1] - steps[0] >= len(steps) else step - steps[0]
+    cell = at * width + place
+    if keep is None or keep.all():
+        keep = None
+    if "recomputed" in table.column_names:
+        once = ~array_of(table["recomputed"]).astype(bool)
+        keep = once if keep is None else keep & once
+    counted = None if keep is None else np.flatnonzero(keep)
+    cell = cell if counted is None else cell[counted]
+    if len(cell) and not 0 <= cell.min() <= cell.max() < len(steps) * width:
+        raise ValueError("it has rows of other steps than its footer says")
+    whole = len(cell) == len(steps) * width and bool((cell == np.arange(len(cell))).all())
+    return FileCells(places, steps, None if whole else cell.astype(np.int32), counted, len(table))
+
+
+def _grid(rows: FileColumns, cells: FileCells, stat: Stat) -> FileGrid | None:
     values = stat.of({name: rows.number(name) for name in stat.columns} | _numbers(rows, stat))
     bad = _bad(rows)
-    if keep is not None:
-        step, place, values = step[keep], place[keep], values[keep]
-        bad = None if bad is None else bad[keep]
+    if cells.counted is not None:
+        values, bad = values[cells.counted], None if bad is None else bad[cells.counted]
+    if cells.cell is None and not stat.ports:
+        return FileGrid(cells.places, cells.steps, _as_grid(values, bad, cells.shape)) if len(values) else None
+    cell: Ints = np.arange(len(values)) if cells.cell is None else cells.cell.astype(np.int64)
+    if stat.ports:
+        right = np.array([port in stat.ports for _, port, _ in cells.places.triples], bool)[cell % cells.shape[1]]
+        cell, values, bad = cell[right], values[right], None if bad is None else bad[right]
     if not len(values):
         return None
-    cell = np.searchsorted(steps, step) if steps[-1] - steps[0] >= len(steps) else step - steps[0]
-    shape = (len(steps), len(rows.places.triples))
-    return FileGrid(rows.places, steps, scattered(cell * shape[1] + place, values, bad, shape))
+    return FileGrid(cells.places, cells.steps, scattered(cell, values, bad, cells.shape))
 
 
-def _counted(rows: FileRows, stat: Stat) -> npt.NDArray[np.bool_] | None:
-    """Return which rows count; None: all of them."""
-    again = "recomputed" in rows.columns.column_names
-    keep = ~rows.number("recomputed").astype(bool) if again else None
-    if stat.ports:
-        right = np.array([port in stat.ports for _, port, _ in rows.places.triples], bool)[rows.place]
-        keep = right if keep is None else keep & right
-    return None if keep is not None and keep.all() else keep
+def _as_grid(values: npt.NDArray[Any], bad: npt.NDArray[np.bool_] | None, shape: tuple[int, int]) -> Grid:
+    """Return records of which each is the next cell."""
+    marks = None if bad is None or not bad.any() else bad.reshape(shape)
+    return Grid(as_floats(values).reshape(shape), bad=marks)
 
 
-def _bad(rows: FileRows) -> npt.NDArray[np.bool_] | None:
+def _bad(rows: FileColumns) -> npt.NDArray[np.bool_] | None:
     """Return which rows have something that is not finite; None: none has."""
     read = [rows.number(name) for name in NONFINITE if name in rows.columns.column_names]
     return np.any([count > 0 for count in read], axis=0) if read else None
 
 
-def _numbers(rows: FileRows, stat: Stat) -> dict[str, npt.NDArray[Any]]:
+def _numbers(rows: FileColumns, stat: Stat) -> dict[str, npt.NDArray[Any]]:
     """Return a number that a reducer gave under a name; NaN where it gave none."""
     if not stat.number:
         return {}

@@ -11,14 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.reduce.statistics import with_sources
-from tensortap.store.blocks import array_of, blocks
-from tensortap.store.catalog import PLAIN_RECORDS, Outline, dataset, derive_missing
+from tensortap.store.blocks import RowBlock, array_of, blocks, left_out, read_or_mark
+from tensortap.store.catalog import PLAIN_RECORDS, Outline, derive_missing
 from tensortap.store.filters import all_of, any_place
+from tensortap.store.queries import sealed_rows
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import Place
 from tensortap.view.api.file_grid import ByIdentity
 
+SHAPE: Final = ("hist_offset", "hist_counts")
 _BYTES: Final = 1000  # of a record, where no file tells
 ReadColumns = Callable[[Sequence[str], int, int], Any]  # columns of one place's records, from a step to another
 
@@ -41,13 +42,10 @@ def rows_of(
     wanted = frozenset(places)
     sealed = [(name, outline) for source in snapshot.records for name, outline in source.segments.items()]
     names = [name for name, outline in sealed if _has(outline, wanted, first, last)]
-    tables = [table.filter(chosen) for table in snapshot.tail_rows(snapshot.records, PLAIN_RECORDS)]
-    if names:
-        tables.append(
-            dataset(snapshot.files, names, PLAIN_RECORDS).to_table(columns=with_sources(columns), filter=chosen)
-        )
-    found = [derive_missing(table, columns) for table in tables] or [PLAIN_RECORDS.empty_table().select(columns)]
-    return pa.concat_tables(found).sort_by("step")
+    tails = [table.filter(chosen) for table in snapshot.tail_rows(snapshot.records, PLAIN_RECORDS)]
+    tables = [derive_missing(table, columns) for table in tails]
+    tables += sealed_rows(snapshot, names, PLAIN_RECORDS, columns, chosen)
+    return pa.concat_tables(tables or [PLAIN_RECORDS.empty_table().select(columns)]).sort_by("step")
 
 
 def of_place(snapshot: Snapshot, place: Triple) -> ReadColumns:
@@ -56,14 +54,19 @@ def of_place(snapshot: Snapshot, place: Triple) -> ReadColumns:
 
 
 def by_place(
-    snapshot: Snapshot, columns: Sequence[str], places: Sequence[Triple], every: int = 1
+    snapshot: Snapshot, columns: Sequence[str], places: Sequence[Triple], steps: Sequence[int] | None = None,
+    histograms: Sequence[int] | None = None,
 ) -> Iterator[tuple[Triple, ReadColumns]]:  # fmt: skip
-    """Yield many places' records, read in one pass over the files and held in memory."""
+    """Yield many places' records, read in one pass over the files and held in memory; all, or those of `steps`.
+
+    With `histograms`, a list of steps, those of other steps are not read: they are null.
+    """
     number = {triple: i for i, triple in enumerate(places)}
-    steps = snapshot.steps[::every].tolist() if every > 1 else None
+    plain = list(columns) if histograms is None else [name for name in columns if name not in SHAPE]
     tables, found = [], []
-    for block in blocks(snapshot, columns, chosen=lambda p: p[:3] in number, steps=steps, recomputed=False):
-        tables.append(block.table(columns))
+    for block in blocks(snapshot, plain, chosen=lambda p: p[:3] in number, steps=steps, recomputed=False):
+        table = block.table(plain)
+        tables.append(table if histograms is None else _with_histograms(snapshot, block, table, histograms))
         found.append(np.array([number[place[:3]] for place in block.places], np.int64)[block.place])
     rows = pa.concat_tables(tables) if tables else PLAIN_RECORDS.empty_table().select(columns)
     place = np.concatenate(found) if found else np.zeros(0, np.int64)
@@ -71,6 +74,22 @@ def by_place(
     rows, ends = rows.take(pa.array(order)), np.cumsum(np.bincount(place, minlength=len(places)))
     for triple, end, count in zip(places, ends.tolist(), np.diff(ends, prepend=0).tolist(), strict=True):
         yield triple, functools.partial(_between, rows.slice(end - count, count))
+
+
+def _with_histograms(snapshot: Snapshot, block: RowBlock, table: Any, steps: Sequence[int]) -> Any:
+    """Return the rows of a block with their histograms at some steps, and null at the others."""
+    chosen = np.flatnonzero(np.isin(block.number("step"), steps))
+    rows = chosen if block.rows is None else block.rows[chosen]
+    read = functools.partial(block.source.take, rows, SHAPE)
+    shapes = read_or_mark(snapshot, block.source, read) if len(rows) else PLAIN_RECORDS.empty_table()
+    if shapes is None:
+        raise left_out(block.source)
+    at = np.full(len(block), -1)
+    at[chosen] = np.arange(len(chosen))
+    taken = shapes.select(SHAPE).take(pa.array(at, mask=at < 0))
+    for name in SHAPE:
+        table = table.append_column(PLAIN_RECORDS.field(name), taken[name])
+    return table
 
 
 def bytes_per_record(snapshot: Snapshot) -> int:

@@ -20,17 +20,16 @@ from tensortap.view.api.distribution import ROWS, distribution
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.ranks import SPREAD
-from tensortap.view.api.rows import ReadColumns, of_place
+from tensortap.view.api.rows import SHAPE, ReadColumns, of_place
 from tensortap.view.api.wire import ColumnAnswer
 
 HISTOGRAMS: Final = 10_000  # beyond so many steps only every n-th histogram is read
 TENSORS: Final = 1000
 _NUMBERS: Final = ("step", "rank", "call", *NUMBERS)
-_SHAPE: Final = ("hist_offset", "hist_counts")
-_OF_SHAPE: Final = ("step", "zeros", "min", "max", *_SHAPE)
+_OF_SHAPE: Final = ("step", "zeros", "min", "max", *SHAPE)
 _RECORD: Final = ("step", "phase", "rank", "call", "seq", "op", "dtype", "shape", *NUMBERS,
                   "reason", "numbers", "time")  # fmt: skip
-COLUMNS: Final = tuple(dict.fromkeys((*_NUMBERS, *_SHAPE, *_RECORD)))
+COLUMNS: Final = tuple(dict.fromkeys((*_NUMBERS, *SHAPE, *_RECORD)))
 _MEANS: Final = ("mean", "std", "l2")
 
 
@@ -71,7 +70,7 @@ def _read(read: ReadColumns, snapshot: Snapshot, query: Query, low: int, high: i
     numbers, shapes, stride = [], [], _stride(high - low)
     for a in range(low, high, HISTOGRAMS):
         last = int(snapshot.steps[min(a + HISTOGRAMS, high) - 1])
-        rows = read((*_NUMBERS, *_SHAPE), int(snapshot.steps[a]), last)
+        rows = read((*_NUMBERS, *SHAPE), int(snapshot.steps[a]), last)
         numbers.append(rows.select(_NUMBERS))
         with_shape = _only(rows, query).select(_OF_SHAPE)
         with_shape = with_shape.filter(pc.is_valid(with_shape["hist_counts"]))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from tensortap.store.catalog import Outline
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import StepBins
 from tensortap.view.api.cache import SizedCache
-from tensortap.view.api.file_grid import FileGrid, segment_grid, tail_grid
+from tensortap.view.api.file_grid import FileCells, FileGrid, segment_cells, segment_grid, tail_grid
 from tensortap.view.api.grid import Canvas, Grid, Ints
 from tensortap.view.api.stats import Stat
 
@@ -29,16 +29,23 @@ ANCHOR: Final = 3  # tiles are kept at levels 3, 6, 9, …
 _TILE_CELLS: Final = 1 << 20
 _TILE_BINS: Final = (16, 256)
 THREADS: Final = max(2, min(4, os.cpu_count() or 2))
+_CELL_BYTES: Final = 4
+_STATISTICS: Final = 32  # whose grids, a number for each record, may lie in memory beside the tiles
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class GridSource(NamedTuple):
-    """A file that holds records: a segment by name and outline, or a tail by path and table."""
+    """A file that holds records: a segment by name and outline, or a tail by path and table.
+
+    `cells` tells where its rows lie, which is remembered for all statistics; None where there is nothing to remember.
+    """
 
     key: tuple[Any, ...]
     first: int
     last: int
-    read: Callable[[Stat], FileGrid | None]
+    cells: Callable[[], FileCells | None]
+    read: Callable[[FileCells | None, Stat], FileGrid | None]
 
 
 class TiledGrids:
@@ -111,37 +118,62 @@ class TiledGrids:
                 _place(canvas, grid, snapshot, bins)
 
     def _file_grid(self, snapshot: Snapshot, source: GridSource, stat: Stat) -> FileGrid | None:
-        key = ("file", stat.name, *source.key)
-        return self.kept(snapshot, key, lambda: source.read(stat), lambda grid: grid.nbytes if grid else 64)
+        def read() -> FileGrid | None:
+            cells = self.kept(snapshot, ("cells", *source.key), source.cells, _size)
+            return source.read(cells, stat)
+
+        if snapshot.record_count * _CELL_BYTES > self._cache.limit // _STATISTICS:
+            return read()  # kept, the grids of some statistics would push the tiles out that are made of them
+        return self.kept(snapshot, ("file", stat.name, *source.key), read, _size)
 
 
 def _sources(snapshot: Snapshot) -> Iterator[GridSource]:
     for files in snapshot.records:
         for name, outline in files.segments.items():
             if outline.steps:
-                spans = [step for found in outline.steps for step in found[:2]]
-                yield GridSource((name,), min(spans), max(spans), _segment_reader(snapshot, name, outline))
+                yield _segment_source(snapshot, name, outline)
     for path, table in snapshot.tails.items():
         yield _tail_source(path, table)
 
 
-def _segment_reader(snapshot: Snapshot, name: str, outline: Outline) -> Callable[[Stat], FileGrid | None]:
-    def read(stat: Stat) -> FileGrid | None:
+def _segment_source(snapshot: Snapshot, name: str, outline: Outline) -> GridSource:
+    spans = [step for found in outline.steps for step in found[:2]]
+
+    def cells() -> FileCells | None:
+        steps = snapshot.catalog.steps_of_phase(name, outline, snapshot.phase) if snapshot.phase else None
+        return segment_cells(snapshot.files, name, outline, steps, snapshot.phase)
+
+    def grid(known: FileCells | None, stat: Stat) -> FileGrid | None:
+        return None if known is None else segment_grid(snapshot.files, name, outline, known, stat)
+
+    return GridSource(
+        (name,), min(spans), max(spans), _or_marked(snapshot, name, cells), _or_marked(snapshot, name, grid)
+    )
+
+
+def _or_marked(snapshot: Snapshot, name: str, read: Callable[P, T | None]) -> Callable[P, T | None]:
+    """Return the same function, which marks a damaged file and gives None then."""
+
+    def careful(*args: P.args, **kwargs: P.kwargs) -> T | None:
         try:
-            steps = snapshot.catalog.steps_of_phase(name, outline, snapshot.phase) if snapshot.phase else None
-            return segment_grid(snapshot.files, name, outline, stat, steps, snapshot.phase)
+            return read(*args, **kwargs)
         except FileNotFoundError:
             raise
         except (OSError, ValueError, IndexError, pa.ArrowException) as error:  # its footer may say what is not so
             snapshot.catalog.mark_damaged(name, error)
             return None
 
-    return read
+    return careful
 
 
 def _tail_source(path: Path, table: Any) -> GridSource:
     steps = array_of(table["step"])
-    return GridSource((str(path), len(table)), int(steps.min()), int(steps.max()), lambda stat: tail_grid(table, stat))
+    read = lambda _, stat: tail_grid(table, stat)  # noqa: E731
+    return GridSource((str(path), len(table)), int(steps.min()), int(steps.max()), lambda: None, read)
+
+
+def _size(made: FileGrid | FileCells | None) -> int:
+    return 64 if made is None else made.nbytes
 
 
 def _overlapping(sources: Iterable[GridSource], first: int, last: int) -> list[GridSource]:

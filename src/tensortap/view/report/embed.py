@@ -16,20 +16,22 @@ import numpy.typing as npt
 
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api import about
+from tensortap.view.api.bins import bins_for
 from tensortap.view.api.phases import shown
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.rows import ReadColumns, by_place, bytes_per_record
 from tensortap.view.api.service import REQUESTS, OpenRun
 from tensortap.view.api.site import COLUMNS
 from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
+from tensortap.view.report.thinning import ShownSteps, shown_steps
 
 BYTES: Final = 4_600_000  # of answers; the page itself takes some hundred thousand more
 HEAT_SHARE: Final = 0.42
 TENSOR_SHARE: Final = 0.06
-RECORDS: Final = 200_000  # of a longer run every n-th step is looked at closely: sites are 200 columns wide
 MEMORY: Final = 300_000_000  # of records that are held at once
 _ROOM: Final = 1.5  # times the limit that all maps may seem to take, judged by one
 _SAMPLE: Final = 8  # sites by which the size of all is judged
+_NUMBERS_OF_RECORD: Final = 300  # bytes without the histogram
 _ENVELOPE: Final = (".low", ".high")
 Entries = dict[str, dict[str, str]]
 Tensors = Mapping[str, list[tuple[str, dict[str, str]]]]
@@ -79,6 +81,11 @@ class FrozenRun(NamedTuple):
         """Return the answer to a request of the page."""
         return REQUESTS[path](self.opened, self.snapshot, Query(given))
 
+    def shown_steps(self) -> ShownSteps:
+        """Return the steps at which sites are looked at closely."""
+        shown = self.shown()
+        return self.opened.grids.kept(shown, ("shown", shown.version), lambda: shown_steps(shown), lambda _: 64)
+
     def shown(self) -> Snapshot:
         """Return the phase that a report is about: training, where there are several."""
         return shown(self.snapshot, Query({}))
@@ -94,7 +101,7 @@ def embed(run: FrozenRun, limit: int = BYTES, progress: Progress = lambda done, 
     tensors = dict(_tensors(run, order, int(limit * TENSOR_SHARE)))
     entries |= {address: entry for found in tensors.values() for address, entry in found}
     sites = _sites(run, order, tensors, limit - _size(entries), progress)
-    described["report"] = {"sites": len(sites), "of": len(order), "every": (every := _every(run))}
+    described["report"] = {"sites": len(sites), "of": len(order), "every": (every := run.shown_steps().every)}
     return Embedded(entries | sites | {"/api/run": entry(described)}, len(sites), len(order), every)
 
 
@@ -169,8 +176,11 @@ def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progr
 
 
 def _detail(run: FrozenRun, reads: list[tuple[str, ReadColumns]], tensors: Tensors, room: float) -> DetailLevel:
-    """Return how closely all can be embedded, judged by some."""
+    """Return how closely all can be embedded, judged by some; with no more columns than histograms are read."""
+    count, histograms = len(run.shown().steps), run.shown_steps().histograms
     for detail in SITES:
+        if histograms is not None and bins_for(0, count, detail.width).size > len(histograms):
+            continue
         made = dict(_site(run, name, read, detail, tensors) for name, read in reads)
         if _size(made) <= 0.95 * room * len(reads):
             return detail
@@ -179,24 +189,23 @@ def _detail(run: FrozenRun, reads: list[tuple[str, ReadColumns]], tensors: Tenso
 
 def _groups(run: FrozenRun, names: list[str]) -> list[list[str]]:
     """Return which sites are read together: as many as memory allows, for every pass goes over all files."""
-    snapshot = run.shown()
-    of_site = snapshot.record_count / max(len(snapshot.rows), 1) / _every(run) * bytes_per_record(snapshot)
+    snapshot, chosen = run.shown(), run.shown_steps()
+    rows = snapshot.record_count / max(len(snapshot.rows), 1)
+    of_site = rows * bytes_per_record(snapshot)
+    if chosen.steps is not None and chosen.histograms is not None:
+        part = len(chosen.histograms) / max(len(snapshot.steps), 1)
+        of_site = of_site * part + rows / chosen.every * _NUMBERS_OF_RECORD
     at_once = max(1, int(MEMORY / max(of_site, 1)))
     return [names[first : first + at_once] for first in range(0, len(names), at_once)]
 
 
 def _reads(run: FrozenRun, groups: list[list[str]]) -> Iterator[tuple[str, ReadColumns]]:
     """Yield the records of each site, a group of sites at a time; of a very long run every n-th step."""
-    snapshot = run.shown()
+    snapshot, chosen = run.shown(), run.shown_steps()
     for names in groups:
         names_of = {about.triple_of(snapshot, name): name for name in names}
-        for triple, read in by_place(snapshot, COLUMNS, list(names_of), _every(run)):
+        for triple, read in by_place(snapshot, COLUMNS, list(names_of), chosen.steps, chosen.histograms):
             yield names_of[triple], read
-
-
-def _every(run: FrozenRun) -> int:
-    """Of a very long run every n-th recorded step is looked at closely."""
-    return max(1, -(-run.snapshot.record_count // RECORDS))
 
 
 def _site(
@@ -206,7 +215,7 @@ def _site(
     answer = run.opened.site(run.shown(), query, read)
     embedded = dict(tensors.get(name, []))
     kept = [listed for listed in answer.header["tensors"] if tensor_address(name, listed) in embedded]
-    answer = ColumnAnswer({**answer.header, "tensors": kept, "steps_every": _every(run)}, answer.columns)
+    answer = ColumnAnswer({**answer.header, "tensors": kept, "steps_every": run.shown_steps().every}, answer.columns)
     return address("/api/site", {"site": name}), entry(rounded(_lean(answer, detail), detail.bits))
 
 
