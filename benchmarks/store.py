@@ -2,6 +2,7 @@
 
     python benchmarks/store.py            # all of it: a few minutes, 3 GB of disk for a while
     python benchmarks/store.py --quick    # smaller, for a look
+    python benchmarks/store.py --checksums  # only what checksums cost
 
 One process on one CPU, the writer's thread included; sealing to Parquet is inside the measured time. On a quiet machine
 rates are by the clock; where other work takes part of the CPU they are by seconds of CPU, all threads counted, and
@@ -11,18 +12,23 @@ those by the clock are printed beside them. Exits with 1 when a figure is missed
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tensortap.record.counters import Counters
 from tensortap.record.recorder import Recorder
@@ -38,10 +44,12 @@ from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.names import new_id, segment_name
 from tensortap.store.run import open_run
+from tensortap.store.tail import Tail
 from tensortap.types import Buffer, Place
 
 SITES = 250
 SEGMENT, ROW_GROUP = 500_000, 16 * 1024  # as compact() has them
+TURNS = 9
 LAYERS = ("attn", "mlp", "norm", "proj", "act")
 
 
@@ -111,6 +119,36 @@ def throughput(work: Path, name: str, elements: int, records: int, keep: list[Re
         return Figure(what, done / taken.clock, limit, "records/s", True)
     print(f"{name}: {done / taken.clock:,.0f} records/s by the clock, {done / taken.cpu:,.0f} a second of CPU")
     return Figure(what, done / taken.cpu, limit, "records/s", True)
+
+
+def checksums(work: Path, name: str, elements: int, records: int, keep: list[Reducer]) -> Figure:
+    """How much longer recording takes with checksums than without, in seconds of CPU, turn by turn."""
+    buffers, taken = windows(elements, SITES), dict[bool, list[float]]({True: [], False: []})
+    for turn in range(2 * TURNS):
+        checked = turn % 2 == 0
+        with contextlib.nullcontext() if checked else without_checksums():
+            path = work / f"checks-{turn}"
+            taken[checked].append(record(path, buffers, records // SITES, keep).cpu)
+            shutil.rmtree(path)
+    more = [with_ / without - 1 for with_, without in zip(taken[True], taken[False], strict=True)]
+    print(f"({name}, turn by turn: {', '.join(f'{100 * one:+.1f} %' for one in more)})")
+    return Figure(f"cost of checksums, {name}", 100 * statistics.median(more), 2, "%", at_least=False)
+
+
+@contextlib.contextmanager
+def without_checksums() -> Iterator[None]:
+    """Write neither checksums of messages, nor of pages, nor of footers."""
+    plain = functools.partial(pq.ParquetWriter, write_page_checksum=False)
+    with (
+        mock.patch.object(Tail, "write_checks", lambda tail: None),
+        mock.patch.object(seal, "add_footer_checksum", lambda path: None),
+        mock.patch.object(seal.pq, "ParquetWriter", lambda *given, **named: plain(*given, **_unchecked(named))),
+    ):
+        yield
+
+
+def _unchecked(named: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in named.items() if name != "write_page_checksum"}
 
 
 def busy() -> bool:
@@ -207,7 +245,9 @@ def main() -> int:
     """Measure, print, and say with the exit code whether every figure was met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small version, for a look")
-    quick = parser.parse_args().quick
+    parser.add_argument("--checksums", action="store_true", help="only what checksums cost")
+    given = parser.parse_args()
+    quick = given.quick
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if busy():
         print(f"the load is {os.getloadavg()[0]:.1f}: other work takes part of the CPU, so figures are lower bounds")
@@ -216,17 +256,20 @@ def main() -> int:
     parts: list[Callable[[], Figure | list[Figure]]] = [
         lambda: throughput(work, "without histogram", 64, 2_000_000 // scale, [stats()], 300_000),
         lambda: throughput(work, "with histogram", 2048, 500_000 // scale, [stats(), histogram()], 80_000),
+        lambda: checksums(work, "without histogram", 64, 300_000 // scale, [stats()]),
+        lambda: checksums(work, "with histogram", 2048, 100_000 // scale, [stats(), histogram()]),
         lambda: room(work, 200 // scale),
         lambda: opening(work, 10_000_000 // scale),
     ]
     figures: list[Figure] = []
     try:
-        for part in parts:
+        for part in parts[2:4] if given.checksums else parts:
             measured = part()
             for figure in measured if isinstance(measured, list) else [measured]:
                 print(figure, flush=True)
                 figures.append(figure)
-        print(folding(work, 400_000 // scale), flush=True)
+        if not given.checksums:
+            print(folding(work, 400_000 // scale), flush=True)
     finally:
         shutil.rmtree(work)
     print(platform_line())

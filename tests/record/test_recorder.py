@@ -345,6 +345,15 @@ def test_a_row_that_comes_after_its_step_closed_is_counted() -> None:
     assert done.table.rows == 1 and recorder.counters.counts() == {"late_records": 1}
 
 
+def test_metrics_of_a_step_that_another_thread_has_closed_are_counted() -> None:
+    """Two threads that close one step at the same moment give two sets of metrics: one is written, one counted."""
+    recorder = Recorder([probe("a")])
+    step = recorder.current
+    [done] = recorder.close({"loss": 1.0}, step=step)
+    assert recorder.close({"loss": 2.0, "rate": 0.1}, step=step) == [] and recorder.close(step=step) == []
+    assert done.metrics == {"loss": 1.0} and recorder.counters.counts() == {"late_metrics": 2}
+
+
 def test_a_metric_that_never_comes_is_said_once() -> None:
     """A trigger that reads a metric nobody gives is warned of once, with the names that were seen."""
     recorder = Recorder([probe("a", when=metric("los") > 1), probe("b", when=metric("acc") > 1)], start=5000)

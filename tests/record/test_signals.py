@@ -135,7 +135,7 @@ def test_calls_inside_a_call_are_made_after_it() -> None:
 
 
 def test_threads_that_close_each_others_steps_count_what_is_refused(tmp_path: Path) -> None:
-    """Of the rows that eight threads make while all of them call `tap.step()`, each is written or counted."""
+    """Of the rows and metrics that eight threads give while all call `tap.step()`, each is written or counted."""
     model, calls = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), 120
     with tt.watch(model, "*", to=tmp_path / "run") as tap:
 
@@ -143,7 +143,7 @@ def test_threads_that_close_each_others_steps_count_what_is_refused(tmp_path: Pa
             for _ in range(calls):
                 with torch.no_grad():
                     model(torch.ones(2, 4))
-                tap.step()
+                tap.step(loss=1.0)
 
         threads = [threading.Thread(target=work) for _ in range(8)]
         for thread in threads:
@@ -152,6 +152,7 @@ def test_threads_that_close_each_others_steps_count_what_is_refused(tmp_path: Pa
             thread.join(SECONDS)
     rows = tap.run.table(columns=["step"]).num_rows
     assert rows + tap.counts.get("late_records", 0) == 8 * calls * 2
+    assert tap.run.metrics().num_rows + tap.counts.get("late_metrics", 0) == 8 * calls
 
 
 def test_spans_of_tasks_keep_their_rows_apart(tmp_path: Path) -> None:

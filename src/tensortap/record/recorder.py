@@ -189,7 +189,9 @@ class Recorder:
         """
         with self._lock:
             closing = step or self.current
-            if closing.closed:
+            if closing.closed:  # by another thread, at the same moment
+                if metrics:
+                    self.counters.add("late_metrics", len(metrics))
                 return []
             if closing.metrics:
                 metrics = {**closing.metrics, **(metrics or {})}
