@@ -214,6 +214,16 @@ def test_a_rank_json_of_another_form_is_counted(run: Path, name: str) -> None:
     opened.findings()
 
 
+def test_a_flipped_digit_in_a_rank_json_is_counted(run: Path) -> None:
+    """Of the right form and yet wrong: its checksum tells, and what it says is used all the same."""
+    state = run / "rank=0/_rank.json"
+    text = state.read_text()
+    assert '"total_records": 48' in text and open_run(run).counts == {}
+    state.write_text(text.replace('"total_records": 48', '"total_records": 49'))
+    assert open_run(run).counts == {"damaged_files": 1, "missing_records": 1}
+    assert "checksum" in open_run(run).damage["rank=0/_rank.json"]
+
+
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 

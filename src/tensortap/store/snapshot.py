@@ -28,8 +28,7 @@ from tensortap.store.catalog import (
     tail_outline,
 )
 from tensortap.store.claim import is_locked
-from tensortap.store.files import load_json
-from tensortap.store.rank_state import valid_state
+from tensortap.store.rank_state import read_state
 from tensortap.store.tail_reader import (
     EVENT_ROWS,
     METRIC_ROWS,
@@ -213,15 +212,14 @@ def _kind_of(schema: Any) -> RowKind:
 def _rank_state(snapshot: Snapshot, rank: int) -> dict[str, Any]:
     name = f"{layout.rank_folder(rank)}/{layout.RANK_JSON}"
     try:
-        said = load_json(snapshot.files.read(name))
-        state = valid_state(said)
+        state, wrong = read_state(snapshot.files.read(name))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         snapshot.catalog.mark_damaged(name, error)
         return {}
-    if state != said:
-        snapshot.catalog.mark_damaged(name, "some of it has another form than was written")
+    if wrong:
+        snapshot.catalog.mark_damaged(name, wrong)
     return state
 
 
