@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import COUNTS, STATISTICS
-from tensortap.store.files import Files, load_json
+from tensortap.store.files import Files
 from tensortap.store.footer import add_footer_checksum
 from tensortap.store.names import segment_name, tail_id, tensors_id, tensors_name
 from tensortap.store.schema import FILE_COUNTS, WORDS
@@ -56,7 +55,7 @@ def write_segment(path: Path, table: Any) -> None:
         writer.write_table(table, row_group_size=_ROW_GROUP)
 
 
-@contextmanager
+@contextlib.contextmanager
 def segment_writer(path: Path, schema: Any) -> Iterator[Any]:
     """Yield a Parquet writer with the encodings that suit records; at the end the footer gets its checksum."""
     with _parquet_writer(path, schema) as writer:
