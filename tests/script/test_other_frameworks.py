@@ -1,4 +1,4 @@
-"""Scripts of other libraries under `tensortap run`: Keras and Transformers are recorded, JAX gets a word that helps."""
+"""Scripts of other libraries under `tensortap run`: Keras, Transformers and steps compiled by JAX are recorded."""
 
 import pytest
 from tests.script.conftest import ours
@@ -17,6 +17,30 @@ JAX = """
 import jax, jax.numpy as jnp
 step = jax.jit(jax.value_and_grad(lambda w, x: jnp.tanh(x @ w).sum()))
 print(step(jnp.ones((3, 2)), jnp.ones((4, 3)))[0])
+"""
+JAX_TRAINING = """
+from functools import partial
+import jax, jax.numpy as jnp, optax
+
+def loss_of(params, x, y):
+    return jnp.mean((jnp.tanh(x @ params["hidden"]["w"]) @ params["out"]["w"] - y) ** 2)
+
+keys = jax.random.split(jax.random.PRNGKey(0), 3)
+params = {"hidden": {"w": jax.random.normal(keys[0], (3, 8)) / 2}, "out": {"w": jax.random.normal(keys[1], (8, 1)) / 3}}
+x = jax.random.normal(keys[2], (32, 3))
+y = x[:, :1]
+optimizer = optax.sgd(1e-7)
+
+@partial(jax.jit, donate_argnums=(0, 1))
+def train_step(params, opt_state, x, y):
+    loss, gradients = jax.value_and_grad(loss_of)(params, x, y)
+    updates, opt_state = optimizer.update(gradients, opt_state)
+    return optax.apply_updates(params, updates), opt_state, loss
+
+opt_state = optimizer.init(params)
+for _ in range(9):
+    params, opt_state, loss = train_step(params, opt_state, x, y)
+print(f"{loss:.5f}")
 """
 TRAINER = """
 import torch
@@ -57,9 +81,26 @@ def test_a_keras_script(scripts):
     assert ours(done)[-2].startswith("Sequential: 4 steps (3 train, 1 eval)")
 
 
-def test_a_jax_script(scripts):
-    """A script whose steps are compiled whole is told how to show them."""
+def test_a_jax_script_without_steps(scripts):
+    """A script that compiles no training step is told how to show what it does."""
     done, run = scripts.observe(JAX, process=True)
     assert run is None and done.returncode == 0
     (line,) = ours(done)
     assert "tt.watch_step(step" in line
+
+
+def test_a_jax_script(scripts):
+    """Of a compiled step the parameters, updates, data and loss are recorded, and its optimizer is known."""
+    done, run = scripts.observe(JAX_TRAINING, process=True)
+    assert done.returncode == 0, done.stderr
+    losses = [row["value"] for row in run.metrics().to_pylist() if row["name"] == "loss"]
+    assert len(losses) == 9 and f"{losses[-1]:.5f}" == done.stdout.split()[-1]
+    rows = run.table(columns=["step", "site", "port", "slot"]).to_pylist()
+    assert {(r["site"], r["port"]) for r in rows if r["site"]} == {
+        (name, port) for name in ("hidden.w", "out.w") for port in ("param", "update")
+    }
+    assert {r["slot"] for r in rows if r["port"] == "input"} == {".x", ".y"}
+    assert {r["step"] for r in rows if r["port"] == "update"} >= {0, 1, 2, 4, 8}
+    made = next(row for row in run.events().to_pylist() if row["kind"] == "optimizer")
+    assert made["name"] == "sgd" and made["code"].endswith(":12")
+    assert [f.rule for f in run.findings().at_least("warning")] == ["learning_rate_low"]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Final
 
 from tensortap.diagnose.attribution import one_for_each_cause
+from tensortap.diagnose.code_lines import with_lines
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import Looks, NoData, Rule, as_rules
 from tensortap.finding import Finding, Findings
@@ -60,7 +61,7 @@ def findings_in(history: RunHistory, rules: Iterable[Rule]) -> Findings:
                 continue
             error.add_note(f"in the rule {rule.name!r}")
             raise
-    return Findings.of(one_for_each_cause(found), looked, skipped)
+    return Findings.of(one_for_each_cause(with_lines(found, history)), looked, skipped)
 
 
 def _is_ours(rule: Rule) -> bool:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 
 _WHY_NONE: Final = {
-    "keras": "of Keras, fit, evaluate, predict and *_on_batch are watched; in a loop of your own write tt.watch(model)",
-    "jax": "a step of JAX is compiled whole; give it to tensortap: step = tt.watch_step(step, model)",
+    "keras": "of Keras, fit, evaluate, predict, *_on_batch and models called with values are watched; in tf.function "
+    "write tt.watch(model)",
+    "jax": "of JAX, compiled functions are watched that are given parameters and return them, or gradients, more than "
+    "once; any other step is seen when you write step = tt.watch_step(step, model)",
     "torch": "no module with parameters was called",
 }
 

@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,8 @@ from tensortap.store.default_path import default_path
 from tensortap.watch import Tap, watch
 
 if TYPE_CHECKING:
+    from tensortap.adapters.jax.script.adapter import JaxScriptAdapter
+    from tensortap.adapters.jax.script.watcher import JaxScriptWatcher
     from tensortap.adapters.keras.script import KerasScriptWatcher
     from tensortap.adapters.torch.script.models import ScriptModels
     from tensortap.adapters.torch.script.watcher import ScriptWatcher
@@ -44,6 +47,7 @@ class ScriptRun:
         self.tap: Tap | None = None
         self.watcher: ScriptWatcher | None = None
         self.keras: KerasScriptWatcher | None = None
+        self.jax: JaxScriptWatcher | None = None
         self.models: dict[str, tuple[str, Tap]] = {}  # of Keras: class and tap by name
         self.left_out: dict[str, str] = {}
         self._start = Path.cwd()
@@ -69,6 +73,7 @@ class ScriptRun:
         """Look for models from now on, until the process ends."""
         after_import("torch", self.watch_torch)
         after_import("keras", self.watch_keras)
+        after_import("jax", self.watch_jax)
         atexit.register(self.finish)
 
     def watch_torch(self) -> None:
@@ -85,6 +90,27 @@ class ScriptRun:
         from tensortap.adapters.keras.script import KerasScriptWatcher
 
         self.keras = KerasScriptWatcher(self.begin_keras)
+
+    def watch_jax(self) -> None:
+        """Look for compiled steps, now that JAX has been imported."""
+        from tensortap.adapters.jax.script.watcher import JaxScriptWatcher
+
+        self.jax = watcher = JaxScriptWatcher(self.begin_jax)
+        for module in ("jax", "flax.nnx", "equinox", "optax"):
+            after_import(module, partial(watcher.watch, module))
+
+    def begin_jax(self, adapter: JaxScriptAdapter) -> Tap | None:
+        """Open the run for a script's compiled step; None where another framework's model has it."""
+        if os.getpid() != self._pid or self._over or self.tap is not None:
+            return None
+        name = adapter.describe()["class"]
+        try:
+            tap = self._open(adapter, self.probes, self._path())
+        except TensortapError as error:
+            self.left_out[name] = str(error)
+            return None
+        self.models[name] = ("compiled step", tap)
+        return tap
 
     def begin(self, models: ScriptModels) -> Tap:
         """Open the run, now that the first model was called."""
@@ -143,7 +169,7 @@ class ScriptRun:
         self._over = True
         if self.joined and (ended := getattr(sys, "last_type", None)) is not None:
             self._ended_by = ended.__name__
-        for watcher in (self.watcher, self.keras):
+        for watcher in (self.watcher, self.keras, self.jax):
             if watcher is not None:
                 watcher.stop()
         for tap in dict.fromkeys([self.tap, *(tap for _, tap in self.models.values())]):
@@ -159,6 +185,8 @@ class ScriptRun:
         """Return what was seen of the script, for the closing lines."""
         found = Seen({name: kind for name, (kind, _) in self.models.items()}, dict(self.left_out), [], [], self.spawned)
         found.further.extend(str(tap.path) for _, tap in self.models.values() if tap is not self.tap)
+        if self.jax is not None and self.jax.steps.failure:
+            found.left_out["compiled functions"] = self.jax.steps.failure
         if self.watcher is not None:
             found.models.update(self.watcher.models.described())
             found.left_out.update(self.watcher.left_out)

@@ -214,8 +214,8 @@ class GPT(nn.Module):
         return self.head(self.norm(h))
 
 model = GPT()
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
-for step in range(60):
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
+for step in range(90):
     start = torch.randint(0, 3980, (16,))
     batch = torch.stack([text[s:s + 17] for s in start.tolist()])
     x, y = batch[:, :-1], batch[:, 1:]

@@ -108,6 +108,6 @@ PAIRS = [
          (("loader = Data", "inputs[100, 2] = float('nan')\nloader = Data"),), "nonfinite", "float('nan')", (),
          (":input", "0")),
     Pair("target of the same step", "TrainCheck; StackOverflow", "attention and sequences", GPT,
-         (("x, y = batch[:, :-1], batch[:, 1:]", "x, y = batch[:, :-1], batch[:, :-1]"),), "target_is_input",
+         (("x, y = batch[:, :-1], batch[:, 1:]", "x, y = batch[:, :-1], batch[:, :-1]"),), "targets_not_shifted",
          "x, y = batch", ()),
 ]  # fmt: skip

@@ -14,19 +14,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")  # virtual machines that name AMX may not have it
+
 import torch
 
 import tensortap as tt
-from outside.faults import healthy, healthy_more, pairs_output, pairs_training, published
+from outside.faults import healthy, pairs_output, pairs_training, published
 from outside.faults.case import Healthy, Pair, is_scored
+from outside.faults.styles import others, plain, sequences
 from tensortap.script.options import RunOptions
 from tensortap.script.session import ScriptRun
 
 PAIRS = [*pairs_output.PAIRS, *pairs_training.PAIRS]
 OUTSIDE = {pair.name for pair in published.PAIRS}
-ALL_PAIRS = [*PAIRS, *published.PAIRS]
-TRAININGS = [*healthy.TRAININGS, *healthy_more.TRAININGS]
-GROUPS = ("tuned", "scored", "outside, tuned", "outside, scored")
+STYLES = [*plain.PAIRS, *sequences.PAIRS, *others.PAIRS]
+OF_STYLES = {pair.name for pair in STYLES}
+ALL_PAIRS = [*PAIRS, *published.PAIRS, *STYLES]
+TRAININGS = healthy.TRAININGS
+GROUPS = ("tuned", "scored", "outside, tuned", "outside, scored", "styles, tuned", "styles, scored")
 PATIENCE = 120  # seconds for one script
 FORMS = {"zero-edit": {}, "fuller": {"watch": "everything"}}
 
@@ -56,7 +61,8 @@ class Result:
     def group(self) -> str:
         """The part of the set it belongs to."""
         own = "scored" if self.scored else "tuned"
-        return f"outside, {own}" if self.name in OUTSIDE else own
+        group = "outside, " if self.name in OUTSIDE else "styles, " if self.name in OF_STYLES else ""
+        return group + own
 
     @property
     def alarms(self) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import keras
 
 from tensortap.adapters.keras.context.recorder import LINES
+from tensortap.adapters.keras.custom_loops import CustomLoops
 from tensortap.context.caller import line_of_user
 
 ENTRIES: Final = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -30,10 +31,12 @@ class KerasScriptWatcher:
         self._own = {name: vars(keras.Model)[name] for name in ENTRIES if name in vars(keras.Model)}
         for name in ENTRIES:
             setattr(keras.Model, name, self._wrapped(getattr(keras.Model, name)))
+        self._loops = CustomLoops(self.meet, _is_built)
         self._lines = [_note_line(keras.Model, "compile"), _note_line(keras.optimizers.Optimizer, "__init__")]
 
     def stop(self) -> None:
         """Put the methods back."""
+        self._loops.stop()
         for undo in self._lines:
             undo()
         for name in ENTRIES:
@@ -59,7 +62,11 @@ class KerasScriptWatcher:
                 self.meet(model)
             elif model not in self._known and takes_callbacks:
                 args, kwargs = self._with_callback(method, model, args, kwargs)
-            result = method(model, *args, **kwargs)
+            self._loops.inside += 1
+            try:
+                result = method(model, *args, **kwargs)
+            finally:
+                self._loops.inside -= 1
             if not takes_callbacks:
                 self.meet(model)  # its first batch has built it
             return result

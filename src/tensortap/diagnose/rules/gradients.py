@@ -52,7 +52,7 @@ def vanishing_gradients(
     if depth is None:
         raise NoData("fewer than two layers' gradients were recorded at the same steps")
     held = lately((depth.ratio < ratio) & (depth.sizes[0] < small) & (depth.sizes[0] > 0), steps)
-    if held.any():
+    if held.any() and not _reaches_embeddings(history, depth, held, ratio):
         first, last = (float(np.median(row[held])) for row in (depth.sizes[0], depth.sizes[-1]))
         where = depth.sharpest(held, -1)
         yield depth.layers[0].finding(
@@ -90,6 +90,17 @@ def exploding_gradients(
             first=first, last=last, ratio=first / last, layers=len(depth.layers), sharpest=str(where),
         )  # fmt: skip
         return
+
+
+def _reaches_embeddings(history: RunHistory, depth: Depth, held: npt.NDArray[np.bool_], ratio: float) -> bool:
+    """Return whether embeddings, which come before all layers, get their gradient.
+
+    Then it does not vanish on its way: in a small attention those of queries and keys are tiny by themselves.
+    """
+    last, when = float(np.median(depth.sizes[-1][held])), depth.steps[held]
+    tables = [site for site in history.sites("grad") if "Embedding" in site.type]
+    sizes = [site["l2"][np.isin(site.steps, when)] for site in tables]
+    return any(len(size) and float(np.median(size)) >= ratio * last for size in sizes)
 
 
 def _what(depth: Depth) -> str:

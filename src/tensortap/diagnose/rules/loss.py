@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.finding import Finding, Severity
+from tensortap.finding import Finding
 
 Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
@@ -35,8 +35,7 @@ def _of_trainings(history: RunHistory, losses: list[Series], least: int) -> list
     A new training begins with a new model and with an optimizer for other parameters. Where any of them has as many
     values as are needed, shorter ones are left out.
     """
-    made = [e.step for e in history.events("optimizer") if not e.data.get("same_parameters")]
-    cuts = sorted({step for step in made if step > 0})
+    cuts = _cuts(history)
     parts = [
         (name, s, v)
         for name, steps, values in losses
@@ -44,6 +43,11 @@ def _of_trainings(history: RunHistory, losses: list[Series], least: int) -> list
     ]
     long = [part for part in parts if len(part[1]) >= least]
     return long if cuts and long else losses
+
+
+def _cuts(history: RunHistory) -> list[int]:
+    made = [e.step for e in history.events("optimizer") if not e.data.get("same_parameters")]
+    return sorted({step for step in made if step > 0})
 
 
 def _of_evaluation(name: str) -> bool:
@@ -59,22 +63,30 @@ def loss_not_decreasing(
     The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. The
     loss is the metric of the name `metric`, or those that have it in their name and are of no evaluation.
     """
-    for name, when, values in _of_trainings(history, _losses(history, metric, steps), steps):
-        early, late = np.array_split(values, 2)
-        fall = float(early.mean() - late.mean())
-        error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
-        # A steady line has no noise, however steep: what is left after its trend is what counts.
-        error = min(error, _residual(values) * np.sqrt(2 / len(early)))
-        if fall >= drop * abs(early.mean()) and fall > noise * error:
-            continue
-        severity: Severity | Literal[""] = "info" if _plays_against_another(history, name) else ""
-        yield Finding(
-            "", severity, f"metric {name}", steps_where(when, np.ones(len(when), bool)),
-            {"first_half": float(early.mean()), "second_half": float(late.mean()), "noise": error},
-            f"The {name} does not fall: {text.number(float(early.mean()))} in the first half of {len(values)} steps, "
-            f"{text.number(float(late.mean()))} in the second (± {text.number(error)}).",
-            "Overfit one batch first; then look at the learning rate, at frozen parameters and at the labels.",
-        )  # fmt: skip
+    parts = _of_trainings(history, _losses(history, metric, steps), steps)
+    still = [finding for part in parts if (finding := _not_falling(part, drop, noise)) is not None]
+    some = len(still) < len(parts) and bool(_cuts(history))  # of a sweep or of folds, some may fail
+    for finding in still:
+        rival = _plays_against_another(history, finding.site.removeprefix("metric "))
+        yield replace(finding, severity="info") if some or rival else finding
+
+
+def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
+    name, when, values = part
+    early, late = np.array_split(values, 2)
+    fall = float(early.mean() - late.mean())
+    error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
+    # A steady line has no noise, however steep: what is left after its trend is what counts.
+    error = min(error, _residual(values) * np.sqrt(2 / len(early)))
+    if fall >= drop * abs(early.mean()) and fall > noise * error:
+        return None
+    return Finding(
+        "", "", f"metric {name}", steps_where(when, np.ones(len(when), bool)),
+        {"first_half": float(early.mean()), "second_half": float(late.mean()), "noise": error},
+        f"The {name} does not fall: {text.number(float(early.mean()))} in the first half of {len(values)} steps, "
+        f"{text.number(float(late.mean()))} in the second (± {text.number(error)}).",
+        "Overfit one batch first; then look at the learning rate, at frozen parameters and at the labels.",
+    )  # fmt: skip
 
 
 def _plays_against_another(history: RunHistory, name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -107,28 +107,65 @@ def poor_initialisation(
     if not early and len(outputs) < 2:
         raise NoData(f"neither parameters nor layers' outputs were recorded in the first {_EARLY} steps")
     for site in early:
-        yield from _weights(site, gain)
+        yield from _weights(site, gain, _output_last(history))
+    for site in history.sites("param"):
+        yield from _table(site)
+        yield from _bias(site)
     if not early:
         yield from _outputs(outputs, variance)
 
 
-def _weights(site: SiteHistory, bounds: tuple[float, float]) -> Iterator[Finding]:
+def _weights(site: SiteHistory, bounds: tuple[float, float], output_last: bool) -> Iterator[Finding]:
     std, value = float(site["std"][0]), float(site["max"][0])
-    gain = std * math.sqrt(_fan_in(site))
+    inputs = _fan_in(site, output_last)
+    gain = std * math.sqrt(inputs)
     first = site.steps == site.steps[0]
     if std == 0 and value and site["numel"][0] > 1:
         yield site.finding(first, f"All weights are {text.number(value)}: its units compute and learn the same.",
+                           "Initialise it at random.", std=std, value=value)  # fmt: skip
+    elif not std and not value and len(site.steps) > 2 and not np.any(site["max"] - site["min"]):
+        yield site.finding(first, "All weights are 0, and stay 0: its units compute and learn the same.",
                            "Initialise it at random.", std=std, value=value)  # fmt: skip
     elif std and not bounds[0] <= gain <= bounds[1]:
         way = "large" if gain > bounds[1] else "small"
         yield site.finding(
             first, f"The weights begin too {way}: std·√fan_in is {text.number(gain)}, usual is 0.5 to 1.5.",
             "People initialise by He for ReLU (1.41) and Xavier for tanh (1).",
-            std=std, gain=gain, fan_in=_fan_in(site),
+            std=std, gain=gain, fan_in=inputs,
         )  # fmt: skip
 
 
-def _fan_in(site: SiteHistory) -> int:
+def _bias(site: SiteHistory, most: float = 10.0) -> Iterator[Finding]:
+    """Judge a bias by where it begins: 0 is usual, or near to it."""
+    low, high = float(site["min"][0]), float(site["max"][0])
+    if (
+        len(site.shape) == 1
+        and site.steps[0] < _EARLY
+        and "bias" in site.place.site
+        and min(abs(low), abs(high)) >= most
+    ):
+        said = f"The bias begins at {text.number(low)} to {text.number(high)}"
+        yield site.finding(site.steps == site.steps[0], f"{said}: "
+                           "whatever comes in, its units say the same.", "0 is usual.", low=low, high=high)  # fmt: skip
+
+
+def _table(site: SiteHistory, most: float = 10.0) -> Iterator[Finding]:
+    """Judge embeddings by their size, for they have no fan-in: 1 is usual, or less."""
+    std = float(site["std"][0])
+    if "Embedding" in site.type and site.steps[0] < _EARLY and std > most:
+        yield site.finding(site.steps == site.steps[0], f"The embeddings begin with a std of {text.number(std)}.",
+                           "1 is usual, 0.02 in language models.", std=std)  # fmt: skip
+
+
+def _output_last(history: RunHistory) -> bool:
+    """Return whether kernels are (…, input, output), as those of Keras and JAX are."""
+    model = history.snapshot.run_json.get("model")
+    return isinstance(model, Mapping) and model.get("framework") in ("keras", "jax")
+
+
+def _fan_in(site: SiteHistory, output_last: bool = False) -> int:
+    if output_last:
+        return math.prod(site.shape[:-1])
     if "Transpose" in site.type:
         return math.prod((site.shape[0], *site.shape[2:]))
     return math.prod(site.shape[1:])

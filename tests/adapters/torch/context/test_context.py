@@ -18,7 +18,7 @@ import tensortap as tt
 REPLACED = [
     (F, "cross_entropy"), (F, "mse_loss"), (torch.autograd, "backward"), (torch.optim.Optimizer, "__init__"),
     (torch.optim.lr_scheduler.LRScheduler, "__init__"), (DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__"),
-    (_BaseDataLoaderIter, "_next_index"),
+    (_BaseDataLoaderIter, "_next_index"), (nn.Module, "__init__"), (nn.init, "normal_"),
 ]  # fmt: skip
 
 

@@ -137,9 +137,8 @@ def linear_pairs(model: Any) -> list[tuple[str, str]]:
     return pairs
 
 
-def describe_loss(model: Any) -> tuple[str, dict[str, Any]] | None:
-    """Return the name of the model's loss and its options; None where there are several, or none."""
-    given = getattr(model, "loss", None)
+def describe_loss(given: Any) -> tuple[str, dict[str, Any]] | None:
+    """Return the name of a loss and its options; None where there are several, or none."""
     if given is None or isinstance(given, (list, tuple, dict)):
         return None
     loss = keras.losses.get(given) if isinstance(given, str) else given

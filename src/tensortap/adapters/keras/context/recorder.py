@@ -29,6 +29,9 @@ from tensortap.reduce.summary import summarize
 LINES: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
 """The lines that made optimizers and compiled models, where somebody noted them."""
 
+CONTEXTS: Final[weakref.WeakKeyDictionary[Any, KerasContext]] = weakref.WeakKeyDictionary()
+"""The contexts of models that are watched."""
+
 _BATCHES: Final = 6  # of the data that are described when a training begins
 _MOST: Final = 65_536  # elements of a variable that an update is measured by
 
@@ -45,6 +48,22 @@ class KerasContext:
         self._before: list[tuple[str, Any]] | None = None
         self._active = True
         self._described = False
+        self._losses = Sampling()
+        self.optimizer: Any = None  # of a loop of the script's own
+        CONTEXTS[model] = self
+
+    def loss_called(self, loss: Any, y_true: Any, y_pred: Any) -> None:
+        """Describe a call of a loss in a loop of the script's own."""
+        if self._losses.due():
+            self._guarded("loss_called", lambda model: self._tell_loss(model, loss, y_true, y_pred))
+
+    def _tell_loss(self, model: Any, loss: Any, y_true: Any, y_pred: Any) -> None:
+        known = describe_loss(loss)
+        if known is None:
+            return
+        data = _loss_event(model, known[1], _array(y_true))
+        data["input"] = describe_array(_array(_detached(y_pred)))
+        self._log.add("loss", known[0], line_of_user(4), data)
 
     def before_step(self, phase: str, args: tuple[Any, ...]) -> None:
         """Note what a training step begins with."""
@@ -88,7 +107,7 @@ class KerasContext:
     def _describe(self, model: Any) -> None:
         line = line_of_user(2)
         self._log.add("model", "", line, describe_model(model))
-        optimizer = getattr(model, "optimizer", None)
+        optimizer = self._optimizer_of(model)
         if optimizer is not None:
             made = LINES.get(optimizer) or LINES.get(model) or line
             data = describe_optimizer(optimizer, len(model.trainable_variables))
@@ -97,8 +116,11 @@ class KerasContext:
         self._log.add("backward", "", line, {"operations": [], "linear_pairs": linear_pairs(model)[:8]})
         self._describe_data(model, line)
 
+    def _optimizer_of(self, model: Any) -> Any:
+        return getattr(model, "optimizer", None) or self.optimizer
+
     def _describe_data(self, model: Any, line: str) -> None:
-        known, call = describe_loss(model), _training_call(model)
+        known, call = describe_loss(getattr(model, "loss", None)), _training_call(model)
         x, y = _array(call.get("x")), _array(call.get("y"))
         size = call.get("batch_size") or 32
         for rows in _batches(y if y is not None else x, int(size), bool(call.get("shuffle", True))):
@@ -111,7 +133,7 @@ class KerasContext:
             self._log.add("loss", known[0], LINES.get(model) or line, _loss_event(model, known[1], None))
 
     def _tell_rate(self, model: Any) -> None:
-        optimizer = getattr(model, "optimizer", None)
+        optimizer = self._optimizer_of(model)
         if optimizer is None or self._rate is None or (self._steps > 64 and self._steps % 16):
             return
         rate = learning_rate(optimizer)
@@ -129,7 +151,7 @@ class KerasContext:
                            if finite else [math.nan] * 6)  # fmt: skip
             moved = summarize(new - old, histogram=False).l2
             ratios.append(moved / found.l2 if found.l2 else (0.0 if not moved else -1.0))
-        optimizer = getattr(model, "optimizer", None)
+        optimizer = self._optimizer_of(model)
         self._log.add("parameters", type(optimizer).__name__, "", {
             "names": [name for name, _ in before], "shapes": [list(a.shape) for _, a in before], "weight": weights,
             "grad": [[math.nan] * 6] * len(before), "update": ratios, "number": 1,
@@ -152,6 +174,10 @@ def _loss_event(model: Any, options: dict[str, Any], y: Any) -> dict[str, Any]:
             data["input"]["shape"][0] = int(y.shape[0])
         data["chance"] = chance_of(data["target"].get("counts", {}))
     return data
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if hasattr(value, "detach") else value
 
 
 def _training_call(model: Any) -> dict[str, Any]:

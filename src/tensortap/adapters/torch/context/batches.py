@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ _PROBES: Final = 256  # elements of a tensor that its fingerprint is made of
 
 def fingerprint(value: Any) -> str:
     """Return a hash of the tensors in a value: shape, dtype and evenly spaced elements; empty when there are none."""
-    found = list(_tensors(value))[:4]
+    found = list(tensors_in(value))[:4]
     if not found or not all(map(is_plain, found)):
         return ""
     digest = hashlib.blake2b(digest_size=8)
@@ -30,16 +31,17 @@ def fingerprint(value: Any) -> str:
     return digest.hexdigest()
 
 
-def _tensors(value: Any, depth: int = 3) -> Any:
+def tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists, tuples and dicts."""
     if isinstance(value, Tensor):
         if value.numel() and not value.is_sparse and not value.is_quantized and not value.is_complex():
             yield value
     elif depth and isinstance(value, dict):
         for item in list(value.values())[:8]:
-            yield from _tensors(item, depth - 1)
+            yield from tensors_in(item, depth - 1)
     elif depth and isinstance(value, (list, tuple)):
         for item in value[:8]:
-            yield from _tensors(item, depth - 1)
+            yield from tensors_in(item, depth - 1)
 
 
 class LoaderRecord:
@@ -49,6 +51,7 @@ class LoaderRecord:
         self.number = number
         self.epochs = 0
         self.given = 0  # batches in this epoch
+        self.order = ""  # a hash of the samples in the first batch of this epoch
         self.current: list[int] = []  # the indices of the samples in the last batch
         self._drawn: deque[list[int]] = deque(maxlen=256)  # of batches that are being read
         self._sampler = _reference(loader._index_sampler)  # a loader itself may be gone while it is iterated
@@ -58,9 +61,10 @@ class LoaderRecord:
         """Return whether it is the record of this loader."""
         return self._sampler() is loader._index_sampler
 
-    def started(self) -> int:
-        """Begin an epoch; return how many batches the one before gave."""
-        before, self.given = self.given, 0
+    def started(self) -> dict[str, Any]:
+        """Begin an epoch; return how many batches the one before gave, and a hash of its first samples."""
+        before = {"batches_before": self.given, "order_before": self.order}
+        self.given, self.order = 0, ""
         self._drawn.clear()
         self.epochs += 1
         return before
@@ -69,6 +73,8 @@ class LoaderRecord:
         """Note the indices of a batch, if the iterator is one of this loader."""
         if self._owns(iterator):
             self._drawn.append(list(indices)[:_MOST_INDICES] if isinstance(indices, (list, tuple)) else [])
+            if not self.order and len(self._drawn[-1]) > 1:
+                self.order = hashlib.blake2b(repr(self._drawn[-1]).encode(), digest_size=8).hexdigest()
 
     def give(self, iterator: Any) -> None:
         """Note that the batch was given."""

@@ -29,6 +29,7 @@ LOSS_NODES: Final = frozenset((
 ))  # fmt: skip
 _LEAF: Final = "torch::autograd::AccumulateGrad"
 _MOST_NODES: Final = 4000
+_MOST_ATTENTIONS: Final = 6
 
 NameOf = Callable[[Any], str | None]
 
@@ -73,6 +74,7 @@ class LossGraph:
         self.activations = 0
         self.weighted = 0  # linear layers and convolutions
         self.unnamed: list[Any] = []  # parameters of no model that is known
+        self.attentions: list[Any] = []  # nodes of the softmax of an attention, or of a fused one
         self._uses: Counter[Any] = Counter()
         nodes = list(_breadth_first(loss.grad_fn, _MOST_NODES, self._uses))
         for count, node in enumerate(nodes, 1):
@@ -96,6 +98,7 @@ class LossGraph:
             self.weighted += 1
         elif name.startswith(_ACTIVATIONS):
             self.activations += 1
+            self._attention(node, name)
         elif count <= 40 and name in ("SubBackward0", "MulBackward0", "AddBackward0"):
             self._broadcast(node)
         if count <= 80 and name in _NORMS and any(p is not None and p.name() == _LEAF for p, _ in node.next_functions):
@@ -112,6 +115,14 @@ class LossGraph:
             hidden, inner, outer = last[1][-1], first[1][-1], last[1][0]
             if hidden >= min(inner, outer):  # a narrow layer between two wide ones is a factorisation
                 self.linear_pairs.append((first[0], last[0]))
+
+    def _attention(self, node: Any, name: str) -> None:
+        if len(self.attentions) >= _MOST_ATTENTIONS:
+            return
+        if name.startswith("ScaledDotProduct"):
+            self.attentions.append(node)
+        elif name == "BmmBackward0" and (below := _softmax_in(node.next_functions[0][0])) is not None:
+            self.attentions.append(below)
 
     def _broadcast(self, node: Any) -> None:
         shape = _shape_of(node, 0)
@@ -140,6 +151,17 @@ class LossGraph:
             flipped ^= node.name() == "RsubBackward1"
             node = node.next_functions[0][0] if node.next_functions else None
         return False
+
+
+def _softmax_in(node: Any) -> Any:
+    """Return the softmax that gives weights to a product, through dropout and what rearranges."""
+    for _ in range(8):
+        if node is None or node.name() in ("SoftmaxBackward0", "SafeSoftmaxBackward0"):
+            return node
+        if node.name() not in _TRANSPARENT and node.name() not in ("MulBackward0", "NativeDropoutBackward0"):
+            return None
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    return None
 
 
 def _negative_factor(node: Any) -> bool:

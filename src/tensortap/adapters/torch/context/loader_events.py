@@ -74,7 +74,7 @@ class LoaderEvents:
         self._epochs += 1
         if record.epochs <= 3 or self._epochs <= _MOST_EPOCHS:
             self.hub.add("epoch", str(record.number), user_line(3), record.describe() | {
-                "epoch": record.epochs, "batches_before": before,
+                "epoch": record.epochs, **before,
                 "made_at": self._lines.get(id(loader._index_sampler), ""),
             })  # fmt: skip
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from collections.abc import Collection
 from typing import Any, Final
 
 from tensortap.adapters.torch.context.optimizers import OptimizerRecord
@@ -89,6 +90,7 @@ class LoopState:
         self._pending_calls = 0  # with gradients, since the last backward
         self._per_backward: Counter[int] = Counter()
         self._plain_call: str | None = None  # the model that was called last, without gradients and in training mode
+        self._evaluated: Counter[str] = Counter()  # calls of each model that look like evaluations in training mode
         self._without_dropout = 0  # calls with gradients in evaluation mode since the last step
         self._told: dict[int, tuple[Any, ...]] = {}
         self._same: Counter[int] = Counter()
@@ -97,20 +99,20 @@ class LoopState:
         """Note a call of a model; `depends` says whether its output depends on the mode."""
         self._calls[mode] += 1
         if mode == "train_no_grad" and depends:
-            self.counts["eval_in_train_mode"] += self._plain_call == model
+            self._evaluated[model] += self._plain_call == model
             self._plain_call = model
         elif not mode.endswith("no_grad"):
             self._pending_calls += 1
             self._without_dropout += mode == "eval" and depends
             # The model goes on to train: what it gave without gradients was for nobody else.
-            self.counts["eval_in_train_mode"] += self._plain_call == model
+            self._evaluated[model] += self._plain_call == model
             self._plain_call = None
 
     def loss(self, gradients: bool) -> None:
         """Note a call of a loss; one without gradients, of a model in training mode, is an evaluation."""
         self._losses += 1
         if not gradients and self._plain_call is not None:
-            self.counts["eval_loss_in_train_mode"] += 1
+            self._evaluated[self._plain_call] += 1
 
     def backward_begins(self) -> None:
         """Note that gradients are about to be computed."""
@@ -171,11 +173,16 @@ class LoopState:
         self._without_dropout = 0
         self._backwards = self._losses = 0
 
-    def totals(self) -> dict[str, Any]:
-        """Return the counts of the whole training."""
+    def totals(self, trained: Collection[str]) -> dict[str, Any]:
+        """Return the counts of the whole training.
+
+        `trained` are the models that an optimizer trains: a teacher, or the average of a model, gives targets in
+        training mode and is evaluated by nobody.
+        """
         per_backward = {str(calls): n for calls, n in self._per_backward.most_common(8)}
+        evaluated = sum(n for model, n in self._evaluated.items() if model in trained)
         return {**self.counts, "steps": self.steps, "calls_per_backward": per_backward,
-                "calls_after_last_backward": self._pending_calls}  # fmt: skip
+                "eval_in_train_mode": evaluated, "calls_after_last_backward": self._pending_calls}  # fmt: skip
 
 
 def _since_reset(states: list[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tensortap.adapters.torch.context.attention import describe_attention, relation_to_inputs
 from tensortap.adapters.torch.context.by_hand import line_that_made, loss_by_hand
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.graph import LossGraph
@@ -19,6 +20,7 @@ from tensortap.adapters.torch.context.patches import scalar_of
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.context.caller import frames_of_caller
 from tensortap.context.events import SPARSE
+from tensortap.context.origins import frames_of_user, target_lines
 
 
 class LossEvents:
@@ -29,6 +31,7 @@ class LossEvents:
         self._loop = loop
         self._models = models
         self.reached: dict[int, weakref.ref[Any]] = {}  # parameters that a loss depended on
+        self._told_targets = False
         self.unnamed: dict[int, weakref.ref[Any]] = {}  # of those, what is in no model
 
     @guarded
@@ -38,6 +41,12 @@ class LossEvents:
         self._loop.loss(gradients)
         if self.hub.due((function.__name__, gradients)):
             data = describe_call(function, args, kwargs, output, self._models.name_of)
+            ids, target = self._models.tokens(), _second(args, kwargs)
+            if ids is not None and target is not None:
+                data["shift"] = relation_to_inputs(target, ids, data.get("ignore_index"))
+            if gradients and not self._told_targets:
+                self._told_targets = True
+                data["origins"] = target_lines(frames_of_user())
             data["modes"] = {record.prefix: record.mode for record in self._models.models.values()}
             self.hub.add("loss", function.__name__, user_line(3), data)
 
@@ -57,6 +66,9 @@ class LossEvents:
         if (known := loss_by_hand(loss, self._models.name_of)) is not None:
             self.hub.add("loss", known[0], made_at or user_line(3), known[1])
         self.hub.add("backward", "", user_line(3), {
+            "attention": describe_attention(
+                graph.attentions, self._models.tokens(), self._models.padding(), self._models.name_of
+            ),
             "made_at": made_at, "penalty": graph.penalty, "softmax_before": graph.softmax_before[:8],
             "activations": graph.activations, "weighted": graph.weighted,
             "operations": graph.top, "negated": graph.negated, "scaled": graph.scaled,
@@ -77,3 +89,9 @@ class LossEvents:
     def backward_ended(self) -> None:
         """Remember the gradients as backward left them."""
         self._loop.backward_ended()
+
+
+def _second(args: Any, kwargs: Any) -> torch.Tensor | None:
+    """Return the target of a call."""
+    found = args[1] if len(args) > 1 else kwargs.get("target")
+    return found if isinstance(found, torch.Tensor) else None

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from tensortap.adapters.torch.context.batches import fingerprint
+from tensortap.adapters.torch.context.batches import fingerprint, tensors_in
 from tensortap.adapters.torch.context.caller import user_line
+from tensortap.adapters.torch.context.definitions import Definitions, functions_in
 from tensortap.adapters.torch.context.loader_events import LoaderEvents
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.losses import describe
 from tensortap.adapters.torch.context.models import ModelRecord, grad_mode
 from tensortap.adapters.torch.context.sink import EventHub, guarded
+from tensortap.context.caller import frames_of_caller
+from tensortap.context.origins import frames_of_user, input_lines
+
+_MOST_LINES: Final = 400
 
 
 class ModelEvents:
     """Every model of the process that is watched."""
 
-    def __init__(self, hub: EventHub, loop: LoopState, loaders: LoaderEvents) -> None:
+    def __init__(self, hub: EventHub, loop: LoopState, loaders: LoaderEvents, definitions: Definitions) -> None:
         self.hub = hub
+        self._definitions = definitions
         self.models: dict[int, ModelRecord] = {}
         self._loop = loop
         self._loaders = loaders
         self._called: dict[int, ModelRecord] = {}
         self._named: dict[int, tuple[str, weakref.ref[Any]]] = {}
+        self._tokens: weakref.ref[torch.Tensor] | None = None
 
     @guarded
     def add_model(self, root: nn.Module, prefix: str, called: nn.Module | None = None) -> None:
@@ -37,7 +44,17 @@ class ModelEvents:
         self._called[id(root if called is None else called)] = record
         for name, parameter in record.parameters():
             self._named[id(parameter)] = (name, weakref.ref(parameter))
-        self.hub.add("model", prefix, "", record.describe())
+        self.hub.add("model", prefix, "", record.describe() | self._defined(record, root))
+
+    def _defined(self, record: ModelRecord, root: nn.Module) -> dict[str, Any]:
+        """Return the lines that make the model's modules and parameters, by name."""
+        modules = ((record.name(path), self._definitions.line_of(m)) for path, m in root.named_modules())
+        parameters = self._definitions.of_parameters(root)
+        return {
+            "lines": dict([(path, line) for path, line in modules if line][:_MOST_LINES]),
+            "parameter_lines": {record.name(name): line for name, line in [*parameters.items()][:_MOST_LINES]},
+            "functions": functions_in(root),
+        }
 
     @guarded
     def model_called(self, root: nn.Module, inputs: Any) -> None:
@@ -46,24 +63,44 @@ class ModelEvents:
         if record is None:
             return
         mode = record.note_call(root.training, grad_mode())
+        n = record.calls[mode] - 1
+        looked_at = n < 16 or n % 32 < 2
+        if not inputs and looked_at:
+            inputs = arguments_of_call()
+        self._note_tokens(inputs)
         self._loop.called(record.prefix, mode, record.has_modes)
         if mode != record.mode:
             first, record.mode = record.mode is None, mode
             code = user_line(3)
             if first or self.hub.due(("mode", record.prefix, mode), first=4, then=64):
                 self.hub.add("mode", record.prefix, code, {"mode": mode, **record.describe_mode()})
-        self._note_batch(record, mode, inputs)
+        if looked_at:
+            self._note_batch(record, mode, n, inputs)
 
-    def _note_batch(self, record: ModelRecord, mode: str, inputs: Any) -> None:
-        n = record.calls[mode] - 1
-        if not (n < 16 or n % 32 < 2):
-            return
+    def _note_tokens(self, inputs: Any) -> None:
+        first = next(tensors_in(inputs), None)
+        if first is not None and (first.dtype is not torch.int64 or first.dim() != 2):
+            first = None
+        self._tokens = None if first is None else weakref.ref(first)
+
+    def tokens(self) -> torch.Tensor | None:
+        """Return the tokens that a model was given last, (sample, position), while somebody holds them."""
+        return None if self._tokens is None else self._tokens()
+
+    def padding(self) -> int | None:
+        """Return the index of padding, where all embeddings that have one agree."""
+        found = {record.padding for record in self.models.values()} - {None}
+        return found.pop() if len(found) == 1 else None
+
+    def _note_batch(self, record: ModelRecord, mode: str, n: int, inputs: Any) -> None:
         known = fingerprint(inputs)
         drawn = self._loaders.samples_in(inputs)
         data: dict[str, Any] = {"mode": mode, "fingerprint": known, "call": n, **drawn}
-        first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else inputs
-        if isinstance(first, torch.Tensor):
+        first = next(tensors_in(inputs), None)
+        if first is not None:
             data["input"] = describe(first)
+        if n == 0 and not mode.endswith("no_grad"):
+            data["origins"] = input_lines(frames_of_user())
         self.hub.add("batch", record.prefix, user_line(4) if n < 2 else "", data)
 
     def name_of(self, parameter: Any) -> str | None:
@@ -88,3 +125,11 @@ class ModelEvents:
             for name, p in record.parameters()
             if p.requires_grad and p.dtype.is_floating_point
         }
+
+
+def arguments_of_call() -> tuple[Any, ...]:
+    """Return what a module is being called with by name, where it is given nothing by position."""
+    for frame in frames_of_caller(3)[:12]:
+        if frame.f_code.co_name == "_call_impl" and (given := frame.f_locals.get("kwargs")):
+            return tuple(given.values())
+    return ()

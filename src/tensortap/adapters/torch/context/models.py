@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from tensortap.adapters.torch.context.plain import is_plain
 
 _CONFIG: Final = ("p", "eps", "momentum", "affine", "track_running_stats", "dim", "padding_idx", "negative_slope",
-                  "batch_first", "num_layers", "dropout", "num_heads", "inplace")  # fmt: skip
+                  "batch_first", "num_layers", "dropout", "num_heads", "inplace", "num_embeddings")  # fmt: skip
 _MOST_MODULES: Final = 400
 
 
@@ -29,6 +29,7 @@ class ModelRecord:
         self.mode: Any = None  # as it was told last
         self._modal = [(path, weakref.ref(m)) for path, m in root.named_modules() if _depends_on_mode(m)]
         self.has_modes = bool(self._modal)
+        self.padding = next((m.padding_idx for m in root.modules() if isinstance(m, nn.Embedding)), None)
         self._parameters = [(self.name(path), weakref.ref(p)) for path, p in root.named_parameters()]
         self.calls = {"train": 0, "eval": 0, "train_no_grad": 0, "eval_no_grad": 0}
 

@@ -14,13 +14,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from tensortap.adapters.torch.context.definitions import INITIALISERS
 from tensortap.adapters.torch.context.losses import NAMES
 
 
@@ -83,6 +84,16 @@ class CheckpointListener(Protocol):
         """Called after `torch.save`."""
 
 
+class DefinitionListener(Protocol):
+    """Told of modules and of what sets their weights. None of its methods may raise."""
+
+    def module_made(self, module: nn.Module) -> None:
+        """Called after `nn.Module.__init__`."""
+
+    def initialised(self, function: str, tensor: Any) -> None:
+        """Called after a function of `torch.nn.init`."""
+
+
 class _LossDepth(threading.local):
     depth = 0
 
@@ -92,8 +103,9 @@ class Patches:
 
     def __init__(
         self, losses: LossListener, optimizers: OptimizerListener, loaders: LoaderListener,
-        checkpoints: CheckpointListener,
+        checkpoints: CheckpointListener, definitions: DefinitionListener,
     ) -> None:  # fmt: skip
+        self._definitions = definitions
         self._losses = losses
         self._checkpoints = checkpoints
         self._loaders = loaders
@@ -105,6 +117,9 @@ class Patches:
         self._replace(functional, "dropout", self._dropout)
         self._replace(torch.autograd, "backward", self._backward)
         self._replace(torch, "save", self._saving)
+        self._replace(nn.Module, "__init__", functools.partial(self._after, definitions.module_made))
+        for name in INITIALISERS:
+            self._replace(nn.init, name, self._initialiser)
         self._replace(Optimizer, "__init__", functools.partial(self._after, optimizers.optimizer_made))
         self._replace(LRScheduler, "__init__", functools.partial(self._after, optimizers.scheduler_made))
         self._replace(LRScheduler, "step", functools.partial(self._after, optimizers.scheduler_stepped))
@@ -170,6 +185,15 @@ class Patches:
             return result
 
         return method
+
+    def _initialiser(self, original: Any) -> Any:
+        def initialise(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            if self._on and not torch.compiler.is_compiling():
+                self._definitions.initialised(original.__name__, tensor)
+            return result
+
+        return initialise
 
     def _saving(self, original: Any) -> Any:
         def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:

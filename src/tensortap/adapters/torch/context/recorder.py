@@ -9,6 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from tensortap.adapters.torch.autograd.clipping import CLIPPING
 from tensortap.adapters.torch.context.checkpoint_events import CheckpointEvents
+from tensortap.adapters.torch.context.definitions import Definitions
 from tensortap.adapters.torch.context.loader_events import LoaderEvents
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.loss_events import LossEvents
@@ -78,10 +79,11 @@ class Listeners:
         self.hub = hub
         self.loop = LoopState()
         self.loaders = LoaderEvents(hub)
-        self.models = ModelEvents(hub, self.loop, self.loaders)
+        definitions = Definitions(hub)
+        self.models = ModelEvents(hub, self.loop, self.loaders, definitions)
         self.losses = LossEvents(hub, self.loop, self.models)
         self.optimizers = OptimizerEvents(hub, self.loop, self.models)
-        self._patches = Patches(self.losses, self.optimizers, self.loaders, CheckpointEvents(hub))
+        self._patches = Patches(self.losses, self.optimizers, self.loaders, CheckpointEvents(hub), definitions)
         self._handles = [
             register_optimizer_step_pre_hook(self.optimizers.before_step),
             register_optimizer_step_post_hook(self.optimizers.after_step),
@@ -106,7 +108,7 @@ class Listeners:
             ]
             unreached = [n for n, p in trainable.items() if id(p) in held and id(p) not in reached and p.grad is None]
             self.hub.add("totals", "", "", {
-                **self.loop.totals(), "trainable": len(trainable), "untrained": shortened(untrained),
+                **self.loop.totals(self._trained()), "trainable": len(trainable), "untrained": shortened(untrained),
                 "untrained_count": len(untrained), "unreached": shortened(unreached),
                 "unreached_count": len(unreached), "unregistered": self._unregistered(),
                 "held": sum(id(p) in held for p in trainable.values()),
@@ -120,6 +122,11 @@ class Listeners:
             })  # fmt: skip
         except Exception as error:
             self.hub.failed("the totals", error)
+
+    def _trained(self) -> set[str]:
+        """Return the names of the models of which an optimizer that stepped holds parameters."""
+        held = self.optimizers.held
+        return {m.prefix for m in self.models.models.values() if any(id(p) in held for _, p in m.parameters())}
 
     def _unregistered(self) -> list[list[int]]:
         """Return the shapes of parameters that a loss depended on, in no model and in no optimizer."""

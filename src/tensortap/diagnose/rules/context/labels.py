@@ -49,14 +49,21 @@ def labels_sorted(history: RunHistory, *, share: float = 0.9, least: int = 8) ->
 @rule("padding_in_loss")
 def padding_in_loss(history: RunHistory, *, share: float = 0.3) -> Iterator[Finding]:
     """Padding is among the targets: more than `share` of them are the embedding's padding index."""
-    padding = {m["padding_idx"] for m in modules(history) if m.get("padding_idx") is not None}
+    tables = [m for m in modules(history) if m.get("padding_idx") is not None]
     for calls in training_losses(history, *CLASSES).values():
+        padding = {m["padding_idx"] for m in tables if _are_tokens(calls[0].data, m.get("num_embeddings"))}
         parts = [(e, _share_of(e.data.get("target", {}), padding)) for e in calls]
         wrong = [(event, part) for event, part in parts if part > share]
         if padding and wrong and len(wrong) > len(calls) / 2:
             part = float(np.mean([p for _, p in wrong]))
             yield cause([e for e, _ in wrong], f"{text.percent(part, 1)} of the targets are padding, and count in the "
                         "loss.", f"Give the loss ignore_index={min(padding)}, or mask it.", share=part)  # fmt: skip
+
+
+def _are_tokens(data: dict[str, Any], tokens: int | None) -> bool:
+    """Return whether classes are those of a table of embeddings; other classes have a number 0 that is no padding."""
+    shape = data.get("input", {}).get("shape") or []
+    return tokens is None or (len(shape) > 1 and tokens in (shape[1], shape[-1]))
 
 
 def _share_of(target: dict[str, Any], values: set[int]) -> float:

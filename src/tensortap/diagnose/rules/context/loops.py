@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -137,12 +137,48 @@ def eval_in_train_mode(history: RunHistory, *, least: int = 2) -> Iterator[Findi
     At least `least` times.
     """
     known = totals(history)
-    wrong = known.get("eval_in_train_mode", 0) + known.get("eval_loss_in_train_mode", 0)
-    if wrong >= least:
+    wrong = known.get("eval_in_train_mode", 0)
+    if wrong < least and (wrong := _unused_calls(known)) >= least:
+        if any(e.data.get("has_modes") for e in events(history, "model")):
+            yield cause(events(history, "batch")[:1], f"The model is called in training mode {wrong} times without a "
+                        "backward, in rows between epochs: an evaluation with dropout on.",
+                        "Call model.eval() before it, with torch.no_grad(), and model.train() after it.",
+                        calls=wrong)  # fmt: skip
+    elif wrong >= least:
         found = [e for e in events(history, "mode") if e.data.get("mode") == "train_no_grad"]
         yield cause(found, "The model is called without gradients and in training mode, for itself: an evaluation "
                     "with dropout on, or batch normalisation by the batch.",
                     "Call model.eval() before it and model.train() after it.", calls=wrong)  # fmt: skip
+
+
+def _unused_calls(known: dict[str, Any]) -> int:
+    """Return how many calls with gradients no backward followed, as many at the end as between epochs before."""
+    rest = int(known.get("calls_after_last_backward", 0))
+    counts = {int(calls): n for calls, n in known.get("calls_per_backward", {}).items()}
+    between = counts.get(rest + 1, 0)
+    if not rest or not between or set(counts) != {1, rest + 1} or between > 0.2 * counts[1]:
+        return 0
+    return rest * (between + 1)
+
+
+@rule("order_repeated")
+def order_repeated(history: RunHistory, *, least: int = 2) -> Iterator[Finding]:
+    """A loader that shuffles gives its samples in the same order in each epoch, `least` times or more.
+
+    A `DistributedSampler` was not told the epoch, or the seed is set again in each.
+    """
+    by_loader: dict[str, list[TrainingEvent]] = {}
+    for event in events(history, "epoch"):
+        if event.data.get("sampler") in ("RandomSampler", "DistributedSampler") and event.data.get("order_before"):
+            by_loader.setdefault(event.name, []).append(event)
+    for found in by_loader.values():
+        orders = [event.data["order_before"] for event in found]
+        if len(orders) >= least and len(set(orders)) == 1:
+            distributed = found[0].data["sampler"] == "DistributedSampler"
+            yield cause(found, f"{len(orders)} epochs began with the same samples, although the loader shuffles.",
+                        "Call sampler.set_epoch(epoch) before each epoch." if distributed
+                        else "Set the seed once, before the epochs.", epochs=len(orders))  # fmt: skip
+            return
 
 
 @rule("batchnorm_cannot_estimate")

@@ -16,6 +16,7 @@ from tensortap.diagnose.rules.context.shared import (
     cause,
     events,
     goes_wrong,
+    lines_of_activation,
     loss_values,
     owner,
     training_losses,
@@ -42,7 +43,8 @@ def activation_loss_mismatch(history: RunHistory) -> Iterator[Finding]:
             what, advice = next(why for why in said if why)
             first = wrong[0]
             yield cause(wrong, what, advice, site=owner(first.data.get("produced_by")), loss=first.name,
-                        operations=first.data.get("operations"))  # fmt: skip
+                        operations=first.data.get("operations"),
+                        places=lines_of_activation(history, _last_operation(first)))  # fmt: skip
 
 
 def _mismatch(event: TrainingEvent) -> tuple[str, str] | None:
@@ -145,14 +147,26 @@ def _several_labels(target: dict[str, Any]) -> bool:
 
 @rule("softmax_axis", severity="error")
 def softmax_axis(history: RunHistory) -> Iterator[Finding]:
-    """A softmax before the loss runs over the batch, so that samples compete instead of classes."""
+    """A softmax before the loss, or of an attention, runs over the batch: samples compete instead of classes."""
     for calls in training_losses(history).values():
         wrong = [e for e in calls if any(axis == 0 and axes > 1 for _, axis, axes in e.data.get("softmax", ()))]
         wrong = wrong or [e for e in calls if e.name == "log_loss" and _over_the_batch(e.data)]
         if wrong:
             yield cause(wrong, "The softmax before the loss runs over axis 0, the batch: its samples compete.",
                         "Use dim=1 (or dim=-1), the axis of classes.",
-                        site=owner(wrong[0].data.get("produced_by")))  # fmt: skip
+                        site=owner(wrong[0].data.get("produced_by")), places=_lines_of_softmax(history))  # fmt: skip
+            return
+    across = [(e, a) for e in events(history, "backward") for a in e.data.get("attention", ())
+              if "axis" in a and a["axis"] < len(a["shape"]) - 2]  # fmt: skip
+    if across:
+        event, attention = across[0]
+        yield cause([event], f"The softmax of an attention of shape {attention['shape']} runs over axis "
+                    f"{attention['axis']}: samples compete, or heads.", "Use dim=-1, the axis of keys.",
+                    site=owner(attention.get("site")), places=_lines_of_softmax(history))  # fmt: skip
+
+
+def _lines_of_softmax(history: RunHistory) -> list[str]:
+    return [*lines_of_activation(history, "Softmax"), *lines_of_activation(history, "LogSoftmax")]
 
 
 def _over_the_batch(data: dict[str, Any]) -> bool:
@@ -170,7 +184,7 @@ def constant_output(history: RunHistory) -> Iterator[Finding]:
         if wrong := soft or single:
             yield cause(wrong, "There is one output, and a softmax over one output is always 1: nothing can be learnt.",
                         "Use a sigmoid (BCEWithLogitsLoss on the logit), or two outputs.",
-                        site=owner(wrong[0].data.get("produced_by")))  # fmt: skip
+                        site=owner(wrong[0].data.get("produced_by")), places=_lines_of_softmax(history))  # fmt: skip
 
 
 @rule("output_bounded", severity="error")
@@ -188,7 +202,7 @@ def output_bounded(history: RunHistory, *, margin: float = 0.1) -> Iterator[Find
             yield cause(calls, f"The output ends in {last.lower()}, which gives {text.number(bottom)} to "
                         f"{text.number(top)}; targets range from {text.number(low)} to {text.number(high)}.",
                         "End in a linear layer, or scale the targets.", site=owner(calls[0].data.get("produced_by")),
-                        low=low, high=high)  # fmt: skip
+                        low=low, high=high, places=lines_of_activation(history, last))  # fmt: skip
 
 
 @rule("loss_broadcast", severity="error")
@@ -282,12 +296,15 @@ def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) 
 
 @rule("loss_unsuitable")
 def loss_unsuitable(history: RunHistory) -> Iterator[Finding]:
-    """A squared or absolute error is taken of softmax outputs and one-hot classes."""
-    for calls in training_losses(history, *_REGRESSION).values():
+    """A squared or absolute error, or a binary cross entropy, is taken of softmax outputs and one-hot classes."""
+    for calls in training_losses(history, *_REGRESSION, *BINARY).values():
         wrong = [e for e in calls if _last_operation(e) == "Softmax" and _one_hot(e.data.get("target", {}))]
         if wrong and len(wrong) > len(calls) / 2 and wrong[0].data["input"]["shape"][-1] > 1:
-            yield cause(wrong, f"{wrong[0].name} compares softmax outputs with one-hot classes: where the answer is "
-                        "surely wrong the gradient vanishes.", "Use cross_entropy on the logits.",
+            why = "each class is taken for a question of its own" if wrong[0].name in BINARY else (
+                "where the answer is surely wrong the gradient vanishes"
+            )  # fmt: skip
+            yield cause(wrong, f"{wrong[0].name} compares softmax outputs with one-hot classes: {why}.",
+                        "Use cross_entropy on the logits.",
                         site=owner(wrong[0].data.get("produced_by")))  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from tensortap.diagnose.rules.context.shared import cause, events, goes_wrong, l
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
+_HALF: Final = ("bfloat16", "float16")
 _COUPLED: Final = ("SGD", "Adam", "RMSprop", "Adagrad", "NAdam", "RAdam")  # decay is added to the gradient
 
 
@@ -68,6 +69,30 @@ def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 
                     "Raise the learning rate.", code=_line(history), ratio=max(ratios))  # fmt: skip
 
 
+@rule("updates_lost", severity="error")
+def updates_lost(history: RunHistory, *, share: float = 0.5, steps: int = 3) -> Iterator[Finding]:
+    """Parameters are kept in half precision, and steps that have a gradient change nothing: updates are rounded away.
+
+    In a share `share` of the kernels, at `steps` steps at least.
+    """
+    half = [d for event in events(history, "model") for d in event.data.get("dtypes", ()) if d in _HALF]
+    wrong = [event for event in events(history, "parameters") if _unmoved(event) >= share]
+    if half and len(wrong) >= steps:
+        yield cause(wrong, f"Parameters are {half[0]}, and steps leave {text.percent(_unmoved(wrong[0]), 1)} of the "
+                    "kernels as they were, although they have gradients.",
+                    "Keep parameters in float32 (torch.autocast for the rest), or raise the learning rate.",
+                    code=_line(history))  # fmt: skip
+
+
+def _unmoved(event: TrainingEvent) -> float:
+    """Return the share of kernels that have a gradient and were not changed."""
+    columns = (event.data.get(name) or () for name in ("shapes", "update", "grad"))
+    taught = [
+        u for shape, u, g in zip(*columns, strict=False) if len(shape) > 1 and isinstance(g[0], float) and g[0] > 0
+    ]
+    return sum(u == 0 for u in taught) / len(taught) if taught else 0.0
+
+
 @rule("learning_rate_high", severity="error")
 def learning_rate_high(history: RunHistory, *, ratio: float = 0.2, steps: int = 2) -> Iterator[Finding]:
     """Steps move the weights by more than `ratio` of their size, and the loss does not fall.
@@ -118,6 +143,11 @@ def momentum_absurd(history: RunHistory) -> Iterator[Finding]:
             yield cause(
                 [event], f"Momentum is {text.number(float(worst))}: past gradients never fade.", "0.9 is usual."
             )
+            return
+        betas = next((g["betas"] for g in _groups(event) if isinstance(g.get("betas"), list)), None)
+        if betas and betas[0] > betas[1] and betas[0] >= 0.99:
+            yield cause([event], f"The betas are {betas[0]} and {betas[1]}: the mean of gradients fades more slowly "
+                        "than that of their squares.", "(0.9, 0.999) is usual.")  # fmt: skip
             return
 
 
@@ -193,6 +223,15 @@ def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5
         yield cause(rates, f"The rate falls from {text.number(first)} to {text.number(lrs[-1][1])}: "
                     f"{' and '.join(sorted(kinds))} is stepped at every batch.",
                     "Call scheduler.step() once an epoch, or give it the number of batches.", code=line)  # fmt: skip
+
+
+@rule("scheduler_never_stepped")
+def scheduler_never_stepped(history: RunHistory, *, steps: int = 20) -> Iterator[Finding]:
+    """A scheduler is made and never stepped, in `steps` steps of the optimizer or more."""
+    made = events(history, "scheduler")
+    if made and not events(history, "schedule") and totals(history).get("steps", 0) >= steps:
+        yield cause(made[:1], f"{made[0].name} is made and never stepped: the learning rate stays what it is.",
+                    "Call scheduler.step() after each epoch, or after each step of the optimizer.")  # fmt: skip
 
 
 def _rises(rates: list[tuple[int, float]]) -> bool:

@@ -54,6 +54,20 @@ def training_losses(history: RunHistory, *names: str) -> dict[str, list[Training
     return found
 
 
+def lines_of_activation(history: RunHistory, operation: str) -> list[str]:
+    """Return the lines of the model that apply an activation, as a function or as a module."""
+    found: list[str] = []
+    for event in events(history, "model"):
+        functions, lines = event.data.get("functions") or {}, event.data.get("lines") or {}
+        found += functions.get(operation, ())
+        found += [
+            lines[m["path"]]
+            for m in event.data.get("modules", ())
+            if m["path"] in lines and m["type"].lower() == operation.lower()
+        ]
+    return list(dict.fromkeys(found))[:4]
+
+
 def owner(parameter: str | None) -> str:
     """Return the module of a parameter's name.
 
@@ -82,4 +96,7 @@ def goes_wrong(history: RunHistory) -> bool:
     if not np.isfinite(values).all():
         return True
     k = max(2, len(values) // 8)
-    return bool(np.median(values[-k:]) >= 0.9 * np.median(values[:k]))
+    begin = float(np.median(values[:k]))
+    if begin > 10 * values[0] > 0:  # it went up at once: what it came back to is held against what it was
+        begin = float(values[0])
+    return bool(np.median(values[-k:]) >= 0.9 * begin)

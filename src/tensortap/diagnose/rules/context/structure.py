@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from tensortap import text
 from tensortap.diagnose.history import RunHistory
-from tensortap.diagnose.rule import rule
-from tensortap.diagnose.rules.context.shared import cause, events, owner, totals
+from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.context.shared import cause, events, lines_of_activation, owner, totals
+from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
 
@@ -32,7 +33,8 @@ def softmax_hidden(history: RunHistory) -> Iterator[Finding]:
     if found and len(found) > len(events(history, "backward")) / 2:
         names = [owner(name) for name in found[0].data["softmax_before"]]
         yield cause(found, f"{names[0]} is given the output of a softmax, which sums to one.",
-                    "Use relu between layers; softmax belongs to the output.", site=names[0], places=names[1:],
+                    "Use relu between layers; softmax belongs to the output.", site=names[0],
+                    places=[*names[1:], *lines_of_activation(history, "Softmax")],
                     code=found[0].data.get("made_at", ""))  # fmt: skip
 
 
@@ -78,3 +80,53 @@ def worker_states_equal(history: RunHistory) -> Iterator[Finding]:
         yield cause(found, f"All {count} workers of the loader begin with the same random state.",
                     "Seed by the worker in worker_init_fn: np.random.seed(torch.initial_seed() % 2**32).",
                     workers=count)  # fmt: skip
+
+
+@rule("ranks_train_apart", severity="error")
+def ranks_train_apart(history: RunHistory) -> Iterator[Finding]:
+    """Ranks train the same model on different data, and no parameter is the same on any two: none is synchronised."""
+    if len(history.snapshot.ranks) < 2:
+        raise NoData("only one rank recorded")
+    weights = _first_of_each_rank(events(history, "parameters"), _sizes)
+    batches = _first_of_each_rank(events(history, "batch"), lambda e: e.data.get("fingerprint"))
+    if len(weights) < 2 or len(set(batches.values())) < len(weights) or len({tuple(w) for w in weights.values()}) > 1:
+        return
+    names = next(iter(weights.values()))
+    equal = [name for name in names if len({w[name] for w in weights.values()}) < len(weights)]
+    if names and not equal:
+        yield cause(events(history, "optimizer")[:1], f"{len(weights)} ranks train {text.counted(len(names), 'tensor')}"
+                    " of the same names and shapes on different batches, and none of them is equal on any two ranks.",
+                    "Wrap the model: DistributedDataParallel(model), which also gives all ranks the same weights.",
+                    site=owner(next(iter(names))), ranks=len(weights))  # fmt: skip
+
+
+@rule("ranks_repeat_data")
+def ranks_repeat_data(history: RunHistory, *, least: int = 3) -> Iterator[Finding]:
+    """All ranks train the same parameters on the same batches, `least` or more: nothing is gained by having several."""
+    if len(history.snapshot.ranks) < 2:
+        raise NoData("only one rank recorded")
+    given: dict[int, list[str]] = {}
+    for event in events(history, "batch"):
+        if event.data.get("mode") == "train" and event.data.get("fingerprint"):
+            given.setdefault(event.rank, []).append(event.data["fingerprint"])
+    first = {tuple(marks[:least]) for marks in given.values()}
+    weights = {str(found) for found in _first_of_each_rank(events(history, "parameters"), _sizes).values()}
+    if len(given) > 1 and len(first) == 1 and len(next(iter(first))) >= least and len(weights) == 1:
+        line = next((e.data.get("made_at") or e.code for e in events(history, "epoch")), "")
+        yield cause(events(history, "batch")[:1], f"The first {least} batches are the same on all {len(given)} ranks.",
+                    "Give the loader a DistributedSampler, or each rank its own part of the data.", code=line,
+                    ranks=len(given))  # fmt: skip
+
+
+def _first_of_each_rank(found: list[TrainingEvent], read: Callable[[TrainingEvent], Any]) -> dict[int, Any]:
+    first: dict[int, Any] = {}
+    for event in found:
+        if event.rank not in first:
+            first[event.rank] = read(event)
+    return first
+
+
+def _sizes(event: TrainingEvent) -> dict[str, tuple[float, ...]]:
+    """Return the statistics of parameters that are not constant, by name and shape."""
+    listed = zip(event.data.get("names", ()), event.data.get("shapes", ()), event.data.get("weight", ()), strict=False)
+    return {f"{name} {shape}": tuple(numbers) for name, shape, numbers in listed if numbers[2]}
