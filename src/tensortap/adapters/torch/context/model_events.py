@@ -67,7 +67,8 @@ class ModelEvents:
         looked_at = n < 16 or n % 32 < 2
         if not inputs and looked_at:
             inputs = arguments_of_call()
-        self._note_tokens(inputs)
+        if record.has_tables:
+            self._note_tokens(inputs)
         self._loop.called(record.prefix, mode, record.has_modes)
         if mode != record.mode:
             first, record.mode = record.mode is None, mode

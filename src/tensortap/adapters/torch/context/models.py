@@ -29,7 +29,9 @@ class ModelRecord:
         self.mode: Any = None  # as it was told last
         self._modal = [(path, weakref.ref(m)) for path, m in root.named_modules() if _depends_on_mode(m)]
         self.has_modes = bool(self._modal)
-        self.padding = next((m.padding_idx for m in root.modules() if isinstance(m, nn.Embedding)), None)
+        tables = [m for m in root.modules() if isinstance(m, nn.Embedding)]
+        self.has_tables = bool(tables)
+        self.padding = next((m.padding_idx for m in tables if m.padding_idx is not None), None)
         self._parameters = [(self.name(path), weakref.ref(p)) for path, p in root.named_parameters()]
         self.calls = {"train": 0, "eval": 0, "train_no_grad": 0, "eval_no_grad": 0}
 
