@@ -156,8 +156,14 @@ def _lines(node: ast.AST) -> list[int]:
     """Return the lines of a binding; of a class, those that set attributes."""
     if isinstance(node, ast.ClassDef):
         inside = [n for n in ast.walk(node) if isinstance(n, (ast.Assign, ast.AugAssign))]
-        return [n.lineno for n in inside if any(isinstance(t, ast.Attribute) for t in _targets(n))][:4]
+        return [n.lineno for n in inside if any(_is_attribute(t) for t in _targets(n))][:6]
     return [] if isinstance(node, (ast.For, ast.FunctionDef)) else [node.lineno]  # type: ignore[attr-defined]
+
+
+def _is_attribute(target: ast.expr) -> bool:
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return isinstance(target, ast.Attribute)
 
 
 def _targets(node: ast.Assign | ast.AugAssign) -> list[ast.expr]:

@@ -46,13 +46,15 @@ def inputs_not_normalised(
         center = float(np.nansum(weight * site["mean"]))
         width = float(np.sqrt(np.nansum(weight * (site["std"] ** 2 + (site["mean"] - center) ** 2))))
         low, high = float(np.nanmin(site["min"], initial=np.inf)), float(np.nanmax(site["max"], initial=-np.inf))
-        if max(abs(low), abs(high)) > bound and (abs(center) > mean or width > std):
+        tiny = 0 < max(abs(low), abs(high)) < _TINY
+        wide = max(abs(low), abs(high)) > far and max(width, abs(center)) > far / 4
+        if tiny or (max(abs(low), abs(high)) > bound and (abs(center) > mean or width > std)):
             yield site.finding(
                 np.ones(len(site.steps), bool),
                 f"The input ranges from {text.number(low)} to {text.number(high)}, with mean {text.number(center)} "
                 f"and std {text.number(width)}.",
                 "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
-                severity="" if max(abs(low), abs(high)) > far and max(width, abs(center)) > far / 4 else "info",
+                severity="" if tiny or wide else "info",
             )  # fmt: skip
 
 

@@ -51,8 +51,9 @@ class Definitions:
     def of_parameters(self, root: nn.Module) -> dict[str, str]:
         """Return the lines that set parameters, or define those that modules of the user's own hold."""
         found: dict[str, str] = {}
+        of_classes = {cls: attribute_lines(cls) for cls in {type(module): None for module in root.modules()}}
         for path, module in root.named_modules():
-            lines = attribute_lines(type(module))
+            lines = of_classes[type(module)]
             for name, parameter in module.named_parameters(recurse=False):
                 known = self._initialised.get((parameter.data_ptr(), parameter.numel()))
                 line = known[1] if known else lines.get(name, "")

@@ -15,6 +15,7 @@ from tensortap.adapters.torch.context.loader_events import LoaderEvents
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.losses import describe
 from tensortap.adapters.torch.context.models import ModelRecord, grad_mode
+from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.context.caller import frames_of_caller
 from tensortap.context.origins import frames_of_user, input_lines
@@ -68,7 +69,7 @@ class ModelEvents:
         if not inputs and looked_at:
             inputs = arguments_of_call()
         if record.has_tables:
-            self._note_tokens(inputs)
+            self._tokens = self._tokens_in(inputs) if looked_at else None
         self._loop.called(record.prefix, mode, record.has_modes)
         if mode != record.mode:
             first, record.mode = record.mode is None, mode
@@ -78,11 +79,12 @@ class ModelEvents:
         if looked_at:
             self._note_batch(record, mode, n, inputs)
 
-    def _note_tokens(self, inputs: Any) -> None:
-        first = next(tensors_in(inputs), None)
-        if first is not None and (first.dtype is not torch.int64 or first.dim() != 2):
-            first = None
-        self._tokens = None if first is None else weakref.ref(first)
+    def _tokens_in(self, inputs: Any) -> weakref.ref[torch.Tensor] | None:
+        """Return the tokens of a batch; None where there are two sequences, such as a source and a target."""
+        found = [t for t in list(tensors_in(inputs))[:6] if t.dtype is torch.int64 and t.dim() == 2 and is_plain(t)]
+        if not found or any(_is_other_sequence(found[0], other) for other in found[1:]):
+            return None
+        return weakref.ref(found[0])
 
     def tokens(self) -> torch.Tensor | None:
         """Return the tokens that a model was given last, (sample, position), while somebody holds them."""
@@ -126,6 +128,13 @@ class ModelEvents:
             for name, p in record.parameters()
             if p.requires_grad and p.dtype.is_floating_point
         }
+
+
+def _is_other_sequence(tokens: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether a tensor holds other tokens: no mask, no positions, no labels that are the tokens again."""
+    if int(other.max()) <= 1 or bool((other[:1] == other).all()):
+        return False
+    return other.shape != tokens.shape or not bool(((other == tokens) | (other < 0)).all())
 
 
 def arguments_of_call() -> tuple[Any, ...]:

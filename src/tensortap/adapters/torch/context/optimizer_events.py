@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.model_events import ModelEvents
@@ -55,6 +57,7 @@ class OptimizerEvents:
         self._made["scheduler"] += 1
         if self._made["scheduler"] <= _MOST_MADE:
             options = {k: v for k, v in vars(scheduler).items() if isinstance(v, (int, float)) and k[:1] != "_"}
+            options["seen"] = type(scheduler).step is LRScheduler.step  # one with a step of its own is not
             self.hub.add("scheduler", type(scheduler).__name__, user_line(3), options)
 
     @guarded

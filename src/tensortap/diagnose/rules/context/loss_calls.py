@@ -299,7 +299,8 @@ def loss_unsuitable(history: RunHistory) -> Iterator[Finding]:
     """A squared or absolute error, or a binary cross entropy, is taken of softmax outputs and one-hot classes."""
     for calls in training_losses(history, *_REGRESSION, *BINARY).values():
         wrong = [e for e in calls if _last_operation(e) == "Softmax" and _one_hot(e.data.get("target", {}))]
-        if wrong and len(wrong) > len(calls) / 2 and wrong[0].data["input"]["shape"][-1] > 1:
+        least = 3 if calls[0].name in BINARY else 2  # of two classes both are one question
+        if wrong and len(wrong) > len(calls) / 2 and wrong[0].data["input"]["shape"][-1] >= least:
             why = "each class is taken for a question of its own" if wrong[0].name in BINARY else (
                 "where the answer is surely wrong the gradient vanishes"
             )  # fmt: skip

@@ -222,14 +222,16 @@ def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5
         line = next(iter(lines_of(history, "schedule")), "")
         yield cause(rates, f"The rate falls from {text.number(first)} to {text.number(lrs[-1][1])}: "
                     f"{' and '.join(sorted(kinds))} is stepped at every batch.",
-                    "Call scheduler.step() once an epoch, or give it the number of batches.", code=line)  # fmt: skip
+                    "Call scheduler.step() once an epoch, or give it the number of batches.", code=line,
+                    places=lines_of(history, "scheduler"))  # fmt: skip
 
 
 @rule("scheduler_never_stepped")
 def scheduler_never_stepped(history: RunHistory, *, steps: int = 20) -> Iterator[Finding]:
     """A scheduler is made and never stepped, in `steps` steps of the optimizer or more."""
     made = events(history, "scheduler")
-    if made and not events(history, "schedule") and totals(history).get("steps", 0) >= steps:
+    seen = all(event.data.get("seen") for event in made)
+    if made and seen and not events(history, "schedule") and totals(history).get("steps", 0) >= steps:
         yield cause(made[:1], f"{made[0].name} is made and never stepped: the learning rate stays what it is.",
                     "Call scheduler.step() after each epoch, or after each step of the optimizer.")  # fmt: skip
 

@@ -70,12 +70,9 @@ def batch_axis_mixed(history: RunHistory) -> Iterator[Finding]:
         m["path"]: m["type"] for m in modules(history) if m.get("batch_first") is False and m["type"] in _RECURRENT
     }
     batches = {e.data["input"]["shape"][0] for e in events(history, "batch") if e.data.get("input", {}).get("shape")}
-    targets = {
-        e.data["target"]["shape"][0] for calls in training_losses(history).values() for e in calls
-        if e.data.get("target", {}).get("shape")
-    }  # fmt: skip
-    both = batches & targets
-    wrong = [site for site in history.sites("output") if site.module in first and _by_batch(site, both)]
+    losses = [e.data.get("target", {}).get("shape") for calls in training_losses(history).values() for e in calls]
+    targets = [shape for shape in losses if shape and shape[0] in batches]
+    wrong = [site for site in history.sites("output") if site.module in first and _by_batch(site, targets)]
     names = list(dict.fromkeys(site.module for site in wrong))
     if names:
         yield cause(events(history, "batch")[:1], f"{first[names[0]]} takes its first axis for time, and is given "
@@ -83,14 +80,17 @@ def batch_axis_mixed(history: RunHistory) -> Iterator[Finding]:
                     "Make it with batch_first=True.", site=names[0], places=names[1:])  # fmt: skip
 
 
-def _by_batch(site: SiteHistory, batches: set[int]) -> bool:
+def _by_batch(site: SiteHistory, targets: list[list[int]]) -> bool:
+    """Return whether the first axis is that of the targets, and the second is none of theirs."""
     shape = site.shape
-    return len(shape) == 3 and shape[0] in batches and shape[0] > 1 and shape[1] > 1 and shape[1] not in batches
+    if len(shape) != 3 or min(shape[:2]) < 2 or any(shape[1] in target[:2] for target in targets):
+        return False
+    return any(shape[0] == target[0] for target in targets)
 
 
 def _shifted(history: RunHistory, shift: int) -> list[TrainingEvent]:
     """Return the loss calls whose targets are the inputs, so many positions later; none unless most are."""
-    calls = [e for group in training_losses(history, *CLASSES).values() for e in group]
+    calls = [e for group in training_losses(history, *CLASSES).values() for e in group if "shift" in e.data]
     found = [e for e in calls if e.data.get("shift") == shift]
     return found if len(found) > len(calls) / 2 else []
 
