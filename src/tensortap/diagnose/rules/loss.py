@@ -107,6 +107,21 @@ def _spread(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.floa
     return np.array([max(first, *apart[max(0, i - 50) : i].tolist(), 0.0) / 2 for i in range(len(apart))])
 
 
+def _relative(values: npt.NDArray[np.float64], before: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
+    """Return how many times its usual scatter a loss's ratio to the mean before it is, as logarithms.
+
+    The loss of small batches is spread evenly on that scale. Of losses that are not positive it says nothing.
+    """
+    if np.any(values <= 0) or np.any(before <= 0):
+        return np.full(len(before), np.inf)
+    ratios = np.log(values[window:] / before)
+    first = np.std(np.log(values[:window]))
+    spread = [
+        max(0.1, float(np.std(ratios[max(0, i - 50) : i])) if i >= window else float(first)) for i in range(len(ratios))
+    ]
+    return np.asarray(ratios / np.array(spread))
+
+
 @rule("loss_spike")
 def loss_spike(
     history: RunHistory,
@@ -119,7 +134,8 @@ def loss_spike(
 ) -> Iterator[Finding]:
     """The loss exceeds the mean of the `window` steps before by `factor` times that mean (Lightning's spike detection).
 
-    It must exceed it by `sigma` times the spread of all steps before, so that the noise of small batches is none, too.
+    It must exceed it by `sigma` times the spread of the steps before, of losses and of their logarithms, so that the
+    noise of small batches is none.
     Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
     loss is found by its name, `metric`, as above.
     """
@@ -129,6 +145,7 @@ def loss_spike(
         spikes = np.zeros(len(values), bool)
         high = values[window:] >= floor * np.abs(values[:window]).mean()
         spikes[window:] = high & (above >= factor * np.abs(before)) & (above >= sigma * _spread(values, window))
+        spikes[window:] &= _relative(values, before, window) >= sigma
         if not spikes.any():
             continue
         first = int(np.flatnonzero(spikes)[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -36,6 +38,9 @@ class WatchedFunction:
         self.function = function
         self._listener = listener
         self.calls = 0
+        self.signature: inspect.Signature | None = None
+        with contextlib.suppress(TypeError, ValueError):
+            self.signature = inspect.signature(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function."""

@@ -73,11 +73,11 @@ class ScriptSteps:
     def before_call(self, function: WatchedFunction, args: Any, kwargs: Any) -> None:
         """Look at the arguments, which the function may take for itself."""
         if not self.failure and self._main in (None, function):
-            self._guarded(lambda: self._before(function, named_arguments(function.function, args, kwargs)))
+            self._guarded(lambda: self._before(function, named_arguments(function.signature, args, kwargs)))
 
     def after_call(self, function: WatchedFunction, results: Any) -> None:
         """Look at the results."""
-        if self._open is not None:
+        if self._open is not None and self._main in (None, function):
             self._guarded(lambda: self._after(function, results))
 
     def finish(self) -> None:

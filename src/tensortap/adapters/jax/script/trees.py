@@ -30,12 +30,16 @@ class ReturnedArgument(NamedTuple):
     result: tuple[int | str, ...]  # where in the results
 
 
-def named_arguments(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def named_arguments(signature: inspect.Signature | None, args: Any, kwargs: Any) -> dict[str, Any]:
     """Return the arguments of a call by name; by number where the signature does not say."""
     try:
-        return dict(inspect.signature(function).bind(*args, **kwargs).arguments)
-    except (TypeError, ValueError):
-        return {**{f"[{i}]": value for i, value in enumerate(args)}, **kwargs}
+        return dict(signature.bind(*args, **kwargs).arguments) if signature is not None else _numbered(args, kwargs)
+    except TypeError:
+        return _numbered(args, kwargs)
+
+
+def _numbered(args: Any, kwargs: Any) -> dict[str, Any]:
+    return {**{f"[{i}]": value for i, value in enumerate(args)}, **kwargs}
 
 
 def leaves_of(value: Any) -> list[Leaf]:
