@@ -87,6 +87,31 @@ def target_lines(calls: list[tuple[str, int]]) -> list[str]:
     return _followed(calls, _last_argument)
 
 
+def lines_that_return(code: str) -> list[str]:
+    """Return `file:line` of what functions of the same file return that a line (`file:line`) calls."""
+    file, _, line = code.rpartition(":")
+    try:
+        source = _source(file)
+        statement = None if source is None else source.statement_at(int(line))
+    except ValueError:
+        return []
+    if source is None or statement is None:
+        return []
+    called = {_called_name(n.func) for n in ast.walk(statement) if isinstance(n, ast.Call)} - {"forward", "__call__"}
+    functions = [n for n in ast.walk(source.tree) if isinstance(n, ast.FunctionDef) and n.name in called]
+    returns = [n for function in functions[:2] for n in ast.walk(function) if isinstance(n, ast.Return)]
+    return [f"{file}:{n.lineno}" for n in returns[:3]]
+
+
+def callers() -> list[str]:
+    """Return `file:line` of the user's frames around the innermost one."""
+    return [f"{shortened_path(file)}:{line}" for file, line in frames_of_user()[1:3]]
+
+
+def _called_name(function: ast.expr) -> str:
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
 def _followed(calls: list[tuple[str, int]], choose: Any) -> list[str]:
     try:
         return _walked(calls, choose)

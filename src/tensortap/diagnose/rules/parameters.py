@@ -110,7 +110,6 @@ def poor_initialisation(
         yield from _weights(site, gain, _output_last(history))
     for site in history.sites("param"):
         yield from _table(site)
-        yield from _bias(site)
     if not early:
         yield from _outputs(outputs, variance)
 
@@ -133,20 +132,6 @@ def _weights(site: SiteHistory, bounds: tuple[float, float], output_last: bool) 
             "People initialise by He for ReLU (1.41) and Xavier for tanh (1).",
             std=std, gain=gain, fan_in=inputs,
         )  # fmt: skip
-
-
-def _bias(site: SiteHistory, most: float = 10.0) -> Iterator[Finding]:
-    """Judge a bias by where it begins: 0 is usual, or near to it."""
-    low, high = float(site["min"][0]), float(site["max"][0])
-    if (
-        len(site.shape) == 1
-        and site.steps[0] < _EARLY
-        and "bias" in site.place.site
-        and min(abs(low), abs(high)) >= most
-    ):
-        said = f"The bias begins at {text.number(low)} to {text.number(high)}"
-        yield site.finding(site.steps == site.steps[0], f"{said}: "
-                           "whatever comes in, its units say the same.", "0 is usual.", low=low, high=high)  # fmt: skip
 
 
 def _table(site: SiteHistory, most: float = 10.0) -> Iterator[Finding]:

@@ -34,8 +34,8 @@ class JaxScriptEvents:
     def optimizer(self, name: str, options: dict[str, Any]) -> None:
         """Note an optimizer of optax that the script makes."""
         rate = options.get("learning_rate")
-        first = rate(0) if callable(rate) else rate
-        group = {"lr": float(first) if isinstance(first, (int, float)) or np.ndim(first) == 0 else None}
+        first: Any = rate(0) if callable(rate) else rate
+        group: dict[str, Any] = {"lr": None if first is None else float(first)}
         group |= {k: options[k] for k in _OPTIONS if isinstance(options.get(k), (int, float))}
         data = {"number": len(self._optimizers) + 1, "groups": [group], "steps_before": 0, "same_parameters": False}
         self._optimizers.append((name, line_of_user(3), data | {"scheduled": callable(rate)}))

@@ -79,16 +79,16 @@ def loss_in(results: Any) -> Any:
     scalars = [
         (".".join(map(_key, path)), leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]
-        if is_float_array(leaf) and leaf.ndim == 0
+        if is_float_array(leaf) and is_array(leaf) and leaf.ndim == 0
     ]
     return next((leaf for name, leaf in scalars if "loss" in name.lower()), scalars[0][1] if scalars else None)
 
 
 def is_float_array(value: Any) -> bool:
-    """Return whether a value is an array of floats that is there to be read."""
+    """Return whether a value is an array of floats; a function may have taken its elements."""
     if isinstance(value, jax.core.Tracer) or not isinstance(value, (jax.Array, np.ndarray)):
         return False
-    return bool(jax.numpy.issubdtype(value.dtype, jax.numpy.floating)) and not _is_gone(value)
+    return bool(jax.numpy.issubdtype(value.dtype, jax.numpy.floating))
 
 
 def is_array(value: Any) -> bool:

@@ -20,7 +20,7 @@ from tensortap.adapters.torch.context.patches import scalar_of
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.context.caller import frames_of_caller
 from tensortap.context.events import SPARSE
-from tensortap.context.origins import frames_of_user, target_lines
+from tensortap.context.origins import frames_of_user, lines_that_return, target_lines
 
 
 class LossEvents:
@@ -63,13 +63,15 @@ class LossEvents:
         missing = [name for name, p in trainable.items() if id(p) not in graph.reached] if graph.complete else []
         self.unnamed |= {id(p): weakref.ref(p) for p in graph.unnamed}
         made_at = line_that_made(loss, 3)
+        inside = lines_that_return(made_at) if made_at else []
         if (known := loss_by_hand(loss, self._models.name_of)) is not None:
-            self.hub.add("loss", known[0], made_at or user_line(3), known[1])
+            self.hub.add("loss", known[0], made_at or user_line(3), known[1] | {"computed_at": inside})
         self.hub.add("backward", "", user_line(3), {
             "attention": describe_attention(
                 graph.attentions, self._models.tokens(), self._models.padding(), self._models.name_of
             ),
-            "made_at": made_at, "penalty": graph.penalty, "softmax_before": graph.softmax_before[:8],
+            "made_at": made_at, "computed_at": inside, "penalty": graph.penalty,
+            "softmax_before": graph.softmax_before[:8],
             "activations": graph.activations, "weighted": graph.weighted,
             "operations": graph.top, "negated": graph.negated, "scaled": graph.scaled,
             "broadcasts": graph.broadcasts, "linear_pairs": graph.linear_pairs[:8], "trainable": len(trainable),

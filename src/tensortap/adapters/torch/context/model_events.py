@@ -18,7 +18,7 @@ from tensortap.adapters.torch.context.models import ModelRecord, grad_mode
 from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.context.caller import frames_of_caller
-from tensortap.context.origins import frames_of_user, input_lines
+from tensortap.context.origins import callers, frames_of_user, input_lines
 
 _MOST_LINES: Final = 400
 
@@ -75,7 +75,9 @@ class ModelEvents:
             first, record.mode = record.mode is None, mode
             code = user_line(3)
             if first or self.hub.due(("mode", record.prefix, mode), first=4, then=64):
-                self.hub.add("mode", record.prefix, code, {"mode": mode, **record.describe_mode()})
+                self.hub.add("mode", record.prefix, code, {
+                    "mode": mode, "callers": callers(), **record.describe_mode()
+                })  # fmt: skip
         if looked_at:
             self._note_batch(record, mode, n, inputs)
 

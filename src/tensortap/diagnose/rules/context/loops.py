@@ -154,7 +154,7 @@ def eval_in_train_mode(history: RunHistory, *, least: int = 2) -> Iterator[Findi
 def _unused_calls(known: dict[str, Any]) -> int:
     """Return how many calls with gradients no backward followed, as many at the end as between epochs before."""
     rest = int(known.get("calls_after_last_backward", 0))
-    counts = {int(calls): n for calls, n in known.get("calls_per_backward", {}).items()}
+    counts: dict[int, int] = {int(calls): n for calls, n in known.get("calls_per_backward", {}).items()}
     between = counts.get(rest + 1, 0)
     if not rest or not between or set(counts) != {1, rest + 1} or between > 0.2 * counts[1]:
         return 0

@@ -13,6 +13,7 @@ from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding, Steps
 
 CLASSES: Final = ("cross_entropy", "nll_loss", "categorical_crossentropy", "sparse_categorical_crossentropy")
+_AROUND: Final = ("computed_at", "callers")  # further lines of the user's code that an event names
 BINARY: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "binary_crossentropy")
 
 
@@ -42,7 +43,9 @@ def cause(
     steps = sorted({event.step for event in events})
     when = Steps(steps[0], steps[-1], len(steps)) if steps else None
     line = code or next((event.code for event in events if event.code), "")
-    return Finding("", severity, site, when, evidence, message, advice, line, tuple(places))
+    around = [place for event in events[:1] for name in _AROUND for place in event.data.get(name) or ()]
+    further = dict.fromkeys(place for place in (*places, *around) if place != line)
+    return Finding("", severity, site, when, evidence, message, advice, line, tuple(further))
 
 
 def training_losses(history: RunHistory, *names: str) -> dict[str, list[TrainingEvent]]:
