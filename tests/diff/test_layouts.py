@@ -90,6 +90,30 @@ def test_partial_sums_that_were_not_reduced_are_told(spread):
     assert not found and "partial sums" in found.first.note
 
 
+@pytest.mark.parametrize("port", ["output", "grad_input"])
+def test_partial_sums_that_are_reduced_outside(spread, port):
+    """A part of a sum is right where the module around it, or who uses it, has the whole, and wrong where not."""
+    parts = [np.random.default_rng(n).normal(size=X.shape).astype(np.float32) for n in (1, 2)]
+    whole = parts[0] + parts[1]
+    one = spread("one", {f"mlp.fc2:{port}": whole, f"mlp:{port}": whole, f"norm:{port}": X})
+    good = [{f"mlp.fc2:{port}": part, f"mlp:{port}": whole, f"norm:{port}": X} for part in parts]
+    assert tt.diff(one, spread("good", *good))
+    bad = [{f"mlp.fc2:{port}": part, f"mlp:{port}": part, f"norm:{port}": np.tanh(part)} for part in parts]
+    assert tt.diff(one, spread("bad", *bad)).cause.site == f"mlp.fc2:{port}"
+    later = [{**of, f"norm:{port}": X + 1} for of in good]
+    assert tt.diff(one, spread("later", *later)).cause.site == f"norm:{port}"
+
+
+def test_averages_of_parameters(spread):
+    """What no optimizer holds may differ by what the updates of such parameters do, and not by more."""
+    apart = X * np.float32(1 + 6e-5)  # within the tolerance of an update, beyond that of a parameter
+    sites = {"w:param": X, "w:grad": X, "w:update": X, "ema.w:param": X}
+    one = spread("one", sites)
+    for name, average, site in (("near", apart, None), ("far", X + 1, "ema.w:param")):
+        cause = tt.diff(one, spread(name, {**sites, "w:update": apart, "ema.w:param": average}), mesh={"dp": 1}).cause
+        assert (cause and cause.site) == site
+
+
 def test_names_of_wrappers(spread):
     """Prefixes of wrappers and pipeline stages do not matter; other names are given by a function."""
     one = spread("one", {"blocks.0.fc": X, "blocks.1.fc": X + 1})
@@ -128,6 +152,44 @@ def test_runs_that_share_no_site(spread):
         tt.diff(spread("one", {"fc": X}), spread("two", {"conv": X[:3]}, {"conv": X[:2]}))
 
 
+def test_matrices_side_by_side(spread):
+    """Parts of queries, keys and values in one tensor are pieces of three; another order is wrong."""
+    whole = np.random.default_rng(2).normal(size=(4, 12)).astype(np.float32)
+    cut = [np.concatenate([m[:, at : at + 2] for m in np.split(whole, 3, axis=1)], 1) for at in (0, 2)]
+    one = spread("one", {":input": X, "qkv": whole})
+    assert tt.diff(one, spread("cut", *({":input": X, "qkv": part} for part in cut)))
+    wrong = spread("wrong", *({":input": X, "qkv": part[:, ::-1].copy()} for part in cut))
+    assert tt.diff(one, wrong).cause.site == "qkv:output"
+
+
+def test_a_loss_of_own_rows(spread):
+    """A number that each rank makes of its own rows agrees by its mean, and is not compared where that says nothing."""
+    one = spread("one", {":input": X, "loss": np.float32(2.0), "fc": X})
+    for name, losses in (("equal", (1.5, 2.5)), ("unequal", (1.5, 2.9))):
+        ranks = [
+            {":input": half, "loss": np.float32(loss), "fc": half}
+            for half, loss in zip(np.split(X, 2), losses, strict=True)
+        ]
+        assert tt.diff(one, spread(name, *ranks))
+    copies = spread("copies", *({":input": X, "loss": np.float32(2 + n), "fc": X} for n in (0, 1)))
+    assert tt.diff(one, copies).cause.rank == 1  # of the same rows
+
+
+def test_gradients_of_values_without_rows(spread):
+    """Their parts are summed over ranks and microbatches with rows of their own, and not over others."""
+    gradient = np.random.default_rng(3).normal(size=(5, 6)).astype(np.float32)
+    part = gradient * 0.3
+    one = spread("one", {":input": X, "wpe:grad_output": gradient})
+    ranks = [
+        {":input": half, "wpe:grad_output": g} for half, g in zip(np.split(X, 2), (part, gradient - part), strict=True)
+    ]
+    assert tt.diff(one, spread("rows", *ranks))
+    micro = {":input": np.split(X, 2), "wpe:grad_output": [part, gradient - part]}
+    assert tt.diff(one, spread("micro", micro))
+    copies = [{":input": X, "wpe:grad_output": g} for g in (part, gradient - part)]
+    assert not tt.diff(one, spread("copies", *copies))
+
+
 def test_statistics_merge_exactly():
     """Those of the pieces together are those of the whole, histogram included."""
     parts = [tt.summarize(part) for part in np.split(X.astype(np.float64), 4)]
@@ -161,8 +223,13 @@ def test_meshes():
     part = {"mesh": {"ddp": 2}, "placements": ["R"], "ranks": [0, 2], "shape": [2], "summand": False}
     said = {rank: {"w:param": {**part, "at": [rank // 2]}} for rank in range(4)}
     mesh = mesh_of([0, 1, 2, 3], said, None)
-    assert mesh.coordinates(3) == {"group": 1, "ddp": 1} and mesh.data == {"ddp"}
+    assert mesh.coordinates(3) == {"group": 1, "ddp": 1} and mesh.data == {"ddp", "group"}
     assert mesh_of([0, 1], {}, None).sides == {"rank": 2}
+    cut = {**part, "mesh": {"tp": 2}, "placements": ["S(0)"]}
+    for rank in range(4):
+        said[rank]["v:output"] = {**cut, "at": [rank % 2], "ranks": [rank // 2 * 2, rank // 2 * 2 + 1]}
+    mesh = mesh_of([0, 1, 2, 3], said, None)
+    assert mesh.coordinates(3) == {"ddp": 1, "tp": 1} and mesh.data == {"ddp"}
 
 
 def test_other_batches_and_seeds_are_explained(spread):

@@ -151,3 +151,14 @@ def test_hashes_of_pieces_make_that_of_the_whole(make_run) -> None:
             assert found.get("fc.w:param") == equal[1], name
     other = [{":input": t, "fc.w:param": w} for t, w in zip(np.split(tokens[::-1], 2), np.split(whole, 2), strict=True)]
     assert tt.diff(one, run("other", *other)).cause is None  # the order of rows is not known, so nothing is said
+
+
+@pytest.mark.parametrize("framework", ["keras", "torch"])
+def test_as_many_channels_as_rows(make_run, framework: str) -> None:
+    """Where the shape leaves the order of channels open, it is found by values, but not within one framework."""
+    x = np.random.default_rng(0).normal(size=(2, 3, 3, 3)).astype(np.float32)
+    runs = [
+        make_run([({"conv": values}, {})], name=name, keep=[tt.stats(), tt.full()], about={"model": {"framework": of}})
+        for name, values, of in (("a", x, "torch"), ("b", np.moveaxis(x, 1, -1).copy(), framework))
+    ]
+    assert bool(tt.diff(*runs)) == (framework == "keras")

@@ -99,7 +99,7 @@ def first_cause(pairs: Sequence[Pair]) -> Cause | None:
     kind = _KINDS[stage]
     if kind == "forward" and port == "input" and not _path(first):
         kind = "input"
-    if kind == "backward" and not any(pair.error == 0 or not pair.differs for pair in before):
+    if kind == "backward" and not any(pair.error == 0 or not pair.differs for pair in before if _path(pair)):
         kind = "loss"
     wrong = [first] if stage in (1, 2) else [pair for pair in same_stage if pair.differs]
     copies = [pair for pair in same_stage if (pair.site, pair.call) == (first.site, first.call)]

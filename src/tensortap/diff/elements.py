@@ -39,6 +39,7 @@ class KeptElements:
     def __init__(self, run: Run, snapshot: Snapshot) -> None:
         self._run = run
         self._probes: Sequence[Mapping[str, Any]] = snapshot.run_json.get("probes") or ()
+        self.framework = str((snapshot.run_json.get("model") or {}).get("framework", ""))
         self._kept: dict[Call, TensorEntry] = {}
         for kept in kept_tensors(snapshot):
             key = kept.key
@@ -115,7 +116,8 @@ def common_elements(
         return None
     x, y = a.read(first), b.read(second)
     if first.key.kind == second.key.kind == "full":
-        return _whole(x, y, shape, shape_b) if x.size == y.size else None
+        known = shape == shape_b and a.framework == b.framework
+        return _whole(x, y, shape, shape_b, order_known=known) if x.size == y.size else None
     if shape != shape_b:
         return None
     at_x, at_y = a.positions(first.key, x, shape), b.positions(second.key, y, shape)
@@ -126,11 +128,29 @@ def common_elements(
     return CommonElements(kind, x[in_x], y[in_y]) if in_x.size else None
 
 
-def _whole(x: Array, y: Array, shape: tuple[int, ...], shape_b: tuple[int, ...]) -> CommonElements | None:
-    if shape == shape_b:
+def _whole(
+    x: Array, y: Array, shape: tuple[int, ...], shape_b: tuple[int, ...], *, order_known: bool
+) -> CommonElements | None:
+    """Return all elements in one order.
+
+    Channels may be first in one framework and last in the other. Where as many channels as rows and columns leave that
+    open, the order counts in which more elements agree.
+    """
+    if order_known or (shape == shape_b and len(shape) < 3):
         return CommonElements("full", x, y)
+    orders = [CommonElements("full", x, y)] if shape == shape_b else []
     if channels_last(shape) == shape_b:
-        return CommonElements("full", np.moveaxis(x.reshape(shape), 1, -1).reshape(-1), y)
+        orders.append(CommonElements("full", _channels_moved(x, shape), y))
     if channels_last(shape_b) == shape:
-        return CommonElements("full", x, np.moveaxis(y.reshape(shape_b), 1, -1).reshape(-1))
-    return None
+        orders.append(CommonElements("full", x, _channels_moved(y, shape_b)))
+    return min(orders, key=_distance) if len(orders) > 1 else orders[0] if orders else None
+
+
+def _channels_moved(values: Array, shape: tuple[int, ...]) -> Array:
+    return np.moveaxis(values.reshape(shape), 1, -1).reshape(-1)
+
+
+def _distance(common: CommonElements) -> float:
+    x, y = (values.astype(np.complex128 if values.dtype.kind == "c" else np.float64) for values in common[1:])
+    apart = np.abs(x - y)
+    return float(np.sum(apart, where=np.isfinite(apart)))

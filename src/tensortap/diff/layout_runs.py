@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -13,6 +14,7 @@ from tensortap.diff.elements import CommonElements
 from tensortap.diff.layouts import LayoutPairs, LayoutSide, PairedWhole, with_common_names
 from tensortap.diff.metrics import elements, rms_of
 from tensortap.diff.pair import Pair
+from tensortap.diff.partial_sums import NOTE, Compared, add_up, settled
 from tensortap.diff.records import compare_records
 from tensortap.diff.rounding import RoundingFloors
 from tensortap.diff.tolerance import Precision, Tolerance
@@ -21,7 +23,6 @@ from tensortap.select.ports import is_backward
 from tensortap.types import Place
 
 Names = Mapping[Place, Place]
-_ADDS_UP: Final = 1e-2
 _MERGED: Final = 2.0**-20  # moments are summed as float32 within a block
 
 
@@ -39,7 +40,9 @@ class LayoutComparison:
         """How the ranks of both runs lie, and what was found of the batch, in words."""
         found = self._pairs
         factor = f"; gradients of values are {found.factor:g} times as large in b" if found.factor != 1 else ""
-        return f"a {_mesh(found.a)}, b {_mesh(found.b)}, rows by {found.order}{factor}"
+        sums = found.sums_without_elements
+        left = f"; {sums} partial sums were not compared, which takes tt.full()" if sums else ""
+        return f"a {_mesh(found.a)}, b {_mesh(found.b)}, rows by {found.order}{factor}{left}"
 
     def step(self, a: Sequence[Record], b: Sequence[Record], names_a: Names, names_b: Names) -> list[Pair]:
         """Return the pairs of one step, in the order in which its stages follow each other."""
@@ -47,33 +50,56 @@ class LayoutComparison:
         of_b = with_common_names(b, {own: self._to_a[name] for own, name in names_b.items() if name in self._to_a})
         self._precision.next_step()
         self._floors.next_step(of_a)
-        found: list[Pair] = []
-        group: list[tuple[PairedWhole, Pair]] = []
+        found: list[Compared] = []
+        group: list[Compared] = []
         for paired in self._pairs.step(of_a, of_b):
             if group and (group[0][0].place, group[0][0].call) != (paired.place, paired.call):
                 found += self._explained(group)
                 group = []
             group.append((paired, self._compare(paired)))
-        return [*found, *self._explained(group)]
+        found += self._explained(group)
+        return settled([self._derived(*one, of_a) for one in found])
+
+    def _derived(self, paired: PairedWhole, pair: Pair, a: Mapping[Place, Sequence[Record]]) -> Compared:
+        """Return a parameter that no optimizer holds, such as a moving average, with what updates differ by allowed."""
+        place = paired.place
+        if place.port != "param" or not pair.differs or any(place._replace(port=p) in a for p in ("grad", "update")):
+            return paired, pair
+        drifted = self._floors.drifted(pair.shape)
+        return paired, self._compared(paired, self._pairs.elements(paired), drifted) if drifted else pair
 
     def _compare(self, paired: PairedWhole) -> Pair:
+        whole = self._pairs.elements(paired)
+        pair = self._compared(paired, whole)
+        if pair.differs and whole is not None:
+            for other in self._pairs.cut_otherwise(paired):
+                elements_then = self._pairs.elements(other)
+                then = self._compared(other, elements_then)
+                if not then.differs:
+                    pair, whole = then, elements_then
+                    break
+        self._floors.compared(paired.place, pair, paired.summaries[0], whole)
+        return pair
+
+    def _compared(self, paired: PairedWhole, whole: CommonElements | None, drifted: float = 0.0) -> Pair:
         x, y = paired.summaries
         if paired.same_hash and x.dtype == y.dtype:
             y = replace(x, hist_offset=y.hist_offset, hist_counts=y.hist_counts)  # merging rounds, equal bits do not
         port = paired.place.port
         known = self._precision.tolerance(x.dtype, y.dtype, port)
-        tolerance = self._floors.tolerance(paired.place, x, known)
+        tolerance = self._floors.tolerance(paired.place, x, known._replace(atol=known.atol + drifted))
         if not tolerance.rtol and len(paired.a.pieces) + len(paired.b.pieces) > 2:
             tolerance = Tolerance(_MERGED, tolerance.atol)  # moments of integers are exact but for their merging
-        whole = common = self._pairs.elements(paired)
+        common = whole
         if port == "update" and whole is not None:
             common = self._floors.above_noise(paired.place, whole)
         a, b = replace(paired.a.record, summary=x, call=paired.call), replace(paired.b.record, summary=y)
         pair = compare_records(a, b, tolerance, common, rank=paired.b.rank)
+        if common is not whole:  # of the rest, which the statistics include, rounding decides
+            pair = _by_elements(pair, common, tolerance, rms_of(x))
         pair = replace(pair, ratio=y.l2 / x.l2 if x.l2 else None)
         if pair.differs and whole is not None and is_backward(port):
             pair = self._without_turned(paired.place, pair, whole, tolerance, rms_of(x))
-        self._floors.compared(paired.place, pair, x, whole)
         return pair
 
     def _without_turned(self, place: Place, pair: Pair, kept: CommonElements, tolerance: Tolerance, rms: float) -> Pair:
@@ -85,33 +111,53 @@ class LayoutComparison:
         note = f"{count} of {kept.a.size} elements apart, as many as rounding turns decisions of a ReLU or the like"
         return replace(pair, excess=elements(rest.a, rest.b, tolerance, rms).excess, of="elements", note=note)
 
-    def _explained(self, group: Sequence[tuple[PairedWhole, Pair]]) -> list[Pair]:
+    def _explained(self, group: Sequence[Compared]) -> list[Compared]:
         """Return the pairs of one tensor's copies; where the copies add up to the reference, say so."""
-        pairs = [pair for _, pair in group]
-        if group and (missing := group[0][0].missing):
-            note = f"there is none on rank {', '.join(map(str, missing))}"
-            return [*pairs, replace(pairs[0], error=np.inf, excess=np.inf, rank=missing[0], of="record", note=note)]
-        if len(pairs) < 2 or not all(pair.differs and not pair.note for pair in pairs):
-            return pairs
-        wanted, found = group[0][0].a.record.summary, [paired.summaries[1] for paired, _ in group]
-        scale = rms_of(wanted)
-        total = sum(summary.mean for summary in found)
-        if abs(total - wanted.mean) > _ADDS_UP * scale or abs(found[0].mean - wanted.mean) < _ADDS_UP * scale:
-            return pairs
-        kept = [self._pairs.elements(paired) for paired, _ in group]
-        if not _add_up(kept):
-            return pairs
-        note = f"the {len(pairs)} ranks' values add up to it: they are partial sums that were not reduced"
-        return [replace(pair, note=note) for pair in pairs]
+        if not group:
+            return []
+        first, pair = group[0]
+        if first.missing:
+            note = f"there is none on rank {', '.join(map(str, first.missing))}"
+            absent = replace(pair, error=np.inf, excess=np.inf, rank=first.missing[0], of="record", note=note)
+            return [*group, (first, absent)]
+        apart = [pair.differs and not pair.note for _, pair in group]
+        if len(group) < 2 or not any(apart):
+            return list(group)
+        if self._pairs.has_own_rows(first) and (first.a.record.summary.numel == 1 or all(apart)):
+            return self._of_own_rows(group)
+        if not all(apart) or not add_up(group, [self._pairs.elements(paired) for paired, _ in group]):
+            return list(group)
+        return [(paired, replace(pair, note=NOTE.format(len(group)))) for paired, pair in group]
+
+    def _of_own_rows(self, group: Sequence[Compared]) -> list[Compared]:
+        """Return the pairs of a value that each rank makes of its own rows, such as the loss: their mean must agree.
+
+        Where a number's does not, as of a loss over unequal numbers of tokens, nothing says what it should be.
+        """
+        first, pair = group[0]
+        wanted, found = first.a.record.summary, [paired.summaries[1] for paired, _ in group]
+        kept = [common for paired, _ in group if (common := self._pairs.elements(paired)) is not None]
+        if len(kept) == len(group):
+            values = np.mean([common.b.astype(np.float64) for common in kept], axis=0)
+            apart = elements(kept[0].a, values, Tolerance(pair.rtol, pair.atol), rms_of(wanted))
+            error, excess = apart.error, apart.excess
+        else:
+            error = abs(sum(summary.mean for summary in found) / len(found) - wanted.mean) / (rms_of(wanted) or 1.0)
+            excess = error / (2 * pair.rtol) if pair.rtol else error and math.inf
+        if excess <= 1:
+            note = f"the mean of {len(group)} parts of the batch agrees"
+            return [(first, replace(pair, error=error, excess=excess, note=note))]
+        return list(group) if wanted.numel > 1 else []
 
 
-def _add_up(kept: Sequence[CommonElements | None]) -> bool:
-    arrays = [common for common in kept if common is not None]
-    if len(arrays) < len(kept):
-        return True  # nothing but statistics: the means do
-    total = sum(common.b.astype(np.float64) for common in arrays)
-    wanted = arrays[0].a.astype(np.float64)
-    return bool(np.linalg.norm(total - wanted) <= _ADDS_UP * np.linalg.norm(wanted))
+def _by_elements(pair: Pair, kept: CommonElements | None, tolerance: Tolerance, rms: float) -> Pair:
+    """Return the pair as some of its elements alone show it."""
+    if pair.of in ("shape", "nan", "inf"):
+        return pair
+    if kept is None:
+        return replace(pair, error=0.0, excess=0.0, note="nothing of it is above rounding")
+    found = elements(kept.a, kept.b, tolerance, rms)
+    return replace(pair, error=found.error, excess=found.excess, of="elements")
 
 
 def _mesh(side: LayoutSide) -> str:

@@ -12,7 +12,17 @@ import numpy as np
 
 from tensortap.diff.cause import stage_of
 from tensortap.diff.elements import CommonElements, KeptElements
-from tensortap.diff.pieces import BATCH_ORDERS, MICRO, Arrangement, BatchOrder, Piece, Shape, arrange, fingerprint
+from tensortap.diff.pieces import (
+    BATCH,
+    BATCH_ORDERS,
+    MICRO,
+    Arrangement,
+    BatchOrder,
+    Piece,
+    Shape,
+    arrange,
+    fingerprint,
+)
 from tensortap.diff.pieces import whole_shape as shape_of_pieces
 from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merged_whole, scaled
 from tensortap.distributed.mesh import Mesh, mesh_of
@@ -90,6 +100,7 @@ class LayoutPairs:
         self.factor = 1.0
         self.clipped = 1.0  # by how much gradients of parameters are smaller where one run's are clipped already
         self.sums_without_elements = 0
+        self._split: frozenset[str] = frozenset()  # sides of `b` along which ranks and microbatches have their own rows
         self._ready = False
 
     def step(self, a: Records, b: Records) -> Iterator[PairedWhole]:
@@ -132,7 +143,7 @@ class LayoutPairs:
         for _, own in sorted(copies.items()):
             marks = tuple(sorted((tuple(sorted(p.at.items() - _at(p, arrangement.copied))), fingerprint(p.record))
                                  for p in own))  # fmt: skip
-            if marks in seen:
+            if marks in seen and math.prod(shape) > 1:
                 continue
             seen.add(marks)
             whole = merged_whole(own, arrangement, shape, self.b.kept)
@@ -145,7 +156,8 @@ class LayoutPairs:
 
     def _arranged(self, side: LayoutSide, place: Place, pieces: Sequence[Piece], shape: Shape | None) -> Arrangement:
         known = side.known(pieces[0].record)
-        return arrange(pieces, known, side.mesh.data, shape, member=place.port in MEMBER_PORTS)
+        summed = self._split if is_backward(place.port) else frozenset()
+        return arrange(pieces, known, side.mesh.data, shape, member=place.port in MEMBER_PORTS, summed=summed)
 
     def _require_mesh(self, place: Place, pieces: Sequence[Piece], shape: Shape, arrangement: Arrangement) -> None:
         """Raise when ranks of which nothing is known hold a parameter in a way that one side cannot explain."""
@@ -169,7 +181,11 @@ class LayoutPairs:
     def _prepare(self, places: Sequence[Place], a: Records, b: Records, micro: tuple[int, int]) -> None:
         self._ready = True
         forward = [p for p in places if PORT_INFO[p.port].when == "forward"]
-        self._find_order([_ROOT_INPUT] * (_ROOT_INPUT in forward) + forward, a, b, micro)
+        forward = [_ROOT_INPUT] * (_ROOT_INPUT in forward) + forward
+        self._split = self._sides_of_batch(forward, a, b, micro)
+        ranks = self._split - {MICRO}
+        self.b = self.b._replace(mesh=self.b.mesh._replace(data=self.b.mesh.data | ranks))
+        self._find_order(forward, a, b, micro)
         backward = [p for p in places if is_backward(p.port)]
         for place in backward[:1]:
             self._find_factor(place, a, b, micro)
@@ -194,6 +210,18 @@ class LayoutPairs:
                 self.order = BATCH_ORDERS[min(tried)[1]]
                 return
         self.order, self.order_known = BATCH_ORDERS[0], False
+
+    def _sides_of_batch(
+        self, places: Sequence[Place], a: Records, b: Records, micro: tuple[int, int]
+    ) -> frozenset[str]:
+        """Return the sides along which the first value that is cut by rows is, which is the model's input if any."""
+        for place in places:
+            for pair in self._pairs(place, a[place], b[place], micro, ()):
+                placed = pair.b.arrangement.placements
+                split = frozenset(side for side, how in placed.items() if how in (BATCH, "S(0)"))
+                if split:
+                    return split
+        return frozenset()
 
     def _find_factor(self, place: Place, a: Records, b: Records, micro: tuple[int, int]) -> None:
         """Find by which whole number gradients of values are larger: each rank averages over its own rows alone."""
@@ -227,6 +255,21 @@ class LayoutPairs:
         norms = [(pair.a.record.summary.l2, pair.b.record.summary.l2) for pair in pairs]
         return float(np.median([y / x for x, y in norms if x and y] or [1.0])) or 1.0
 
+    def cut_otherwise(self, pair: PairedWhole) -> Iterator[PairedWhole]:
+        """Yield the pair as it is when each rank has a part of two or three matrices that lie side by side.
+
+        So it is with queries, keys and values in one layer, and with a gate beside its values.
+        """
+        if pair.b.arrangement.may_hold_several:
+            for count in _SIDE_BY_SIDE:
+                yield pair._replace(b=pair.b._replace(arrangement=pair.b.arrangement._replace(matrices=count)))
+
+    def has_own_rows(self, pair: PairedWhole) -> bool:
+        """Return whether copies of a forward value are made of different rows of the batch."""
+        if pair.place.port in MEMBER_PORTS or is_backward(pair.place.port):
+            return False
+        return bool(self._split.intersection(pair.b.arrangement.copied))
+
     def elements(self, pair: PairedWhole) -> CommonElements | None:
         """Return the elements that both runs kept of a whole, in one order."""
         shape = pair.a.record.summary.shape
@@ -236,6 +279,7 @@ class LayoutPairs:
 
 
 _NEAR: Final = 0.05
+_SIDE_BY_SIDE: Final = (2, 3)
 
 
 def _at(piece: Piece, sides: Sequence[str]) -> set[tuple[str, int]]:

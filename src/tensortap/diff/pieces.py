@@ -26,6 +26,7 @@ _SHARD: Final = re.compile(r"(_?)S\((\d+)(?:, ?(\d+))?\)")
 MICRO: Final = "micro"
 COPY: Final = "R"
 BATCH: Final = "batch"
+SUM: Final = "P(sum)"
 
 
 class Piece(NamedTuple):
@@ -42,11 +43,18 @@ class Arrangement(NamedTuple):
     sizes: Mapping[str, int]
     data: frozenset[str]
     order: BatchOrder = "rank, micro"
+    found: frozenset[str] = frozenset()  # sides of which nothing was recorded
+    matrices: int = 1  # how many matrices lie side by side, each cut by itself, as those of queries, keys and values
 
     @property
     def copied(self) -> list[str]:
         """The sides along which ranks hold the same."""
         return [side for side, how in self.placements.items() if how == COPY]
+
+    @property
+    def may_hold_several(self) -> bool:
+        """Whether ranks hold pieces of which nothing was recorded: there may be several matrices side by side."""
+        return any(_SHARD.fullmatch(self.placements.get(side, "")) for side in self.found)
 
     @property
     def splits_batch(self) -> bool:
@@ -92,10 +100,15 @@ class Arrangement(NamedTuple):
         for side, dimension in self._cuts():
             if dimension >= len(rows):
                 return None
-            rows[dimension] = _chunk(rows[dimension], self.sizes[side], piece.at.get(side, 0))
+            matrices = np.split(rows[dimension], self._matrices(side, len(rows[dimension])))
+            rows[dimension] = np.concatenate([_chunk(of, self.sizes[side], piece.at.get(side, 0)) for of in matrices])
         if rows:
             rows[0] = self._rows_of_batch(rows[0], piece)
         return rows if tuple(map(len, rows)) == piece.record.summary.shape else None
+
+    def _matrices(self, side: str, length: int) -> int:
+        fits = side in self.found and length % (self.matrices * self.sizes[side]) == 0
+        return self.matrices if fits else 1
 
     def _cuts(self) -> Iterator[tuple[str, int]]:
         """Yield sides with the dimension they cut, in the order of cutting: strided ones cut what others have cut."""
@@ -113,7 +126,8 @@ class Arrangement(NamedTuple):
         size = math.prod(self.sizes[side] for side in sides)
         for which in self.order.split(", "):
             if which == "micro":
-                rows = _chunk(rows, self.sizes.get(MICRO, 1), piece.at.get(MICRO, 0))
+                if self.placements.get(MICRO) == BATCH:
+                    rows = _chunk(rows, self.sizes[MICRO], piece.at.get(MICRO, 0))
             elif which == "rank":
                 rows = _chunk(rows, size, rank)
             else:
@@ -132,18 +146,21 @@ def _chunk(rows: Ints, parts: int, number: int) -> Ints:
 
 
 def arrange(
-    pieces: Sequence[Piece], known: Mapping[str, str], data: frozenset[str], shape: Shape | None, *, member: bool
-) -> Arrangement:
+    pieces: Sequence[Piece], known: Mapping[str, str], data: frozenset[str], shape: Shape | None, *, member: bool,
+    summed: frozenset[str] = frozenset(),
+) -> Arrangement:  # fmt: skip
     """Find how pieces make a whole of this shape: as was recorded, else as their sizes and equality say.
 
     `member` says that they are of a parameter, which data-parallel ranks share; a value is of each one's own batch.
+    `summed` are sides along which pieces of the whole's own size are partial sums where they are not equal: the
+    gradient of a value that has no rows, such as an embedding of positions, is a sum over the rows of all ranks.
     """
     sides = dict.fromkeys(side for piece in pieces for side in piece.at)
     sizes = {side: max(piece.at.get(side, 0) for piece in pieces) + 1 for side in sides}
-    open_sides = [side for side in sides if sizes[side] > 1 and side not in known and side != MICRO]
     settled = {side: how for side, how in known.items() if sizes.get(side, 1) > 1}
-    if sizes.get(MICRO, 1) > 1:
+    if sizes.get(MICRO, 1) > 1 and (shape is None or _is_cut(pieces, shape)):
         settled[MICRO] = BATCH
+    open_sides = [side for side in sides if sizes[side] > 1 and side not in settled]
     choices: list[dict[str, str]] = [
         {**settled, **dict(zip(open_sides, chosen, strict=True))}
         for chosen in itertools.product((COPY, BATCH), repeat=len(open_sides))
@@ -159,7 +176,14 @@ def arrange(
     best: dict[str, str] = min(choices, key=badness)
     if shape is not None:
         best = _with_dimensions(best, pieces, sizes, data, shape, set(open_sides))
-    return Arrangement(best, sizes, data)
+    partial = [side for side in open_sides if best[side] == COPY and side in summed]
+    if any(not _alike_along(side, pieces) for side in partial):
+        best |= dict.fromkeys(partial, SUM)
+    return Arrangement(best, sizes, data, found=frozenset(open_sides))
+
+
+def _is_cut(pieces: Sequence[Piece], shape: Shape) -> bool:
+    return any(piece.record.summary.shape != shape for piece in pieces)
 
 
 def _numel(pieces: Sequence[Piece], placements: Mapping[str, str]) -> int:
@@ -193,7 +217,7 @@ def _with_dimensions(
     """Find along which dimension each side without a known placement cuts: data along the first, else what fits."""
     local = pieces[0].record.summary.shape
     split = [side for side, how in placements.items() if how == BATCH and side in open_sides]
-    if len(local) != len(shape) or not split:
+    if len(local) != len(shape) or not split or not shape:
         return dict(placements)
     fixed = [1] * len(shape)
     for side, how in placements.items():

@@ -67,7 +67,7 @@ class RoundingFloors:
         if place.port == "param":
             return Tolerance(known.rtol, known.atol + self._drifted.get(key, 0.0))
         if place.port == "grad":
-            seen = self._seen.within(module_of(place.site, "grad")).largest
+            seen = self._seen.within(self._called(module_of(place.site, "grad"))).largest
             rtol = known.rtol + 2 * self._apart.everywhere + _GROWTH * seen
             return Tolerance(rtol, known.atol + rtol * self._of_terms(place, x))
         if place.port == "update":
@@ -81,10 +81,21 @@ class RoundingFloors:
 
     def _of_terms(self, place: Place, x: Summary) -> float:
         """Return the size that a sum of independent terms of this size would have."""
-        inputs, gradients = self._terms.get(module_of(place.site, place.port), (0.0, 0.0))
+        inputs, gradients = self._terms.get(self._called(module_of(place.site, place.port)), (0.0, 0.0))
         size = max(x.shape[0] if x.shape else 1, 1)
         flat = len(x.shape) < 2
         return gradients / math.sqrt(size) * (1.0 if flat else inputs)
+
+    def _called(self, module: str) -> str:
+        """Return the module itself, or the one around it whose code uses its parameters without calling it."""
+        while module and module not in self._terms:
+            module = module.rpartition(".")[0]
+        return module
+
+    def drifted(self, shape: tuple[int, ...]) -> float:
+        """Return how far apart the updates of parameters of this shape have come so far."""
+        known = ((self._parameters.get(key), apart) for key, apart in self._drifted.items())
+        return max((apart for x, apart in known if x is not None and x.shape == shape), default=0.0)
 
     def _of_update(self, key: tuple[str, str], x: Summary, known: Tolerance) -> Tolerance:
         rtol, atol = _UPDATE * known.rtol, known.atol
@@ -104,7 +115,8 @@ class RoundingFloors:
             return update
         size = np.abs(gradient.elements.a.astype(np.float64))
         tolerance = gradient.tolerance
-        clear = (size > _ABOVE * (tolerance.atol + tolerance.rtol * (size + gradient.rms))) | (size == 0)
+        none = (size == 0) & (gradient.elements.b == 0)
+        clear = (size > _ABOVE * (tolerance.atol + tolerance.rtol * (size + gradient.rms))) | none
         return CommonElements(update.kind, update.a[clear], update.b[clear]) if clear.any() else None
 
     def without_turned(self, place: Place, kept: CommonElements, bound: Tolerance, rms: float) -> CommonElements | None:

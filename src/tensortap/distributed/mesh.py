@@ -39,6 +39,8 @@ def mesh_of(ranks: Sequence[int], parts: Parts, given: Mapping[str, int] | None)
     if len(known) < len(ranks) or any(shard["mesh"] != sides for shard in known.values()):
         return Mesh({"rank": len(ranks)}, {rank: (i,) for i, rank in enumerate(ranks)}, frozenset({"rank"}))
     at = {rank: tuple(shard["at"]) for rank, shard in known.items()}
+    if len(set(at.values())) < len(at) and (both := _product(ranks, parts)) is not None:
+        sides, at = both
     data = frozenset(side for side in sides if side in _DATA or _shards_everything(side, parts))
     if len(set(at.values())) == len(at):
         return Mesh(dict(sides), at, data)
@@ -46,7 +48,25 @@ def mesh_of(ranks: Sequence[int], parts: Parts, given: Mapping[str, int] | None)
     for rank in sorted(at):  # ranks of several meshes, such as one for each pipeline stage or tensor-parallel rank
         seen[at[rank]] = number = seen.get(at[rank], -1) + 1
         at[rank] = (number, *at[rank])
-    return Mesh({"group": max(seen.values()) + 1, **sides}, at, data)
+    return Mesh({"group": max(seen.values()) + 1, **sides}, at, data | {"group"})
+
+
+def _product(ranks: Sequence[int], parts: Parts) -> tuple[dict[str, int], dict[int, tuple[int, ...]]] | None:
+    """Return the mesh that several small ones make together, such as DistributedDataParallel's and tensor parallel's.
+
+    None where they do not tell every rank from all others.
+    """
+    sizes: dict[str, int] = {}
+    places: dict[int, dict[str, int]] = {rank: {} for rank in ranks}
+    for rank in ranks:
+        for shard in parts.get(rank, {}).values():
+            for (side, size), at in zip(shard["mesh"].items(), shard["at"], strict=True):
+                if sizes.setdefault(side, size) != size or places[rank].setdefault(side, at) != at:
+                    return None
+    if any(place.keys() != sizes.keys() for place in places.values()) or math.prod(sizes.values()) != len(ranks):
+        return None
+    found = {rank: tuple(place[side] for side in sizes) for rank, place in places.items()}
+    return (sizes, found) if len(set(found.values())) == len(ranks) else None
 
 
 def _given(ranks: Sequence[int], given: Mapping[str, int]) -> Mesh:

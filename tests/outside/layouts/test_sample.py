@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import tensortap as tt
 from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, scored_pairs, verdicts
 
 SAMPLE = (
@@ -19,10 +21,19 @@ ALL = (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())
 CASES = [case for case in ALL if case.name in SAMPLE]
 
 
+def script_of_the_document() -> str:
+    """What docs/layouts.md tells a user of FSDP2 to write."""
+    text = (Path(__file__).parents[3] / "docs" / "layouts.md").read_text(encoding="utf-8")
+    found = re.search(r"^```python\n(# spread\.py\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert found
+    return found[1]
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The runs of the sample, recorded in one start."""
     out = tmp_path_factory.mktemp("layouts")
+    (out / "spread.py").write_text(script_of_the_document())
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "outside.layouts", str(out), *SAMPLE]
@@ -36,3 +47,9 @@ def test_layouts(recorded: Path, case) -> None:
     """A fault is named at its module, a correct training agrees with one process."""
     (verdict,) = verdicts([case], recorded)
     assert verdict.right, verdict.answer
+
+
+def test_the_script_of_the_document(recorded: Path) -> None:
+    """The script in docs/layouts.md gives two runs that agree, put together from what FSDP2's ranks hold."""
+    found = tt.diff(recorded / "runs" / "on-1", recorded / "runs" / "on-2")
+    assert found and found.layouts.startswith("a one process, b dp 2") and len(found.steps) == 3

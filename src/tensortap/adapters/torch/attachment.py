@@ -13,6 +13,7 @@ from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import AdapterOptions
 from tensortap.adapters.torch.compile import code as compiled_code
 from tensortap.adapters.torch.compile.code import ModelCompileStatus
+from tensortap.adapters.torch.distributed.pipeline import pipelines_in_use
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules import unseen
 from tensortap.adapters.torch.modules.hidden import HIDING
@@ -64,6 +65,9 @@ class ModelHooks:
         self._step_handles = [register_before_root(called, RootForwardPreHook(receiver))]
         self._place(root, called)
         self._step_handles.append(register_after_root(called, RootForwardHook(receiver)))
+        if isinstance(called, (nn.ModuleDict, nn.ModuleList)) and pipelines_in_use():
+            hook = self._steps.stage_called
+            self._step_handles += [stage.register_forward_pre_hook(hook, prepend=True) for stage in called.children()]
 
     def change(self, plan: Plan, root: nn.Module, called: nn.Module) -> None:
         """Replace all hooks but those that find steps."""

@@ -108,6 +108,11 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         if self.between is not None and not torch.is_grad_enabled():
             steps.run_between(self)
 
+    def stage_called(self, module: nn.Module, args: Any) -> None:
+        """Hook before the forward of one of several pipeline stages, whose container is never called itself."""
+        if not torch.compiler.is_compiling():
+            self._rehearse(self._state(), microbatch())
+
     def backward_came(self) -> None:
         """Note that a gradient reached what the root returned, inside a compiled graph."""
         self._state().backward = True

@@ -51,6 +51,25 @@ def test_gradients_are_summed_over_micro_batches(watch, same):
     assert same(seen.one("0.weight:grad"), model[0].weight.grad)
 
 
+def test_gradients_that_megatron_moves_away(watch, same):
+    """What a hook adds to `main_grad`, with `.grad` set to None, is the gradient of the step."""
+
+    def move(parameter):
+        parameter.main_grad += parameter.grad
+        parameter.grad = None
+
+    model = net()
+    for parameter in model.parameters():
+        parameter.main_grad = torch.zeros_like(parameter)
+        parameter.register_post_accumulate_grad_hook(move)
+    seen = watch(model, "**:grad")
+    for _ in range(2):
+        model(x()).sum().backward()
+    seen.tap.close()
+    for name, parameter in model.named_parameters():
+        assert same(seen.one(f"{name}:grad"), parameter.main_grad)
+
+
 def test_gradients_are_recorded_before_clipping_with_the_factor(watch, same):
     """`clip_grad_norm_` between backward and step: one row, before it, that says by how much it is clipped."""
     model = net()

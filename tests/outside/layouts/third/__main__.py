@@ -20,7 +20,8 @@ if __name__ == "__main__":
         print(f"{name} did not run:\n{error[-600:]}", file=sys.stderr)
     if "--record" not in flags:
         for faults in (True, False):
-            found = list(outcomes([c for c in chosen if (c.answer is not None) == faults and c.name not in errors], out))
-            print(f"\n{'faults' if faults else 'correct'}: {sum(o.right for o in found)} of {len(found)}")
-            for o in found:
+            found = []
+            for o in outcomes([c for c in chosen if (c.answer is not None) == faults and c.name not in errors], out):
+                found.append(o)
                 print(f"  {'ok ' if o.right else 'BAD'} {o.name}: {o.answer[:400]}", flush=True)
+            print(f"{'faults' if faults else 'correct'}: {sum(o.right for o in found)} of {len(found)}\n", flush=True)

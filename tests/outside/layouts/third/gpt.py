@@ -1,5 +1,4 @@
-"""A GPT with a tied head, trained by DistributedDataParallel, FSDP2, or all-reduce by hand, with a DistributedSampler."""
-
+"""A GPT with a tied head under DistributedDataParallel, FSDP2, or all-reduce by hand, with a DistributedSampler."""
 
 import contextlib
 from typing import Any

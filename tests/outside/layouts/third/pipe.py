@@ -20,8 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 
-from outside.layouts.third.gpt import Block
-from outside.layouts.third.gpt import LENGTH, VOCAB, WIDTH
+from outside.layouts.third.gpt import LENGTH, VOCAB, WIDTH, Block
 from outside.layouts.third.scene import ROWS, Loop, Scene, average_gradients, begin, generator, mesh, share
 
 LAYERS = 4

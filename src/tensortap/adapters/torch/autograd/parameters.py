@@ -32,6 +32,12 @@ NO_OPTIMIZER: Final = "no optimizer stepped it"
 _CHUNK_BYTES: Final = 16 << 20  # updates are computed together up to this size, so that no copy of the model is made
 
 
+def gradient_of(parameter: nn.Parameter) -> Tensor | None:
+    """Return the gradient; Megatron keeps it in single precision as `main_grad`, and `.grad` is None then."""
+    gradient = parameter.grad
+    return getattr(parameter, "main_grad", None) if gradient is None else gradient
+
+
 class ParameterTaps:
     """Record the parameters that probes want, with their gradients and updates, and buffers."""
 
@@ -124,7 +130,7 @@ class ParameterTaps:
         """Record the armed ports of a kind; return those recorded, with their rows."""
         found: list[tuple[MemberPort, Tensor]] = []
         for member, parameter in self.members.parameters(kind, step.armed, ids):
-            tensor = parameter.grad if kind == "grad" else parameter
+            tensor = gradient_of(parameter) if kind == "grad" else parameter
             if tensor is None:
                 member.port.note = NO_GRADIENT if parameter.requires_grad else FROZEN
             elif member.site not in skip:

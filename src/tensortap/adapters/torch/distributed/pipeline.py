@@ -33,6 +33,11 @@ def microbatch() -> int | None:
     return None
 
 
+def pipelines_in_use() -> bool:
+    """Return whether stages of a pipeline may be called in this process."""
+    return _STAGE in sys.modules
+
+
 def is_stage(value: Any) -> bool:
     """Return whether a value is a stage of a pipeline."""
     stages = sys.modules.get(_STAGE)
