@@ -1,14 +1,14 @@
 """Parallel trainings against one process: planted faults that must be named, correct ones that must agree.
 
-    python benchmarks/layouts.py [--out FOLDER] [--only TEXT] [--set planted|scored|all] [--seed N] [--steps N]
+    python benchmarks/layouts.py [--out FOLDER] [--only TEXT] [--set planted|scored|third|all] [--seed N] [--steps N]
                                  [--statistics] [--seconds N]
 
 Records small models in every layout of tests/outside/layouts on 1, 2 and 4 gloo processes, compares each run with one
-process by `tt.diff` and the rules on replicas, and prints tables. The scored set has other models and layouts, whose
-answers were written down before the first run; `--seed` and `--steps` begin all of them with other parameters and go
-on for longer. With `--statistics` no elements are kept. With `--out` what is recorded there already is not recorded
-again, so that `--seconds` can cut a long go into several. Exits with 1 when more than one fault of twenty is not named
-exactly, or a correct training is called wrong.
+process by `tt.diff` and the rules on replicas, and prints tables. The scored set has other models and layouts, and the
+third one PyTorch's and transformers' own; their answers were written down before the first run. `--seed` and `--steps`
+begin all of them with other parameters and go on for longer. With `--statistics` no elements are kept. With `--out`
+what is recorded there already is not recorded again, so that `--seconds` can cut a long go into several. Exits with 1
+when more than one fault of twenty is not named exactly, or a correct training is called wrong.
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ from outside.layouts.judge import (
     verdicts,
 )
 from outside.layouts.pool import is_recorded
+from outside.layouts.third.cases import FAULTS as THIRD_FAULTS
+from outside.layouts.third.cases import Case as ThirdCase
+from outside.layouts.third.cases import correct as third_pairs
+from outside.layouts.third.judge import Outcome, outcomes, record_all
 
 import tensortap as tt
 
@@ -56,7 +60,33 @@ def record(cases: Sequence[Case], out: Path, keep: list[object], until: float) -
     return errors
 
 
-def table(title: str, found: Sequence[Verdict]) -> None:
+def third(out: Path, options: argparse.Namespace, keep: list[object], until: float) -> bool:
+    """Record and judge the third set; return whether its target is reached."""
+    cases: list[ThirdCase] = [
+        case._replace(scene=replace(case.scene, seed=options.seed, steps=options.steps))
+        for case in (*THIRD_FAULTS, *third_pairs())
+        if options.only in case.name
+    ]
+    errors: dict[str, str] = {}
+    for start in range(0, len(cases), AT_ONCE):
+        if time.monotonic() < until:
+            errors |= record_all(cases[start : start + AT_ONCE], out, keep)
+    done = [case for case in cases if (out / f"{case.name}.done").exists()]
+    report("third", errors, len(cases) - len(done), len(cases))
+    faults = list(outcomes([case for case in done if case.answer is not None], out))
+    correct = list(outcomes([case for case in done if case.answer is None], out))
+    return print_tables("third", faults, correct) and not errors and len(done) == len(cases)
+
+
+def report(name: str, errors: dict[str, str], left: int, total: int) -> None:
+    """Say what did not run, and how many are not recorded yet."""
+    for case, error in errors.items():
+        print(f"{case} did not run:\n{error}", file=sys.stderr)
+    if left:
+        print(f"{name}: {left} of {total} are not recorded yet", file=sys.stderr)
+
+
+def table(title: str, found: Sequence[Verdict | Outcome]) -> None:
     """Print the verdicts."""
     width = max((len(verdict.name) for verdict in found), default=0)
     print(f"\n{title}: {sum(verdict.right for verdict in found)} of {len(found)} right")
@@ -68,6 +98,11 @@ def judge(name: str, cases: Sequence[Case], out: Path) -> bool:
     """Print the tables of a set; return whether its target is reached."""
     faults = list(verdicts([case for case in cases if isinstance(case, Fault)], out))
     correct = list(verdicts([case for case in cases if not isinstance(case, Fault)], out))
+    return print_tables(name, faults, correct)
+
+
+def print_tables(name: str, faults: Sequence[Verdict | Outcome], correct: Sequence[Verdict | Outcome]) -> bool:
+    """Print both tables of a set; return whether its target is reached."""
     table(f"{name} faults, named exactly", faults)
     table(f"{name} correct trainings, no alarm", correct)
     return sum(verdict.right for verdict in faults) >= NAMED * len(faults) and all(v.right for v in correct)
@@ -78,13 +113,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--set", choices=[*SETS, "all"], default="all")
+    parser.add_argument("--set", choices=[*SETS, "third", "all"], default="all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--statistics", action="store_true")
     parser.add_argument("--seconds", type=float, default=float("inf"))
     options = parser.parse_args()
     until, good = time.monotonic() + options.seconds, True
+    keep: list[object] = [tt.stats()] if options.statistics else []
     with tempfile.TemporaryDirectory() as folder:
         out = options.out or Path(folder)
         for name, known in SETS.items():
@@ -94,13 +130,12 @@ def main() -> int:
             cases = [
                 case._replace(setup=replace(case.setup, seed=options.seed, steps=options.steps)) for case in chosen
             ]
-            errors = record(cases, out, [tt.stats()] if options.statistics else [], until)
-            for case, error in errors.items():
-                print(f"{case} did not run:\n{error}", file=sys.stderr)
+            errors = record(cases, out, keep, until)
             done = [case for case in cases if is_recorded(case.name, out)]
-            if len(done) < len(cases):
-                print(f"{name}: {len(cases) - len(done)} of {len(cases)} are not recorded yet", file=sys.stderr)
+            report(name, errors, len(cases) - len(done), len(cases))
             good &= judge(name, done, out) and not errors and len(done) == len(cases)
+        if options.set in ("third", "all"):
+            good &= third(out, options, keep, until)
     return 0 if good else 1
 
 

@@ -231,7 +231,8 @@ class Diff:
         causes = self._causes()
         if causes:
             yield f"its parameters differ: {listed(causes)}"
-        if (unequal := self.first_unequal) and unequal is not self.first:
+        unequal = self.first_unequal  # statistics of parts that were merged are rounded, and tell nothing of bits
+        if unequal and unequal is not self.first and (unequal.by_bits or not self.layouts):
             yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
         if self.moved is not None:
             example = f"step {self.moved[0]} of a with step {self.moved[1]} of b"
@@ -255,13 +256,14 @@ class Diff:
                 yield f"only in {run}: {many(alone, 'record')} of sites that are in both (another call, rank or step)"
 
     def _causes(self) -> list[str]:
-        """Parameters of the module in which they part, where those differ too."""
+        """Parameters of the module in which they part, where those differ too by then."""
         if self.first is None or self.first.site.endswith(":param"):
             return []
+        last = self.first.step
         module = self.first.site.rpartition(":")[0].partition("/")[0]
         below = f"{module}." if module else ""
-        found = (row.site for row in self.rows if row.differs and row.site.endswith(":param"))
-        return [site for site in found if site.startswith(below)]
+        rows = ((row.site, row.first) for row in self.rows if row.site.endswith(":param"))
+        return [site for site, first in rows if first is not None and first.step <= last and site.startswith(below)]
 
     def __str__(self) -> str:
         lines = [f"a  {self.a}", f"b  {self.b}", self.headline, *self.remarks(), ""]

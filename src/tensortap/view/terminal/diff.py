@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import IO
+from typing import IO, Final
 
+from rich.padding import Padding
 from rich.text import Text
 
 from tensortap import text
@@ -15,13 +16,15 @@ from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.screen import Screen
 
+_INDENT: Final = (0, 0, 0, 2)
+
 
 def draw_diff(found: Diff, limit: int = 0, stream: IO[str] | None = None) -> None:
     """Draw the headline, the remarks and the rows, the worst first."""
     screen = Screen(stream)
     screen.draw(Text(f"a  {printable(found.a)}", style="dim"), Text(f"b  {printable(found.b)}", style="dim"))
     screen.draw(Text(found.headline, style="bold green" if found else formats.ALARM))
-    screen.draw(*(Text(f"  {remark}") for remark in found.remarks()))
+    screen.draw(*(Padding(Text(remark), _INDENT, expand=False) for remark in found.remarks()))
     if found.first_unequal is None or found.explanation:
         return
     shown = _shown(found, limit)
