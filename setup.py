@@ -5,6 +5,7 @@ API and everything but the page are there. `TENSORTAP_NO_WEB=1` leaves the page 
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ HERE = "src/tensortap/reduce/csrc"
 WEB = Path("web")
 PAGE = Path("src/tensortap/view/static/index.html")
 NOT_SOURCE = ("node_modules", "test")
+SOURCE = "https://github.com/tensortap/tensortap"
 PATIENCE = 600  # seconds for one command of npm
 
 
@@ -62,7 +64,16 @@ def with_page(command: type[Command]) -> type[Command]:
     return type(command.__name__, (command,), {"run": lambda self: (build_page(), run(self))[1]})
 
 
+def described() -> str:
+    """README.md as PyPI shows it: pictures and links lead to the repository, since its files are not there."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^\]]*\]\()(?!https?:)", rf"\1{SOURCE}/raw/main/", text)
+    return re.sub(r"(\[[^\]]*\]\()(?!https?:|#)", rf"\1{SOURCE}/blob/main/", text)
+
+
 setup(
+    long_description=described(),
+    long_description_content_type="text/markdown",
     cmdclass={"build_py": with_page(build_py), "sdist": with_page(sdist)},
     ext_modules=[
         Extension(

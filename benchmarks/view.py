@@ -82,10 +82,7 @@ def write_records(
     site = np.repeat(order, steps) if folded else np.tile(order, steps)
     step = first + (np.tile(np.arange(steps), len(places)) if folded else np.repeat(np.arange(steps), len(places)))
     rows = _records(site, step, places, rng)
-    said = {
-        seal.PLACES: json.dumps([[*places[i], "", "", i, steps] for i in range(len(places))]).encode(),
-        seal.STEPS: json.dumps([(first, first + steps - 1, 1)]).encode(),
-    }
+    said = seal.outline(rows)
     said |= {seal.REPLACES: json.dumps([new_id()]).encode()} if folded else {}
     with seal.segment_writer(folder / segment_name(new_id()), rows.schema) as writer:
         writer.add_key_value_metadata(said)
@@ -211,6 +208,17 @@ def painted(path: Path, kind: str) -> Iterator[Figure]:
         browser.close()
 
 
+def compared(work: Path, sites: int, steps: int) -> Iterator[Figure]:
+    """The first comparison of two recorded runs with histograms, that differ everywhere, by a cold server."""
+    from reading import record  # tests load this file alone
+
+    for seed, name in enumerate("ab"):
+        record(work / "pair" / name, sites, steps, seed=seed)
+    with serving(work / "pair") as server:
+        taken = server.timed("/api/diff?a=a&b=b")
+    yield Figure(f"diff of two runs of {sites * steps:,} records, cold server", taken, 2.0, "s")
+
+
 def load(path: Path, steps: int, seconds: float) -> Iterator[Figure]:
     """Fifty requests at a time: every one answered, memory bounded."""
     stats = ("std", "mean", "zeros", "l2", "min", "max")
@@ -277,6 +285,7 @@ def figures(work: Path, quick: bool) -> Iterator[Figure]:
     sites, steps, seconds = (500, 1000, 5.0) if quick else (2000, 5000, 60.0)
     yield from page()
     yield from reported(work, *((40, 200) if quick else (200, 1000)))
+    yield from compared(work, *((100, 1000) if quick else (500, 2000)))
     for kind, folded in (("compacted", True), ("as written", False)):
         build(work / kind, sites, steps, folded=folded)
         yield from answers(work / kind, kind, steps)

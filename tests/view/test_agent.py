@@ -10,10 +10,12 @@ import pytest
 
 import tensortap as tt
 from tensortap.errors import RunError
+from tensortap.finding import Finding, Findings, Steps
 from tensortap.store.sandbox import sql_in_sandbox
 from tensortap.view.agent.brief import ROOM, paged
 from tensortap.view.agent.questions import POINTS, Questions
 from tensortap.view.agent.server import TOOLS
+from tensortap.view.agent.story import story, told
 
 RNG = np.random.default_rng(0)
 
@@ -73,6 +75,32 @@ def test_a_story_names_what_is_wrong(ask):
     assert any("encoder.relu:output" in line for line in wrong)
     found = ask.findings("broken")["findings"]
     assert found[0]["rule"] == "nonfinite" and found[0]["places"] == ["encoder.fc:output (steps 60–99)"]
+
+
+def test_a_finding_is_told_with_its_line_places_and_consequences(runs):
+    """A cause has the line to change, where else it is and what follows from it; of very many places some are named."""
+    hence = Finding("dead_units", "warning", "encoder.relu:output", Steps(61, 99, 39), {}, "All are zero.")
+    places = tuple(f"layers.{i}:output" for i in range(300))
+    cause = Finding(
+        "nonfinite", "error", "encoder.fc:output", Steps(60, 99, 40), {}, "NaN.", "lower the rate", "train.py:12",
+        places, (hence,),
+    )  # fmt: skip
+    found = Findings.of([cause], ["nonfinite"], {})
+    text = story(tt.open_run(str(runs / "broken")), found)
+    assert "1. error: nonfinite at encoder.fc:output (train.py:12), steps 60–99" in text
+    assert "The same at layers.0:output" in text and "and 296 more." in text
+    assert "Change: lower the rate" in text and "Hence dead_units at encoder.relu:output: All are zero." in text
+    (item,) = told(found)
+    assert item["lines"] == ["train.py:12"] and item["follows"] == ["dead_units at encoder.relu:output (steps 61–99)"]
+    assert item["places"][:2] == ["encoder.fc:output (steps 60–99)", "layers.0:output"]
+    assert item["places"][-1] == "and 281 more"
+
+
+def test_a_long_story_comes_in_pages(ask, monkeypatch):
+    """What does not fit into one answer is on the next page."""
+    monkeypatch.setattr("tensortap.view.agent.questions.story", lambda run: "\n".join(["word " * 20] * 200))
+    first, last = ask.explain("fine"), ask.explain("fine", page=3)
+    assert first["pages"] == 4 and len(json.dumps(first)) < 1.3 * ROOM and last["text"].startswith("word")
 
 
 def test_a_wrong_question_says_what_would_be_right(ask):

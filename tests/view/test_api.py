@@ -218,3 +218,42 @@ def test_half_a_million_records_at_every_zoom(bench, tmp_path):
         np.testing.assert_array_equal(answer.columns["high"][:, 0], fine[:, :size].max(axis=1))
     assert api.answer("/api/runs", {})["runs"][0]["records"] == 500_000
     api.close()
+
+
+def test_what_the_overview_will_ask_for_is_read_ahead(tmp_path):
+    """Asked for a run with `ahead`, or warmed up over one run, the server reads the statistic's column at once."""
+    with tt.watch(to=tmp_path / "run") as tap:
+        for _ in range(3):
+            tt.tap(X, "x")
+            tap.step()
+    for begin in (lambda api: api.answer("/api/run", {"ahead": "std"}), lambda api: api.warm()):
+        api = Api(str(tmp_path / "run"))
+        begin(api)
+        for _ in range(2):  # what warming up has begun begins something itself
+            api._threads.early.submit(lambda: None).result()
+        assert any("file" in key for key in api.grids._kept)
+        api.answer("/api/run", {"ahead": "no such statistic"})
+        api.close()
+
+
+def test_the_order_of_a_file_is_known_from_its_footer(tmp_path, ask):
+    """Where every step has the same places in one order the footer says so, and the grid is the same without it."""
+    with tt.watch(to=tmp_path / "run") as tap:
+        for step in range(6):
+            for name in ("c", "a", "b"):
+                tt.tap(X * (step + ord(name)), name)
+            tap.step()
+    with tt.watch(to=tmp_path / "uneven") as tap:
+        for step in range(6):
+            for name in ("c", "a", "b")[: 3 - step % 2]:
+                tt.tap(X * (step + ord(name)), name)
+            tap.step()
+    outlines = {where: tt.open_run(tmp_path / where).snapshots.take().outlines[0] for where in ("run", "uneven")}
+    assert [outlines["run"].places[i][0] for i in outlines["run"].order] == ["c", "a", "b"]
+    assert outlines["uneven"].order == ()
+    for where in outlines:
+        found = brute(tmp_path / where, lambda record: record["std"])
+        heat = ask("/api/heat", where, stat="std")
+        names = [str(place) for place in tt.open_run(tmp_path / where).snapshots.take().places]
+        wanted = expected(found, names, heat.columns["step"], np.mean)
+        np.testing.assert_allclose(heat.columns["value"], wanted, rtol=1e-5)

@@ -127,6 +127,18 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[...
 
 
 @pytest.fixture
+def picture() -> Callable[[Any, str], None]:
+    """A function that keeps a picture of a page under a name, once it has been drawn at its size."""
+
+    def keep(page: Any, name: str) -> None:
+        ARTEFACTS.mkdir(exist_ok=True)
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        page.screenshot(path=ARTEFACTS / f"{name}.png")
+
+    return keep
+
+
+@pytest.fixture
 def at(visit: Callable[..., Any], served: str) -> Callable[..., Any]:
     """A function that opens a page of a recorded run by its hash."""
     return lambda hash, **more: visit(served + hash, **more)

@@ -138,15 +138,22 @@ def test_numbers_and_pictures_can_be_kept(at, heat):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_fit_every_width_and_are_accessible(at, name):
-    """From a phone to a wide screen nothing overflows, and axe finds nothing to complain of."""
+def test_pages_fit_every_width_and_are_accessible(at, name, picture):
+    """From a phone to a wide screen nothing overflows, and axe finds nothing to complain of, light or dark."""
     page = at(PAGES[name], size=(390, 844))
     page.locator(READY[name]).first.wait_for(state="attached")
-    for width, height in ((390, 844), (1024, 700), (2560, 1440)):
+    for width, height, scheme in ((390, 844, "light"), (1024, 700, "light"), (2560, 1440, "dark")):
+        page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": height})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        picture(page, f"{name}-{width}")
+        if width != 1024:
+            assert violations(page) == []
+
+
+def violations(page):
+    """What axe-core complains of on a page."""
     if not AXE.exists():
         pytest.skip("axe-core is not installed: cd web && npm ci")
     page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run().then((said) => said.violations.map((one) => [one.id, one.nodes[0].html]))")
-    assert found == []
+    return page.evaluate("axe.run().then((said) => said.violations.map((one) => [one.id, one.nodes[0].html]))")

@@ -22,6 +22,16 @@ def test_hover_reads_the_recorded_value(at, heat, recorded):
     assert float(said.rsplit(" ", 1)[1]) == pytest.approx(value, rel=1e-3)
 
 
+def test_the_first_picture_takes_one_request(at, heat):
+    """The heat map is asked for once, at the width that it is shown in, and the server is told of it before."""
+    page = at("#/overview?run=digits")
+    heat(page).ready(SITES)
+    asked = page.evaluate("performance.getEntriesByType('resource').map((entry) => decodeURIComponent(entry.name))")
+    (one,) = [name for name in asked if "/api/heat" in name]
+    assert int(re.search(r"width=(\d+)", one)[1]) > 400
+    assert any("/api/run?ahead=std" in name for name in asked)
+
+
 def test_every_statistic_can_be_shown(at, heat):
     """The keys [ and ] go through all statistics, and each has a legend of its own."""
     page = at("#/overview?run=digits")

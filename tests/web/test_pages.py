@@ -130,7 +130,8 @@ PAGES = ("site?run=digits&site=head.1:output", "depth?run=digits", "diff?run=dig
 def test_pages_fit_the_window(at, hash, size):
     """On a small and on a large screen no page scrolls sideways, and it uses the room there is."""
     page = at(f"#/{hash}", size=size)
-    sync_api.expect(page.locator("main").get_by_text("Loading")).to_have_count(0)
+    page.locator("h1, h2, .chart-readout").first.wait_for(state="attached")
+    sync_api.expect(page.locator(".state", has_text="Reading")).to_have_count(0)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("main").bounding_box()["width"] > 0.8 * size[0]
 

@@ -27,6 +27,23 @@ export interface ChartOptions {
   format?: (value: number) => string;
 }
 
+const TICKS = 7;
+// A logarithmic axis of many powers of ten: uPlot would label none of them where they lie close.
+const POWERS: Partial<uPlot.Axis> = {
+  splits: (_, __, low, high) => powers(low, high),
+  filter: (_, ticks) => ticks,
+};
+
+/** Values at which a logarithmic axis is labelled: 1, 2 and 5 of each power of ten, powers, or some powers. */
+export function powers(low: number, high: number): number[] {
+  const [from, to] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
+  const every = Math.max(1, Math.ceil((to - from) / TICKS));
+  const found: number[] = [];
+  for (let at = from; at <= to; at += every)
+    for (const times of to - from > 2 ? [1] : [1, 2, 5]) found.push(times * 10 ** at);
+  return found.filter((tick) => tick >= low && tick <= high);
+}
+
 export class Chart {
   readonly element: HTMLElement;
   private plot: uPlot | null = null;
@@ -146,7 +163,7 @@ export class Chart {
           splits: (_, __, from, to) => this.ticksOf(from, to),
           values: (_, ticks) => ticks.map((tick) => this.nameOf(tick)),
         },
-        { ...line, size: gutter, space: 22, values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
+        { ...line, size: gutter, space: 22, ...(log ? POWERS : {}), values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
       ],
       series: [{}, ...this.series.map((one) => drawn(one))],
       bands: this.bands(),

@@ -35,6 +35,7 @@ export class Depth implements View {
   private why = ""; // why it opened at this step
   private readonly menu = h("span");
   private readonly note = h("span", { class: "quiet" });
+  private readonly unseen = h("p", { class: "quiet" }, 'No gradients were recorded: add a probe such as "**:grad_output".');
   private readonly unsize: () => void;
 
   constructor(private readonly context: Context) {
@@ -136,6 +137,7 @@ export class Depth implements View {
       this.element,
       controls,
       HALVES.map(([half]) => this.charts[half].element),
+      this.unseen,
       note,
       this.table.element,
     );
@@ -188,7 +190,11 @@ export class Depth implements View {
     const sites = this.names().length;
     const span = { from: -0.5, to: sites - 0.5 };
     const depth = Float64Array.from({ length: sites }, (_, i) => i);
-    for (const [half] of HALVES) this.charts[half].remark = this.remark(half);
+    for (const [half] of HALVES) {
+      this.charts[half].remark = this.remark(half);
+      this.charts[half].element.hidden = !data.get(half).some((value) => !Number.isNaN(value));
+    }
+    this.unseen.hidden = !this.charts.backward.element.hidden;
     for (const [half, name] of HALVES)
       this.charts[half].show(depth, this.series(data.get(half), sites, half, name), span);
     this.note.textContent = this.why;

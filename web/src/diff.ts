@@ -61,6 +61,7 @@ export class DiffPage implements View {
   private async load(a: string, b: string): Promise<void> {
     if (this.asked === `${a} ${b}`) return this.look();
     this.asked = `${a} ${b}`;
+    fill(this.body, loading(b ? "both runs" : "the runs"));
     try {
       const { runs } = await this.context.source.json<Runs>("/api/runs", {});
       this.choosers(
@@ -76,7 +77,6 @@ export class DiffPage implements View {
             runs.length > 1 ? "" : "Open the folder that holds both: tensortap view runs/",
           ),
         );
-      fill(this.body, loading("both runs"));
       this.answer = await this.context.source.json<DiffAnswer>("/api/diff", { a, b });
       fill(this.body, this.heat.element, h("div", { class: "diff-key" }), this.table.element);
       this.draw();

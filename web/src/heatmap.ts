@@ -73,7 +73,7 @@ export class Heatmap {
       this.spacer,
     );
     this.element = h("div", { class: "heat" }, this.scroller, this.axis, this.tip, this.said);
-    this.unsize = sized(this.element, () => this.resize());
+    this.unsize = sized(this.element, () => this.measure());
     this.gestures = new Gestures(this.over, {
       moved: (x, y) => this.moved(x, y),
       left: () => this.leave(),
@@ -91,7 +91,7 @@ export class Heatmap {
     if (this.rows !== model.rows) this.leave();
     this.rows = model.rows;
     if (this.told && !this.tip.hidden) this.tell(...this.told); // what was not known yet may be now
-    this.resize();
+    this.measure();
   }
 
   look(span: Span): void {
@@ -259,7 +259,8 @@ export class Heatmap {
     this.tip.style.transform = `translate(${Math.round(left)}px, ${Math.round(top)}px)`;
   }
 
-  private resize(): void {
+  /** Fit the map into the room there is now. */
+  measure(): void {
     const rows = this.model?.rows ?? 0;
     const most = this.on.most ?? 36;
     this.element.style.maxHeight = rows ? `${rows * most + AXIS}px` : "";

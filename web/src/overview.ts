@@ -23,6 +23,7 @@ import type { FindingGroup, RunInfo } from "./types.ts";
 import { type Context, labelOf, phaseOf, type Span, spanOf, spanPatch, type View, whole, within } from "./view.ts";
 
 const ROW = 15; // pixels that a name needs
+const WIDTHS = 64; // pixels: a scroll bar more or less asks for nothing anew
 const WAIT = 150; // milliseconds of quiet before the address, and the server, follow the mouse
 
 export class Overview implements View {
@@ -39,6 +40,8 @@ export class Overview implements View {
   private readonly says = h("div");
   private tree = new Tree([]);
   private treeKey = "";
+  private longest = 0; // letters of the longest name
+  private shape: Shape = { level: Infinity, open: new Set(), shut: new Set() };
   private asked = false; // whether the rules were asked
   private fitting = Infinity;
   private readonly tools: Tools;
@@ -105,6 +108,7 @@ export class Overview implements View {
     const chips = this.metrics.chips(this.context.run.metrics, params["metrics"]);
     this.heat.look(spanOf(params, this.context.run));
     this.grow();
+    this.heat.measure(); // the first request is for the width that is shown
     this.tools.draw(
       params,
       this.stat,
@@ -155,21 +159,24 @@ export class Overview implements View {
     this.ranks.close();
   }
 
-  /** The tree of the rows, made anew when they are others. */
+  /** The tree of the rows, made anew when they are others, and what of it is open: a filter shows every site. */
   private grow(): void {
     const { run } = this.context;
     const key = `${run.sites.length} ${this.port} ${this.stat}`;
-    if (key === this.treeKey) return;
-    this.treeKey = key;
-    this.tree = new Tree(run.sites.filter((site) => !this.port || site.port === this.port));
-    this.fitting = this.tree.fitting(Math.max(12, Math.floor(Math.max(innerHeight * 0.55, 260) / ROW)));
-  }
-
-  /** What of the tree is open; a filter shows every site that it finds. */
-  private get shape(): Shape {
+    if (key !== this.treeKey) this.plant(key);
     const { level, open, shut, sites } = this.params;
     const chosen = level === "all" || (sites && !level) ? Infinity : Number(level) || this.fitting;
-    return { level: chosen, open: listed(open), shut: listed(shut) };
+    this.shape = { level: chosen, open: listed(open), shut: listed(shut) };
+  }
+
+  private plant(key: string): void {
+    const { run } = this.context;
+    const { port } = this;
+    const sites = run.sites.filter((site) => !port || site.port === port);
+    this.treeKey = key;
+    this.tree = new Tree(sites);
+    this.longest = sites.reduce((most, site) => Math.max(most, labelOf(site.site, run).length), 0);
+    this.fitting = this.tree.fitting(Math.max(12, Math.floor(Math.max(innerHeight * 0.55, 260) / ROW)));
   }
 
   private toggle(row: number): void {
@@ -212,10 +219,8 @@ export class Overview implements View {
 
   /** Room for the longest name, and for the metrics' values above; at most a third of the width. */
   private gutter(width: number): number {
-    const names = this.context.run.sites.filter((site) => !this.port || site.port === this.port);
-    const longest = Math.max(0, ...names.map((site) => labelOf(site.site, this.context.run).length));
     const least = width < 620 ? 116 : 180;
-    return Math.round(clamp(longest * 6.6 + 40, least, Math.max(least, Math.min(380, width * 0.3))));
+    return Math.round(clamp(this.longest * 6.6 + 40, least, Math.max(least, Math.min(380, width * 0.3))));
   }
 
   private ask(): void {
@@ -229,7 +234,7 @@ export class Overview implements View {
       rank: this.params["rank"],
       fold: folds.length ? JSON.stringify(folds) : undefined,
     };
-    const width = Math.min(4096, Math.max(64, Math.round(this.heat.width)));
+    const width = clamp(Math.round(this.heat.width / WIDTHS) * WIDTHS, WIDTHS, 4096);
     const span = spanPatch(this.heat.span, run);
     const steps = { from: span.from ?? undefined, to: span.to ?? undefined, width };
     const key = JSON.stringify([rows, this.stat]);

@@ -128,10 +128,16 @@ export class Shell {
     this.silence();
     fill(this.main, loading("the run"));
     this.phase = this.asked();
-    this.run = await this.source.json<RunInfo>("/api/run", { run: id, phase: this.phase });
+    this.run = await this.source.json<RunInfo>("/api/run", { run: id, phase: this.phase, ahead: this.ahead() });
     learn(this.run.labels);
     document.title = `${this.run.id || "run"} · tensortap`;
     this.silence = this.source.live ? this.listen(id) : () => undefined;
+  }
+
+  /** The statistic that the overview will ask for: a server begins to read it before it is asked. */
+  private ahead(): string | undefined {
+    const { page, params } = this.router.route;
+    return this.source.live && page === "overview" ? (params["stat"] ?? "std") : undefined;
   }
 
   private listen(id: string): () => void {

@@ -100,7 +100,7 @@ export class SitePage implements View {
     this.panels.forEach((panel) => panel.close());
     this.shown = names.join(" ");
     this.panels = names.map(
-      (title) => new Panel({ title, zoom: (span) => this.zoom(span), hover: (step, from) => this.hovered(step, from) }),
+      (name) => new Panel({ title: labelOf(name, this.context.run), zoom: (span) => this.zoom(span), hover: (step, from) => this.hovered(step, from) }),
     );
     fill(
       this.body,

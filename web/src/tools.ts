@@ -7,6 +7,7 @@ import { overlayMenu } from "./overlay.ts";
 import type { Patch } from "./router.ts";
 import { Failure } from "./source.ts";
 import { nameOf } from "./stats.ts";
+import type { RunInfo } from "./types.ts";
 import type { Context } from "./view.ts";
 
 const TYPED = 250; // milliseconds after the last letter
@@ -16,6 +17,7 @@ export class Tools {
   private readonly filter: HTMLInputElement;
   private readonly error = h("span", { class: "wrong", role: "alert", hidden: true });
   private later = 0;
+  private known: { run: RunInfo; stats: string[] } | null = null;
 
   constructor(
     private readonly context: Context,
@@ -39,11 +41,11 @@ export class Tools {
     });
   }
 
+  /** The statistics that mean something here; worked out once for a version of the run, since rows ask for them. */
   stats(): string[] {
-    const ports = new Set(this.context.run.sites.map((site) => site.port));
-    const gradients = this.context.run.ports.some((port) => port.gradient && ports.has(port.name));
-    const absent = [...(gradients ? [] : ["grad"]), ...(ports.has("update") ? [] : ["update"])];
-    return this.context.run.stats.filter((stat) => !absent.includes(stat));
+    const { run } = this.context;
+    if (this.known?.run !== run) this.known = { run, stats: statsOf(run) };
+    return this.known.stats;
   }
 
   focus(): void {
@@ -148,6 +150,13 @@ export class Tools {
       `steps ${count(span.from ?? first)}–${count(span.to ?? last)} ✕`,
     );
   }
+}
+
+function statsOf(run: RunInfo): string[] {
+  const ports = new Set(run.sites.map((site) => site.port));
+  const gradients = run.ports.some((port) => port.gradient && ports.has(port.name));
+  const absent = [...(gradients ? [] : ["grad"]), ...(ports.has("update") ? [] : ["update"])];
+  return run.stats.filter((stat) => !absent.includes(stat));
 }
 
 /** The y axis of curves: by most of their values, by all, or symmetric-logarithmic. */

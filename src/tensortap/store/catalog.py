@@ -19,7 +19,7 @@ from tensortap.store import names as layout
 from tensortap.store.files import Files, check_regular, load_json
 from tensortap.store.footer import check_footer
 from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
-from tensortap.store.segments import COLUMNS, PLACE, PLACES, REPLACES, STEPS, UNREADABLE, outline
+from tensortap.store.segments import COLUMNS, ORDER, PLACE, PLACES, REPLACES, STEPS, UNREADABLE, outline
 
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
@@ -56,6 +56,7 @@ class Outline(NamedTuple):
     rows: int
     replaces: frozenset[str]
     phases: frozenset[str] = frozenset()
+    order: tuple[int, ...] = ()  # the places of each step's rows, where every step has the same in the same order
 
 
 class RankFiles(NamedTuple):
@@ -221,7 +222,10 @@ def _parsed(source: IO[bytes]) -> Outline:
     names = frozenset(replaces) if all(isinstance(name, str) for name in replaces) else frozenset[str]()
     try:
         steps = _steps(said.get(STEPS, b"[]"), rows)
-        return Outline(_places(said.get(PLACES, b"[]")), steps, rows, names, _phases(file))
+        places = _places(said.get(PLACES, b"[]"))
+        return Outline(
+            places, steps, rows, names, _phases(file), _order(said.get(ORDER, b"[]"), len(places), rows, steps)
+        )
     except (ValueError, TypeError):  # what it says of itself is damaged, perhaps not its rows
         columns = [name for name in ("step", "seq", *PLACE) if name in file.schema_arrow.names]
         return tail_outline(file.read(columns))._replace(rows=rows, replaces=names)
@@ -236,6 +240,20 @@ def _steps(said: bytes, rows: int) -> list[tuple[int, int, int]]:
     if sum((last - first) // stride + 1 for first, last, stride in ranges) > rows:
         raise ValueError("it names more steps than it has rows")
     return ranges
+
+
+@functools.lru_cache(maxsize=64)
+def _order_of(said: bytes) -> tuple[int, ...]:
+    """Parse a footer's order of places, mostly the same in all segments of a run; empty where it is none."""
+    order = tuple(load_json(said))
+    return order if sorted(order) == list(range(len(order))) else ()
+
+
+def _order(said: bytes, places: int, rows: int, steps: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
+    """Return the order of places in each step, where the footer names one that fits its places, rows and steps."""
+    order = _order_of(said)
+    count = sum((last - first) // stride + 1 for first, last, stride in steps)
+    return order if len(order) == places and len(order) * count == rows else ()
 
 
 def _phases(file: Any) -> frozenset[str]:

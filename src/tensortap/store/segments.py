@@ -27,6 +27,7 @@ REPLACES: Final = b"tensortap.replaces"
 PLACES: Final = b"tensortap.places"
 COLUMNS: Final = b"tensortap.columns"
 STEPS: Final = b"tensortap.steps"
+ORDER: Final = b"tensortap.order"
 PLACE: Final = ("site", "port", "slot", "op")
 _ROW_GROUP: Final = 1 << 20
 # Splitting numbers into byte planes before zstd halves what histograms take (measured: 306 to 224 bytes a record).
@@ -103,24 +104,43 @@ def outline(table: Any) -> dict[bytes, bytes]:
     """Return what a segment's footer says of it, so that a run's sites and steps are known without reading rows."""
     if "site" not in table.column_names:
         return {}
-    steps = np.unique(_plain(table["step"], np.int64)).tolist()
-    return {PLACES: json.dumps(_places(table)).encode(), STEPS: json.dumps(ranges(steps)).encode()}
+    column = _plain(table["step"], np.int64)
+    steps = np.unique(column)
+    places, place = _places(table)
+    said = {PLACES: json.dumps(places).encode(), STEPS: json.dumps(ranges(steps.tolist())).encode()}
+    order = same_order(column, place, steps)
+    return said if order is None else {**said, ORDER: json.dumps(order.tolist()).encode()}
 
 
-def _places(table: Any) -> list[tuple[Any, ...]]:
-    """Return each place with its first sequence number and how many rows it has."""
+def same_order(step: npt.NDArray[Any], place: npt.NDArray[Any], steps: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+    """Return the places of one step's rows in order, where every step has the same and no place comes twice.
+
+    >>> same_order(np.array([4, 4, 5, 5]), np.array([1, 0, 1, 0]), np.array([4, 5]))
+    array([1, 0])
+    """
+    if not len(steps) or len(step) % len(steps):
+        return None
+    order = place[: len(step) // len(steps)]
+    by_step = (step.reshape(len(steps), -1) == steps[:, None]).all()
+    same = by_step and (place.reshape(len(steps), -1) == order).all() and len(np.unique(order)) == len(order)
+    return order if same else None
+
+
+def _places(table: Any) -> tuple[list[tuple[Any, ...]], npt.NDArray[Any]]:
+    """Return each place with its first sequence number and how many rows it has, and the place of each row."""
     words, code = [], np.zeros(table.num_rows, np.int64)
     for name in PLACE:
         column = table[name].combine_chunks()
         encoded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
         words.append(encoded.dictionary.to_pylist())
         code = code * len(words[-1]) + _plain(encoded.indices, np.int32)
-    code = np.sort(code << 32 | _plain(table["seq"], np.int32))  # each place's smallest sequence number comes first
-    starts = np.flatnonzero(np.diff(code >> 32, prepend=-1))
-    numbers = np.unravel_index(code[starts] >> 32, [len(known) for known in words])
+    keyed = np.sort(code << 32 | _plain(table["seq"], np.int32))  # each place's smallest sequence number comes first
+    starts = np.flatnonzero(np.diff(keyed >> 32, prepend=-1))
+    present = keyed[starts] >> 32
+    numbers = np.unravel_index(present, [len(known) for known in words])
     names = [[known[i] for i in column] for known, column in zip(words, numbers, strict=True)]
-    first, count = code[starts] & 0xFFFFFFFF, np.diff(np.append(starts, len(code)))
-    return list(zip(*names, first.tolist(), count.tolist(), strict=True))
+    first, count = keyed[starts] & 0xFFFFFFFF, np.diff(np.append(starts, len(keyed)))
+    return list(zip(*names, first.tolist(), count.tolist(), strict=True)), np.searchsorted(present, code)
 
 
 def _plain(column: Any, dtype: Any) -> npt.NDArray[Any]:

@@ -45,9 +45,10 @@ class Questions:
         """List the runs: name, state, model, steps."""
         return paged("runs", [self._listed(name) for name in self._finder.ids()], page)
 
-    def explain(self, run: str = "") -> dict[str, Any]:
+    def explain(self, run: str = "", page: int = 0) -> dict[str, Any]:
         """Tell what happened in a run and what is wrong with it, as text."""
-        return {"text": story(self._run(run))}
+        found = paged("lines", story(self._run(run)).splitlines(), page)
+        return {"text": "\n".join(found.pop("lines")), **found}
 
     def summary(self, run: str = "", sites: str = "", page: int = 0) -> dict[str, Any]:
         """List a run's sites in order of importance, with the statistics of their last record."""

@@ -14,6 +14,7 @@ from tensortap.view.terminal.overview import about, model_name
 
 _PLACES: Final = 4
 _METRICS: Final = 8
+_LISTED: Final = 20  # places, lines and consequences of one item of an answer
 
 
 def story(run: Run, found: Findings | None = None) -> str:
@@ -94,17 +95,24 @@ def _other_places(first: Finding, group: list[Finding]) -> list[str]:
 
 
 def told(found: Findings) -> list[dict[str, Any]]:
-    """Return the same as plain values: one item for each severity and rule, with its places."""
-    return [
-        {
-            "severity": group[0].severity, "rule": group[0].rule,
-            "places": [*map(_place, group), *(place for finding in group for place in finding.places)],
-            "message": group[0].message, "change": group[0].advice,
-            "lines": list(dict.fromkeys(finding.code for finding in group if finding.code)),
-            "follows": [f"{other.rule} at {_place(other)}" for finding in group for other in finding.consequences],
-        }
-        for group in grouped(found)
-    ]  # fmt: skip
+    """Return the same as plain values: one item for each cause, with its places, lines and consequences."""
+    return [_item(group) for group in grouped(found)]
+
+
+def _item(group: list[Finding]) -> dict[str, Any]:
+    places = [*map(_place, group), *(place for finding in group for place in finding.places)]
+    lines = list(dict.fromkeys(finding.code for finding in group if finding.code))
+    follows = [f"{other.rule} at {_place(other)}" for finding in group for other in finding.consequences]
+    return {
+        "severity": group[0].severity, "rule": group[0].rule, "places": _few(places),
+        "message": group[0].message, "change": group[0].advice, "lines": _few(lines), "follows": _few(follows),
+    }  # fmt: skip
+
+
+def _few(names: list[str]) -> list[str]:
+    """Return the first of very many names, and how many more there are."""
+    more = len(names) - _LISTED
+    return names if more <= 0 else [*names[:_LISTED], f"and {more} more"]
 
 
 def _place(finding: Finding) -> str:

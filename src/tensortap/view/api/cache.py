@@ -28,6 +28,11 @@ class SizedCache:
         self._coming: dict[Hashable, Future[Any]] = {}
         self._lock = threading.Lock()
 
+    def has(self, key: Hashable) -> bool:
+        """Return whether a value is there, without making it."""
+        with self._lock:
+            return key in self._kept
+
     def get(self, key: Hashable, make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
         """Return the value of a key, made once however many ask for it. A value above the limit is not kept."""
         with self._lock:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ from tensortap.view.api.grid import Grid, Ints, as_floats, scattered
 from tensortap.view.api.stats import Stat
 
 _WORDS: Final = ("site", "port", "slot")
+_TOGETHER: Final = 256  # steps of short files that are put into bins at once
 
 
 class ColumnPlaces:
@@ -53,6 +54,32 @@ class FileGrid(NamedTuple):
     def nbytes(self) -> int:
         """How much room it takes."""
         return self.grid.nbytes + self.steps.nbytes + 64 * len(self.places.triples)
+
+
+def joined(grids: Iterable[FileGrid | None]) -> Iterator[FileGrid]:
+    """Yield grids, and those of short files that follow each other as one: fewer bins lie in two of them."""
+    waiting: list[FileGrid] = []
+    for grid in grids:
+        if grid is None:
+            continue
+        if waiting and not (_follows(grid, waiting[-1]) and sum(len(one.steps) for one in waiting) < _TOGETHER):
+            yield _concatenated(waiting)
+            waiting = []
+        waiting.append(grid)
+    if waiting:
+        yield _concatenated(waiting)
+
+
+def _follows(grid: FileGrid, before: FileGrid) -> bool:
+    plain = all(one.grid.number is None and one.grid.bad is None for one in (grid, before))
+    return plain and grid.places is before.places and bool(grid.steps[0] > before.steps[-1])
+
+
+def _concatenated(grids: list[FileGrid]) -> FileGrid:
+    if len(grids) == 1:
+        return grids[0]
+    mean = np.concatenate([one.grid.mean for one in grids])
+    return FileGrid(grids[0].places, np.concatenate([one.steps for one in grids]), Grid(mean))
 
 
 class FileCells(NamedTuple):
@@ -143,7 +170,11 @@ def _any_port(outline: Outline, stat: Stat) -> bool:
 
 
 def _ordered(outline: Outline) -> tuple[ColumnPlaces, Ints] | None:
-    """Return which rows are whose in a segment that was folded: it is sorted by place."""
+    """Return which rows are whose where the footer tells: every step has the same, or it is sorted by place."""
+    if outline.order:
+        places = _places_in_order(ByIdentity(outline.places), outline.order)
+        count = outline.rows // len(outline.order)
+        return None if places is None else (places, np.tile(np.arange(len(places.triples)), count))
     if not outline.replaces:
         return None
     places, counts = _sorted_places(ByIdentity(outline.places))
@@ -160,6 +191,13 @@ class ByIdentity(NamedTuple):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ByIdentity) and self.places is other.places
+
+
+@functools.lru_cache(maxsize=64)
+def _places_in_order(same: ByIdentity, order: tuple[int, ...]) -> ColumnPlaces | None:
+    """Return the places of a step's rows; None where two operations share one."""
+    triples = [same.places[i][:3] for i in order]
+    return ColumnPlaces(triples) if len(set(triples)) == len(triples) else None
 
 
 @functools.lru_cache(maxsize=64)

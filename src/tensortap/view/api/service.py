@@ -15,6 +15,7 @@ from tensortap.errors import NotARunError, suggest
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.view.api import about
+from tensortap.view.api.bins import bins_for
 from tensortap.view.api.cache import SizedCache
 from tensortap.view.api.card import card
 from tensortap.view.api.depth import depth
@@ -31,32 +32,55 @@ from tensortap.view.api.ranks import ranks
 from tensortap.view.api.rows import ReadColumns
 from tensortap.view.api.run_finder import RunFinder
 from tensortap.view.api.site import site
+from tensortap.view.api.stats import STATS
 from tensortap.view.api.tensor import Entry, KeptTensorIndex, tensor
-from tensortap.view.api.tiles import THREADS, TiledGrids
+from tensortap.view.api.tiles import LOOKED_AT, THREADS, TiledGrids
 from tensortap.view.api.timeline import phase_spans, timeline
 from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
 
 _TRIES: Final = 3
 MAX_AGE: Final = 0.25  # seconds for which a snapshot of the folder is good enough
+AHEAD_WIDTH: Final = 1024  # columns of the heat map that is read before it is asked for
 MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
+
+
+class ReadingThreads:
+    """The threads of one `Api`: for files, for the rules, and for what is read before it is asked for."""
+
+    def __init__(self) -> None:
+        self.files = ThreadPoolExecutor(THREADS, "tensortap-view")
+        self.rules = ThreadPoolExecutor(1, "tensortap-rules")
+        self.early = ThreadPoolExecutor(1, "tensortap-ahead")
+
+    def close(self) -> None:
+        """End them; what has not begun is not begun."""
+        for pool in (self.early, self.rules, self.files):
+            pool.shutdown(cancel_futures=True)
 
 
 class OpenRun:
     """One run with what is remembered of it. Each answer is made from the one snapshot that is passed in."""
 
     def __init__(
-        self, ident: str, path: str, cache: SizedCache, pool: ThreadPoolExecutor, rules: ThreadPoolExecutor
+        self, ident: str, path: str, cache: SizedCache, threads: ReadingThreads, statistics: int = LOOKED_AT
     ) -> None:
         self.ident = ident
         self.run = Run(path)
         self.cache = cache
-        self.grids = TiledGrids(cache, pool)
-        self.findings = BackgroundFindings(self.run, self.grids, rules)
+        self.grids = TiledGrids(cache, threads.files, statistics)
+        self.findings = BackgroundFindings(self.run, self.grids, threads.rules)
+        self._early = threads.early
         self._kept = KeptTensorIndex()
 
     def snapshot(self) -> Snapshot:
         """Return the run as it is now; the folder is listed at most every `MAX_AGE` seconds."""
         return self.run.snapshots.take(MAX_AGE)
+
+    def read_ahead(self, snapshot: Snapshot, stat: str) -> None:
+        """Begin to read a statistic that the overview will ask for; what fails is told when it is asked for."""
+        if stat in STATS and len(snapshot.steps):
+            bins = bins_for(0, len(snapshot.steps), AHEAD_WIDTH)
+            self._early.submit(self.grids.grid, snapshot, STATS[stat], bins)
 
     def kept(self, snapshot: Snapshot) -> dict[Triple, list[Entry]]:
         """Return the tensors that were kept, by place."""
@@ -81,6 +105,7 @@ Request = Callable[[OpenRun, Snapshot, Query], Answer]
 
 def _run(opened: OpenRun, snapshot: Snapshot, query: Query) -> Answer:
     of_phase = shown(snapshot, query)
+    opened.read_ahead(of_phase, query.text("ahead"))
     names = list(series_of(of_phase, opened.cache))
     return about.described(opened.ident, snapshot, names, opened.facts(snapshot), of_phase)
 
@@ -172,21 +197,34 @@ class Api:
     >>> api.close()
     """
 
-    def __init__(self, path: str, memory: int = MEMORY, decode: Decode | None = None) -> None:
+    def __init__(
+        self, path: str, memory: int = MEMORY, decode: Decode | None = None, statistics: int = LOOKED_AT
+    ) -> None:
         self.found = RunFinder(path)
         self.notes = RunNotes(self.found)
         self.grids = SizedCache(memory * 5 // 6)
         self.answers = SizedCache(memory // 6)
         self.harvests = HarvestPages(path, self.answers, decode)
-        self._pool = ThreadPoolExecutor(THREADS, "tensortap-view")
-        self._rules = ThreadPoolExecutor(1, "tensortap-rules")
+        self._threads = ReadingThreads()
+        self._statistics = statistics  # that are asked for again and again: a viewer's few, or all of them
         self._opened: dict[str, OpenRun] = {}
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """End the threads that read."""
-        self._rules.shutdown(cancel_futures=True)
-        self._pool.shutdown(cancel_futures=True)
+        self._threads.close()
+
+    def warm(self) -> None:
+        """Begin, while a browser starts, what the first look needs: slow imports, and reading the only run there is."""
+        self._threads.early.submit(self._warm)
+
+    def _warm(self) -> None:
+        import pyarrow.dataset  # noqa: F401  it imports pandas, if that is installed: a quarter of a second
+
+        if self.found.alone:
+            opened = self.opened("")
+            snapshot = opened.snapshot()
+            opened.read_ahead(shown(snapshot, Query({})), next(iter(STATS)))
 
     def answer(self, path: str, given: Mapping[str, str]) -> Answer:
         """Return the answer to a request."""
@@ -231,7 +269,7 @@ class Api:
             known = self._opened.get(path)
             if known is None:
                 own = ident or self.found.ids()[0]
-                known = self._opened[path] = OpenRun(own, path, self.grids, self._pool, self._rules)
+                known = self._opened[path] = OpenRun(own, path, self.grids, self._threads, self._statistics)
             return known
 
     def _request(self, path: str, given: Mapping[str, str]) -> tuple[AnswerFrom, list[OpenRun]]:

@@ -21,7 +21,7 @@ from tensortap.store.catalog import Outline
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import StepBins
 from tensortap.view.api.cache import SizedCache
-from tensortap.view.api.file_grid import FileCells, FileGrid, segment_cells, segment_grid, tail_grid
+from tensortap.view.api.file_grid import FileCells, FileGrid, joined, segment_cells, segment_grid, tail_grid
 from tensortap.view.api.grid import Canvas, Grid, Ints
 from tensortap.view.api.stats import Stat
 
@@ -30,7 +30,7 @@ _TILE_CELLS: Final = 1 << 20
 _TILE_BINS: Final = (16, 256)
 THREADS: Final = max(2, min(4, os.cpu_count() or 2))
 _CELL_BYTES: Final = 4
-_STATISTICS: Final = 32  # whose grids, a number for each record, may lie in memory beside the tiles
+LOOKED_AT: Final = 4  # statistics whose grids, a number for each record, may lie in memory beside the tiles
 T = TypeVar("T")
 P = ParamSpec("P")
 
@@ -54,13 +54,14 @@ class TiledGrids:
     Memory is bounded: by the cache, plus what is being put together, which is at most a tile and a few files a thread.
     """
 
-    def __init__(self, cache: SizedCache, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, cache: SizedCache, pool: ThreadPoolExecutor, statistics: int = LOOKED_AT) -> None:
         self._cache = cache
         self._pool = pool
+        self._statistics = statistics
 
     def kept(self, snapshot: Snapshot, key: tuple[Any, ...], make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
         """Return something computed from this run, remembered beside its grids."""
-        return self._cache.get((str(snapshot.files), snapshot.phase, *key), make, nbytes)
+        return self._cache.get(_cache_key(snapshot, key), make, nbytes)
 
     def grid(self, snapshot: Snapshot, stat: Stat, bins: StepBins, rows: Ints | None = None) -> Grid:
         """StepBins × the chosen rows, or all: the page asks for as many as it shows."""
@@ -113,18 +114,32 @@ class TiledGrids:
     def _from_files(self, canvas: Canvas, snapshot: Snapshot, stat: Stat, bins: StepBins) -> None:
         low, high = bins.steps(len(snapshot.steps))
         found = _overlapping(_sources(snapshot), snapshot.steps[low], snapshot.steps[high - 1])
-        for grid in ahead(self._pool, lambda source: self._file_grid(snapshot, source, stat), found, 2 * THREADS):
-            if grid is not None:
-                _place(canvas, grid, snapshot, bins)
+        for grid in joined(self._file_grids(snapshot, found, stat)):
+            _place(canvas, grid, snapshot, bins)
+
+    def _file_grids(self, snapshot: Snapshot, found: list[GridSource], stat: Stat) -> Iterable[FileGrid | None]:
+        """Return the grids of files in order, read by several threads unless all are known: a zoom waits for none."""
+        read = lambda source: self._file_grid(snapshot, source, stat)  # noqa: E731
+        if all(self._cache.has(_cache_key(snapshot, _file_key(stat, source))) for source in found):
+            return map(read, found)
+        return ahead(self._pool, read, found, 2 * THREADS)
 
     def _file_grid(self, snapshot: Snapshot, source: GridSource, stat: Stat) -> FileGrid | None:
         def read() -> FileGrid | None:
             cells = self.kept(snapshot, ("cells", *source.key), source.cells, _size)
             return source.read(cells, stat)
 
-        if snapshot.record_count * _CELL_BYTES > self._cache.limit // _STATISTICS:
+        if snapshot.record_count * _CELL_BYTES > self._cache.limit // self._statistics:
             return read()  # kept, the grids of some statistics would push the tiles out that are made of them
-        return self.kept(snapshot, ("file", stat.name, *source.key), read, _size)
+        return self.kept(snapshot, _file_key(stat, source), read, _size)
+
+
+def _cache_key(snapshot: Snapshot, key: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (str(snapshot.files), snapshot.phase, *key)
+
+
+def _file_key(stat: Stat, source: GridSource) -> tuple[Any, ...]:
+    return ("file", stat.name, *source.key)
 
 
 def _sources(snapshot: Snapshot) -> Iterator[GridSource]:

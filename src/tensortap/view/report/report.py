@@ -45,7 +45,7 @@ def report(
         raise RunError(f"{output} is there already; give --overwrite to replace it, or another name")
     if not Files(path).exists(RUN_JSON):
         raise RunError(f"a report must be of one run, got {path!r}: tensortap report runs/exp1 -o report.html")
-    api = Api(path)
+    api = Api(path, statistics=32)  # a report goes through all of them: it keeps tiles, and no grids of files
     try:
         opened = api.opened("")
         found = patiently([opened], lambda snapshots: embed(FrozenRun(opened, snapshots[0]), limit, progress))

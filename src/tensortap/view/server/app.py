@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import mimetypes
 import socket
 from collections.abc import Awaitable, Callable
@@ -208,7 +209,8 @@ def hosts_for(host: str) -> frozenset[str]:
 
 
 def serve(app: ASGIApp, listening: socket.socket) -> None:
-    """Serve until interrupted, and end quietly."""
+    """Serve until interrupted, and end quietly: pages that still listen for news are no error."""
+    logging.getLogger("uvicorn.error").addFilter(lambda said: "graceful shutdown exceeded" not in said.getMessage())
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=1)
     )

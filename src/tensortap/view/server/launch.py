@@ -51,6 +51,7 @@ def view(
     allowed = PageControl(api.found.where) if control else None
     url = listening.url if allowed is None else f"{listening.url}?token={allowed.token}"
     try:
+        api.warm()
         for line in remarks(host, port, listening):
             say(line)
         say(f"{printable(api.found.path)} is shown at {url}  (Ctrl-C ends it)")
