@@ -181,7 +181,7 @@ def test_rules_look_at_long_runs_within_bounds(make_run, ask, tmp_path):
     broken[0, 0] = np.nan
     make_run([({"a": broken if n == 77 else X}, {}) for n in range(300)])
     api = Api(str(tmp_path / "run"))
-    checked = BackgroundFindings(api.opened("").run, api.opened("").grids, api._rules, limit=20)
+    checked = BackgroundFindings(api.opened("").run, api.opened("").grids, api._threads.rules, limit=20)
     found = checked.complete(api.opened("").snapshot())
     assert found["steps"]["looked"] < 120 and found["steps"]["of"] == 300
     assert found["findings"][0]["steps"]["first"] == 77
@@ -192,7 +192,7 @@ def test_findings_come_when_they_are_ready(make_run):
     """The first answer says that rules are running; a later one has what they found."""
     api = Api(make_run([({"relu": np.zeros_like(X)}, {})] * 5))
     first = api.answer("/api/findings", {})
-    api._rules.submit(int).result()  # one thread: what was asked before is done
+    api._threads.rules.submit(int).result()  # one thread: what was asked before is done
     found = api.answer("/api/findings", {})
     assert first["running"] and first["findings"] == []
     assert not found["running"] and "all_zero" in {finding["rule"] for finding in found["findings"]}

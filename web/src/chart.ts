@@ -21,7 +21,7 @@ export interface ChartOptions {
   range?: [number, number];
   log?: boolean;
   xName?: (x: number) => string;
-  xTicks?: (from: number, to: number) => number[];
+  xTicks?: (from: number, to: number, wanted: number) => number[];
   hover?: (x: number) => void;
   zoom?: (span: Span | null) => void;
   format?: (value: number) => string;
@@ -30,6 +30,7 @@ export interface ChartOptions {
 const TICKS = 7;
 // A logarithmic axis of many powers of ten: uPlot would label none of them where they lie close.
 const POWERS: Partial<uPlot.Axis> = {
+  incrs: (_, __, low, high) => [(high - low) / TICKS], // else it finds none for many powers, and draws no axis
   splits: (_, __, low, high) => powers(low, high),
   filter: (_, ticks) => ticks,
 };
@@ -232,8 +233,8 @@ export class Chart {
   }
 
   private ticksOf(from: number, to: number): number[] {
-    if (this.options.xTicks) return this.options.xTicks(from, to);
     const wanted = Math.max(2, this.holder.clientWidth / 120);
+    if (this.options.xTicks) return this.options.xTicks(from, to, wanted);
     const size = Math.max(1, (to - from) / wanted);
     const power = 10 ** Math.floor(Math.log10(size));
     const step = [1, 2, 5, 10].map((times) => times * power).find((each) => each >= size) ?? size;

@@ -45,7 +45,7 @@ export class Depth implements View {
       log: true,
       gutter: 76,
       xName: (x: number) => this.nameAt(x),
-      xTicks: (from: number, to: number) => ticks(from, to),
+      xTicks: (from: number, to: number, wanted: number) => ticks(from, to, wanted),
       hover: (x: number) => this.hovered(half, x),
     });
     this.charts = {
@@ -313,8 +313,8 @@ function reach(values: ArrayLike<number>, sites: number): [Float64Array, Float64
   return [low, high];
 }
 
-function ticks(from: number, to: number): number[] {
-  const every = Math.max(1, Math.ceil((to - from) / 10));
+function ticks(from: number, to: number, wanted: number): number[] {
+  const every = Math.max(1, Math.ceil((to - from) / Math.min(10, Math.floor(wanted))));
   const found: number[] = [];
   for (let at = Math.ceil(from); at <= to; at += every) found.push(at);
   return found;

@@ -85,7 +85,8 @@ def _concatenated(grids: list[FileGrid]) -> FileGrid:
 class FileCells(NamedTuple):
     """Where the rows of one file lie in its grid, the same for every statistic: worked out once.
 
-    `cell` is step × places + place, None where each row is the next cell; `counted` are the rows that count, None: all.
+    `cell` is step × places + place, None where each row is the next cell, step by step or `by_place`; `counted` are the
+    rows that count, None: all.
     """
 
     places: ColumnPlaces
@@ -93,6 +94,7 @@ class FileCells(NamedTuple):
     cell: npt.NDArray[np.int32] | None
     counted: Ints | None
     total: int
+    by_place: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +105,22 @@ class FileCells(NamedTuple):
     def shape(self) -> tuple[int, int]:
         """How many steps and places there are."""
         return len(self.steps), len(self.places.triples)
+
+    def numbers(self) -> Ints:
+        """Return the cell of each row."""
+        if self.cell is not None:
+            return self.cell.astype(np.int64)
+        return _every_cell(self.shape, self.by_place).reshape(-1)
+
+    def grid(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return values of which each is the next cell as steps × places."""
+        steps, places = self.shape
+        return np.ascontiguousarray(values.reshape(places, steps).T) if self.by_place else values.reshape(self.shape)
+
+
+def _every_cell(shape: tuple[int, int], by_place: bool) -> Ints:
+    cells: Ints = np.arange(shape[0] * shape[1], dtype=np.int64).reshape(shape)
+    return cells.T if by_place else cells
 
 
 class FileColumns(NamedTuple):
@@ -236,8 +254,11 @@ def _cells(
     cell = cell if counted is None else cell[counted]
     if len(cell) and not 0 <= cell.min() <= cell.max() < len(steps) * width:
         raise ValueError("it has rows of other steps than its footer says")
-    whole = len(cell) == len(steps) * width and bool((cell == np.arange(len(cell))).all())
-    return FileCells(places, steps, None if whole else cell.astype(np.int32), counted, len(table))
+    for by_place in (False, True) if len(cell) == len(steps) * width else ():
+        every = _every_cell((len(steps), width), by_place)
+        if (cell.reshape(every.shape) == every).all():
+            return FileCells(places, steps, None, counted, len(table), by_place)
+    return FileCells(places, steps, cell.astype(np.int32), counted, len(table))
 
 
 def _grid(rows: FileColumns, cells: FileCells, stat: Stat) -> FileGrid | None:
@@ -246,8 +267,8 @@ def _grid(rows: FileColumns, cells: FileCells, stat: Stat) -> FileGrid | None:
     if cells.counted is not None:
         values, bad = values[cells.counted], None if bad is None else bad[cells.counted]
     if cells.cell is None and not stat.ports:
-        return FileGrid(cells.places, cells.steps, _as_grid(values, bad, cells.shape)) if len(values) else None
-    cell: Ints = np.arange(len(values)) if cells.cell is None else cells.cell.astype(np.int64)
+        return FileGrid(cells.places, cells.steps, _as_grid(values, bad, cells)) if len(values) else None
+    cell = cells.numbers()
     if stat.ports:
         right = np.array([port in stat.ports for _, port, _ in cells.places.triples], bool)[cell % cells.shape[1]]
         cell, values, bad = cell[right], values[right], None if bad is None else bad[right]
@@ -256,10 +277,10 @@ def _grid(rows: FileColumns, cells: FileCells, stat: Stat) -> FileGrid | None:
     return FileGrid(cells.places, cells.steps, scattered(cell, values, bad, cells.shape))
 
 
-def _as_grid(values: npt.NDArray[Any], bad: npt.NDArray[np.bool_] | None, shape: tuple[int, int]) -> Grid:
+def _as_grid(values: npt.NDArray[Any], bad: npt.NDArray[np.bool_] | None, cells: FileCells) -> Grid:
     """Return records of which each is the next cell."""
-    marks = None if bad is None or not bad.any() else bad.reshape(shape)
-    return Grid(as_floats(values).reshape(shape), bad=marks)
+    marks = None if bad is None or not bad.any() else cells.grid(bad)
+    return Grid(cells.grid(as_floats(values)), bad=marks)
 
 
 def _bad(rows: FileColumns) -> npt.NDArray[np.bool_] | None:

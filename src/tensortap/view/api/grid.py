@@ -89,7 +89,9 @@ def binned(grid: Grid, starts: Ints) -> Grid:
             total = each(np.add.reduce, grid.mean)
         if np.isfinite(total).all():
             low, high = (each(fold.reduce, grid.mean) for fold in (np.minimum, np.maximum))
-            return Grid(total / number, low, high, np.repeat(number, grid.mean.shape[1], axis=1))
+            return Grid(
+                np.asarray(total / number, np.float32), low, high, np.repeat(number, grid.mean.shape[1], axis=1)
+            )
     count = (~np.isnan(grid.mean)).astype(np.float32) if grid.number is None else grid.number
     weighed = np.where(count > 0, grid.mean if grid.number is None else grid.mean * count, np.float32(0))
     number = each(np.add.reduce, count)
