@@ -4,13 +4,13 @@
     python benchmarks/harvest.py write read      some of: formats, write, read, memory, processes, ray, saelens
 
 Each contender runs between two bare forward passes and is compared with their mean, so that a busy machine slows both
-alike; ratios are medians over rounds. BATCHES, ROUNDS and MODEL in the environment say how many batches and rounds, and
-which model. nnsight and SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
+alike; ratios are medians over rounds. CPU time counts all threads: it is what a harvest costs where no core is idle.
+BATCHES, ROUNDS and MODEL in the environment say how many batches and rounds, and which model. nnsight and SAELens take
+part where they can be imported (PYTHONPATH=<folder with them>).
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import importlib.util
 import os
@@ -20,13 +20,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from harvest_formats import formats
+from harvest_table import Run, compare, warm_up
 from models import Transformer
 from torch import nn
 
@@ -34,7 +34,6 @@ import tensortap as tt
 
 BATCHES, BATCH, LENGTH = int(os.environ.get("BATCHES", "24")), 16, 64
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
-Run = Callable[[Path], object]
 
 
 def minilm() -> nn.Module:
@@ -175,46 +174,7 @@ def write() -> None:
         model, data = make(), batches(key)
         print(f"\n{name}: {BATCHES} batches of {BATCH} × {LENGTH} tokens, bf16, median of {ROUNDS} rounds in turn")
         warm_up(contenders(model, data[:2], site))
-        compare(contenders(model, data, site))
-
-
-def compare(taking_part: dict[str, Run]) -> None:
-    """Print the throughput of contenders relative to the bare forward pass, which runs before and after each."""
-    bare = taking_part.pop("bare forward")
-    pairs: dict[str, list[tuple[float, float]]] = {each: [] for each in taking_part}
-    for _ in range(ROUNDS):
-        before = seconds_of(bare)
-        for each, run in list(taking_part.items()):
-            try:
-                own = seconds_of(run)
-            except Exception as error:
-                print(f"{each} failed and is left out: {type(error).__name__}: {str(error)[:100]}")
-                del taking_part[each], pairs[each]
-                continue
-            after = seconds_of(bare)
-            pairs[each].append(((before + after) / 2, own))
-            print(f"    {each:<26} {own:6.2f} s, bare forward {before:.2f} and {after:.2f} s", flush=True)
-            before = after
-    for each, seconds in pairs.items():
-        ratios = [around / own for around, own in seconds]
-        rate = BATCHES * BATCH * LENGTH / statistics.median(own for _, own in seconds)
-        runs = " ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"  {each:<28} {rate:>9,.0f} tokens/s   {statistics.median(ratios):5.2f} of the bare forward  ({runs})")
-
-
-def seconds_of(run: Run) -> float:
-    """How long a contender takes, in a folder of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        begun = time.perf_counter()
-        run(Path(folder) / "acts")
-        return time.perf_counter() - begun
-
-
-def warm_up(taking_part: dict[str, Run]) -> None:
-    """Run every contender once with little data: it imports and compiles what it needs."""
-    for run in taking_part.values():
-        with contextlib.suppress(Exception):  # it is told of when it is measured
-            seconds_of(run)
+        compare(contenders(model, data, site), ROUNDS, BATCHES * BATCH * LENGTH)
 
 
 def saelens() -> None:
@@ -259,7 +219,7 @@ def saelens() -> None:
             tt.harvest(model, data, "transformer.h.2:output", to=to, dtype="bf16", stop=None, progress=False)
 
         print("\nHF GPT-2 of six layers, width 256, and SAELens' cache of it (float32: bf16 it does not write):")
-        compare({"bare forward": bare, "harvest, 1 site": harvest, "SAELens' cache": cache})
+        compare({"bare forward": bare, "harvest, 1 site": harvest, "SAELens' cache": cache}, ROUNDS, count)
 
 
 def a_harvest(to: Path, megabytes: int, width: int = 384) -> tt.Harvest:
