@@ -58,9 +58,12 @@ class ProbeTriggers:
         if self.keep_history or self._budget is not None:
             return 0
         triggers = [probe.when for probe in self._probes]
-        for ahead in range(1, _FARTHEST):
-            if any(trigger.before(number + ahead) is not Answer.NO for trigger in triggers):
-                return ahead - 1
+        try:
+            for ahead in range(1, _FARTHEST):
+                if any(trigger.before(number + ahead) is not Answer.NO for trigger in triggers):
+                    return ahead - 1
+        except Exception:  # counted when the step comes
+            return 0
         return _FARTHEST - 1
 
     def fired(self, number: int, outcome: StepOutcome) -> dict[int, str]:

@@ -12,7 +12,7 @@ enum { LENGTH_AT, BODY_AT, NODES_AT, BUFFERS_AT, NODE_COUNT, FIRST_NODE };
 #define PADDED(n) (((n) + 7) & ~(int64_t)7)
 #define MOST_PARTS 512
 
-static const char NO_BYTES[4096];
+static char NO_BYTES[1 << 20]; /* zeros, never written to: so many that the zeros of any table are few parts */
 
 typedef struct {
     const int64_t *header;
