@@ -15,12 +15,14 @@ from tensortap.diff.elements import CommonElements, KeptElements
 from tensortap.diff.pieces import (
     BATCH,
     BATCH_ORDERS,
+    COPY,
     MICRO,
     Arrangement,
     BatchOrder,
     Piece,
     Shape,
     arrange,
+    cut_behind,
     fingerprint,
 )
 from tensortap.diff.pieces import whole_shape as shape_of_pieces
@@ -110,9 +112,14 @@ class LayoutPairs:
         if not self._ready:
             self._prepare([place for place in ordered if place in b], a, b, micro)
         self.clipped = self._clip_factor(a, b, micro)
-        for place in ordered:
-            if place in b:
-                yield from self._pairs(place, a[place], b[place], micro, self._absent(place, b))
+        pairs = [
+            pair
+            for place in ordered
+            if place in b
+            for pair in self._pairs(place, a[place], b[place], micro, self._absent(place, b))
+        ]
+        # Of a module that is called several times, each call has its own place in the order.
+        yield from sorted(pairs, key=lambda pair: (stage_of(pair.place.port), pair.a.record.seq))
 
     def _pairs(
         self, place: Place, a: Sequence[Record], b: Sequence[Record], micro: tuple[int, int], missing: tuple[int, ...]
@@ -157,7 +164,12 @@ class LayoutPairs:
     def _arranged(self, side: LayoutSide, place: Place, pieces: Sequence[Piece], shape: Shape | None) -> Arrangement:
         known = side.known(pieces[0].record)
         summed = self._split if is_backward(place.port) else frozenset()
-        return arrange(pieces, known, side.mesh.data, shape, member=place.port in MEMBER_PORTS, summed=summed)
+        data, member = side.mesh.data, place.port in MEMBER_PORTS
+        if shape and data and (place.site, place.port) == ("", "input"):
+            # Ranks that lie along any other side read the same rows, unless its name says that they do not.
+            others = [name for name in side.mesh.sides if name not in data and not name.startswith(("dp", "data"))]
+            known |= dict.fromkeys(others if not cut_behind(pieces, shape) else (), COPY)
+        return arrange(pieces, known, data, shape, member=member, summed=summed)
 
     def _require_mesh(self, place: Place, pieces: Sequence[Piece], shape: Shape, arrangement: Arrangement) -> None:
         """Raise when ranks of which nothing is known hold a parameter in a way that one side cannot explain."""

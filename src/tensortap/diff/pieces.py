@@ -182,6 +182,11 @@ def arrange(
     return Arrangement(best, sizes, data, found=frozenset(open_sides))
 
 
+def cut_behind(pieces: Sequence[Piece], shape: Shape) -> bool:
+    """Return whether pieces are cut along another dimension than the first."""
+    return any(piece.record.summary.shape[1:] != shape[1:] for piece in pieces)
+
+
 def _is_cut(pieces: Sequence[Piece], shape: Shape) -> bool:
     return any(piece.record.summary.shape != shape for piece in pieces)
 
