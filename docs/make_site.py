@@ -25,7 +25,9 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 # The sections of the API reference, by what the names in each are for.
 SECTIONS = {
     "Watch": ("watch", "watch_step", "tap", "Tap", "Options", "ops"),
-    "Look once": ("capture", "sites", "verify", "locate_nonfinite", "summarize", "Summary", "show", "print"),
+    "Look once": (
+        "capture", "sites", "verify", "check_model", "locate_nonfinite", "summarize", "Summary", "show", "print",
+    ),
     "Choose what and when": (
         "probe", "Probe", "escalation", "Call", "Trigger", "every", "at", "between", "first", "powers_of", "chance",
         "metric", "nonfinite", "desync", "spike", "following",

@@ -6,12 +6,21 @@ from tensortap.diff import Diff
 from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
 from tensortap.harvest import Drift, Harvest, Ray, diff, harvest, open_harvest, pooled, samples, tokens, top_k
-from tensortap.inspect import capture, locate_nonfinite, sites, verify
+from tensortap.inspect import capture, check_model, locate_nonfinite, sites, verify
 from tensortap.ops import ops
 from tensortap.options import Options
 from tensortap.record.counters import TensortapWarning
 from tensortap.record.step import Record
-from tensortap.reduce.reducers import content_hash, full, histogram, quantiles, rows, sample, stats, units
+from tensortap.reduce.reducers import (
+    content_hash,
+    full,
+    histogram,
+    quantiles,
+    rows,
+    sample,
+    stats,
+    units,
+)
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.script.notebook import load_ipython_extension as load_ipython_extension  # what `%load_ext` looks for
 from tensortap.script.notebook import unload_ipython_extension as unload_ipython_extension
@@ -87,6 +96,7 @@ __all__ = [
     "between",
     "capture",
     "chance",
+    "check_model",
     "compact",
     "compare",
     "desync",

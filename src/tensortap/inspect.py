@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from tensortap.adapters.lookup import adapter_for, framework_for
+from tensortap.adapters.model_check import CHECKS, ModelCheck, ModelQuestion
 from tensortap.adapters.nested import values_in
 from tensortap.adapters.results import Captured, Origin, TensorSummary, Verification
-from tensortap.errors import ProbeError, TensortapError
+from tensortap.diagnose import findings
+from tensortap.errors import ProbeError, TensortapError, suggest
+from tensortap.finding import Findings
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.select.probes import Probe
 from tensortap.select.sites import Candidate, Pattern
@@ -112,6 +117,62 @@ def locate_nonfinite(model: Any, batch: Any) -> Origin | None:
     found = framework_for(model).locate_nonfinite(model, batch)
     made = found is not None and found.direction == "forward" and all(_usable(seen.summary) for seen in found.inputs)
     return found if made else _in_batch(batch) or found
+
+
+# Rules of a recorded training that one step on one batch can answer.
+_RULES_OF_ONE_STEP: Final = (
+    "activation_loss_mismatch", "softmax_axis", "constant_output", "output_bounded", "loss_broadcast",
+    "labels_out_of_range", "loss_unsuitable", "log_of_zero", "softmax_hidden", "loss_negated",
+    "parameters_unregistered", "batchnorm_cannot_estimate",
+)  # fmt: skip
+
+
+def check_model(
+    model: Any, batch: Any, *, target: Any = None, loss: Callable[..., Any] | None = None,
+    checks: Sequence[str] | None = None, batch_axis: int | None = None, causal: bool | None = None, steps: int = 30,
+    seconds: float = 10.0,
+) -> Findings:  # fmt: skip
+    """Find out on one batch, without training, whether a model does what its author believes. It is left as it was.
+
+    >>> import torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(dim=0))
+    >>> x, y = torch.randn(8, 4), torch.arange(8) % 3
+    >>> found = check_model(model, x, target=y, loss=torch.nn.functional.cross_entropy)
+    >>> [(finding.rule, finding.site) for finding in found.at_least("error")][0]
+    ('samples_mixed', '1:output')
+
+    `batch` is the one argument, a tuple of arguments or a dict of keyword arguments. `loss` is called with output and
+    target; without one, a loss that the model returns is used. `batch_axis` is 0 unless you say otherwise.
+    `causal=True` says that no position may see a later one. `steps` and `seconds` limit the training on the one batch.
+    `checks` are names of `docs/check-model.md`; none means all.
+    """
+    names = _known_checks(checks)
+    if target is not None and loss is None:
+        raise ProbeError("target= needs loss=, a function of output and target: loss=torch.nn.functional.cross_entropy")
+    question = ModelQuestion(model, batch, target, loss, batch_axis, causal, steps, seconds)
+    with framework_for(model).model_check(question) as check:
+        found = check.run(names)
+        rules = _of_one_step(model, check) if checks is None else Findings.of([], [], {})
+    told = any(f.rule == "targets_unpaired" and f.severity == "error" for f in found)
+    said = [dataclasses.replace(f, steps=None) for f in rules if not (told and f.rule == "loss_broadcast")]
+    return Findings.of([*found, *said], [*found.rules, *rules.rules], {**found.skipped, **rules.skipped})
+
+
+def _known_checks(names: Sequence[str] | None) -> list[str]:
+    for name in names or ():
+        if name not in CHECKS:
+            raise ProbeError(f"checks must be of {', '.join(CHECKS)}, got {name!r}.{suggest(name, CHECKS)}")
+    return list(CHECKS if names is None else names)
+
+
+def _of_one_step(model: Any, check: ModelCheck) -> Findings:
+    """Ask the rules on outputs, loss and targets about one recorded step."""
+    with tempfile.TemporaryDirectory(prefix="tensortap-check-") as folder:
+        with watch(model, ":output", to=f"{folder}/run", context=True) as tap:
+            if not check.training_step():
+                return Findings.of([], [], {})
+            tap.step()
+        return findings(tap.run, _RULES_OF_ONE_STEP)
 
 
 @runtime_checkable

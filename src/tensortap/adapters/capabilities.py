@@ -26,6 +26,7 @@ FEATURES: Final[Mapping[str, str]] = {
     "capture": "`tt.capture`",
     "verify": "`tt.verify`",
     "compare": "`tt.compare`",
+    "check_model": "`tt.check_model`",
     "origin": "`tt.locate_nonfinite`",
     "exact": "bit for bit the same outputs",
     "blocks": "operations of plain functions, `tt.ops`",

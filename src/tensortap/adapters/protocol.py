@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tensortap.adapters.batches import host_arrays
 from tensortap.adapters.capabilities import Capabilities, refuse
+from tensortap.adapters.model_check import ModelCheck, ModelQuestion
 from tensortap.adapters.plan import Groups, Plan, check_operation, choose
 from tensortap.adapters.results import Captured, Origin, full_site_name
 from tensortap.adapters.steps import StepDetector
@@ -209,6 +210,10 @@ class Framework:
     def verification(self, model: Any, batch: Any) -> AbstractContextManager[VerificationSubject]:
         """Return the subject of a verification; when the block ends the model is as it was."""
         raise self.unsupported("verify")
+
+    def model_check(self, question: ModelQuestion) -> AbstractContextManager[ModelCheck]:
+        """Return the checks of a model on one batch; when the block ends the model is as it was."""
+        raise self.unsupported("check_model")
 
     def locate_nonfinite(self, model: Any, batch: Any) -> Origin | None:
         """Run one step and return the origin of the first NaN or infinity; the model is left as it was."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from tensortap.cli.errors import FAILED, UNDECIDED, explain
-from tensortap.cli.options import json_option, print_json, run_argument
-from tensortap.errors import TensortapError
+from tensortap.cli.harvest import load
+from tensortap.cli.options import json_option, print_json
+from tensortap.errors import ProbeError, TensortapError
+from tensortap.finding import Severity
 from tensortap.harvest.drift import drift
+from tensortap.inspect import check_model
 from tensortap.store.run import open_run
-from tensortap.view.terminal.findings import draw_findings, findings_json, load_rules
+from tensortap.view.terminal.findings import draw_findings, draw_model_findings, findings_json, load_rules
 from tensortap.view.terminal.harvest import draw_drift
 from tensortap.view.terminal.progress import waiting
 
@@ -20,7 +24,9 @@ LEVELS: Final = ("info", "warning", "error")
 
 
 @click.command("check")
-@run_argument
+@click.argument("path", metavar="RUN", required=False)
+@click.option("--model", metavar="MODULE:FACTORY",
+              help="Instead of a run: a function that returns (model, batch[, target, loss]).")  # fmt: skip
 @click.option("--rule", "rules", multiple=True, metavar="NAME",
               help="Only this rule; a rule of yours is 'module:name'.")  # fmt: skip
 @click.option("--reference", metavar="RUN", help="A run to compare with: what has drifted?")
@@ -31,14 +37,20 @@ LEVELS: Final = ("info", "warning", "error")
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, path: str, rules: tuple[str, ...], reference: str | None, against: str | None, fail_on: Any,
-    every: bool, as_json: bool,
+    ctx: click.Context, path: str | None, model: str | None, rules: tuple[str, ...], reference: str | None,
+    against: str | None, fail_on: Any, every: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Ask the rules what is wrong with a run, where, and what to do about it.
 
     Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when that cannot be
-    told. With --against RUN is a harvest, and 1 says that it has drifted from its baseline.
+    told. With --against RUN is a harvest, and 1 says that it has drifted from its baseline. With --model a model is
+    checked on one batch, without training: docs/check-model.md.
     """
+    if (path is None) == (model is None):
+        raise click.UsageError("give a RUN, or --model module:factory")
+    if model is not None:
+        ctx.exit(_check_model(model, rules, fail_on, every, as_json))
+    assert path is not None
     if against is not None:
         ctx.exit(_check_drift(path, against, as_json))
     try:
@@ -55,6 +67,36 @@ def command(
         draw_findings(run, found, every)
     sys.stdout.flush()
     ctx.exit(FAILED if failed else 0)
+
+
+def _check_model(name: str, checks: Sequence[str], fail_on: Severity, every: bool, as_json: bool) -> int:
+    """Check the model that a function makes, and return the exit code."""
+    try:
+        with waiting(f"checking {name}"):
+            found = check_model(**_made(name), checks=checks or None)
+    except Exception as error:  # also what the user's own code raises: nothing was found out
+        explain(error)
+        return UNDECIDED
+    failed = bool(found.at_least(fail_on))
+    if as_json:
+        print_json({"model": name, "failed": failed, **found.as_json()})
+    else:
+        draw_model_findings(name, found, every)
+    sys.stdout.flush()
+    return FAILED if failed else 0
+
+
+def _made(name: str) -> dict[str, Any]:
+    """Call the factory and return the arguments of `check_model`."""
+    made = load(name)()
+    if isinstance(made, Mapping):
+        return dict(made)
+    if isinstance(made, tuple) and len(made) in (2, 3, 4):
+        return dict(zip(("model", "batch", "target", "loss"), made, strict=False))
+    raise ProbeError(
+        f"--model {name} must return (model, batch), (model, batch, target, loss) or a dict of the arguments of "
+        f"tensortap.check_model, got {type(made).__name__}; write `return model, batch`"
+    )
 
 
 def _check_drift(path: str, baseline: str, as_json: bool) -> int:

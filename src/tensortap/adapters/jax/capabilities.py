@@ -10,6 +10,7 @@ CAPABILITIES: Final = Capabilities(
     lacks={
         "update": "name it in your step, which knows it: tensortap.tap(updates, 'net/updates')",
         "exact": "XLA compiles an observed step anew, so that rounding may differ; tt.verify says whether it does",
+        "check_model": "record a few steps, tensortap.watch_step(step), and ask the rules: tensortap check RUN",
         "blocks": "watch the function as a step: step = tensortap.watch_step(step, None, 'op:dot_general')",
         "compiled": "watch the function as a step: step = tensortap.watch_step(step)",
         "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",

@@ -9,6 +9,7 @@ CAPABILITIES: Final = Capabilities(
     "Keras",
     lacks={
         "update": "watch the weight itself, 'dense.kernel:param', and take differences between steps",
+        "check_model": "record a few steps, tensortap run train.py, and ask the rules: tensortap check RUN",
         "blocks": "watch the layer or model that computes them: tensortap.watch(model, 'op:matmul')",
         "compiled": "watch the model whose call holds it: tensortap.watch(model)",
         "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",

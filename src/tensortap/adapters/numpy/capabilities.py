@@ -13,6 +13,7 @@ CAPABILITIES: Final = Capabilities(
         "grad_input": _NO_GRAPH,
         "grad": "a gradient that a layer holds in an attribute is an array like any other: write 'fc.dW:param'",
         "update": "no optimizer is known; watch the array itself, 'fc.W:param', and take differences between steps",
+        "check_model": "record a few steps, tensortap.watch(model), and ask the rules: tensortap check RUN",
         "blocks": "name the values: tensortap.tap(x, 'name'); or watch an object whose layers compute them",
         "compiled": "nothing is compiled, so tensortap.tap(x, 'name') sees values as they are",
         "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",

@@ -18,6 +18,7 @@ CAPABILITIES: Final = Capabilities(
         "nested": _OWN_TENSORS,
         "reused": _OWN_TENSORS,
         "shared": _OWN_TENSORS,
+        "check_model": "check the model it was exported from: tensortap.check_model(model, batch)",
         "blocks": "every tensor of the graph has a name: watch the session",
         "compiled": "every tensor of the graph has a name: watch the session",
         "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tensortap.adapters.batches import copied, host_arrays
+from tensortap.adapters.model_check import ModelCheck, ModelQuestion
 from tensortap.adapters.nested import call_with
 from tensortap.adapters.protocol import (
     DEFAULT_OPTIONS,
@@ -29,6 +30,7 @@ from tensortap.adapters.torch.capabilities import CAPABILITIES
 from tensortap.adapters.torch.compile.receivers import CompiledNamedValues
 from tensortap.adapters.torch.distributed import world
 from tensortap.adapters.torch.forward import forward_passes, host_array
+from tensortap.adapters.torch.model_check.check import model_check
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.nonfinite import origin
@@ -97,6 +99,10 @@ class TorchFramework(Framework):
         """Yield the subject of a verification: forward and backward from one seed and state."""
         with preserved(model) as restore:
             yield TorchSubject(model, as_step(model, batch), restore)
+
+    def model_check(self, question: ModelQuestion) -> AbstractContextManager[ModelCheck]:
+        """Return the checks of a module on one batch."""
+        return model_check(question)
 
     def locate_nonfinite(self, model: nn.Module, batch: Any) -> Origin | None:
         """Run one step and return the operation that made the first NaN or infinity."""

@@ -54,7 +54,7 @@ class _TensorSnapshot:
         self._kept = None if self._lazy else tensor.detach().clone()
         self._empty = (tensor.dtype, tensor.device)
         gradient = tensor.grad if tensor.is_leaf and not self._lazy else None
-        self._gradient = None if gradient is None else gradient.clone()
+        self._gradient = None if gradient is None else (gradient, gradient.clone())
 
     def restore(self) -> None:
         tensor = self._tensor
@@ -67,8 +67,23 @@ class _TensorSnapshot:
                 tensor.data = self._kept.clone()
             elif not _equal(tensor, self._kept):  # only what has changed is written: others may have saved it
                 tensor.copy_(self._kept)
-        if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None):
-            tensor.grad = None if self._gradient is None else self._gradient.clone()
+        if tensor.is_leaf and (tensor.requires_grad or tensor.grad is not None or self._gradient is not None):
+            self._restore_gradient(tensor)
+
+    def _restore_gradient(self, tensor: Tensor) -> None:
+        """Put the gradient back as the object it was: an optimizer or a bucket of DDP may hold it."""
+        if self._gradient is None:
+            tensor.grad = None
+            return
+        gradient, kept = self._gradient
+        if not _same_kind(gradient, kept):
+            tensor.grad = kept.clone()
+            return
+        if not _equal(gradient, kept):
+            with torch.no_grad():
+                gradient.copy_(kept)
+        if tensor.grad is not gradient:
+            tensor.grad = gradient
 
     def _make_lazy(self, kind: type[Tensor]) -> None:
         if not is_lazy(self._tensor):

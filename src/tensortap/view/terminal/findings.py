@@ -52,10 +52,19 @@ def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
 
 def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
     """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
-    screen = Screen(stream)
+    head = title(about(run), f"{len(run.steps)} steps", len(run.sites), _records(run))
+    _draw(Screen(stream), found, head, every)
+
+
+def draw_model_findings(name: str, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
+    """Draw what was found about a model that was checked without a run."""
+    _draw(Screen(stream), found, Text(printable(name), style="bold"), every)
+
+
+def _draw(screen: Screen, found: Findings, head: Text, every: bool) -> None:
     for group in by_rule(found):
         _draw_group(screen, group, every)
-    screen.draw(title(about(run), f"{len(run.steps)} steps", len(run.sites), _records(run)))
+    screen.draw(head)
     screen.draw(Text(found.summary(), style="bold" if found else "green"))
     if found.skipped:
         screen.draw(*_skipped(found, every))
