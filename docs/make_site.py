@@ -26,13 +26,14 @@ LINK = re.compile(r"(\]\()([^)#\s]+)((?:#[^)]*)?\))")
 SECTIONS = {
     "Watch": ("watch", "watch_step", "tap", "Tap", "Options", "ops"),
     "Look once": (
-        "capture", "sites", "verify", "check_model", "locate_nonfinite", "summarize", "Summary", "show", "print",
+        "capture", "sites", "verify", "check_model", "rank_samples", "locate_nonfinite", "summarize", "Summary",
+        "show", "print",
     ),
     "Choose what and when": (
         "probe", "Probe", "escalation", "Call", "Trigger", "every", "at", "between", "first", "powers_of", "chance",
         "metric", "nonfinite", "desync", "spike", "following",
     ),
-    "Choose what to keep": ("stats", "histogram", "quantiles", "sample", "rows", "full", "units", "hash"),
+    "Choose what to keep": ("stats", "histogram", "quantiles", "sample", "rows", "full", "units", "per_sample", "hash"),
     "Read a run": ("open_run", "open", "Run", "Record", "compact"),
     "Diagnose and compare": ("findings", "Finding", "Findings", "Rule", "rule", "compare", "diff", "Diff"),
     "Harvest": ("harvest", "open_harvest", "Harvest", "Drift", "Ray", "tokens", "samples", "pooled", "top_k"),

@@ -6,7 +6,7 @@ from tensortap.diff import Diff
 from tensortap.errors import TensortapError
 from tensortap.finding import Finding, Findings
 from tensortap.harvest import Drift, Harvest, Ray, diff, harvest, open_harvest, pooled, samples, tokens, top_k
-from tensortap.inspect import capture, check_model, locate_nonfinite, sites, verify
+from tensortap.inspect import capture, check_model, locate_nonfinite, rank_samples, sites, verify
 from tensortap.ops import ops
 from tensortap.options import Options
 from tensortap.record.counters import TensortapWarning
@@ -15,6 +15,7 @@ from tensortap.reduce.reducers import (
     content_hash,
     full,
     histogram,
+    per_sample,
     quantiles,
     rows,
     sample,
@@ -117,11 +118,13 @@ __all__ = [
     "open_harvest",
     "open_run",
     "ops",
+    "per_sample",
     "pooled",
     "powers_of",
     "print",
     "probe",
     "quantiles",
+    "rank_samples",
     "rows",
     "rule",
     "sample",

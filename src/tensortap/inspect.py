@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from tensortap.adapters.lookup import adapter_for, framework_for
-from tensortap.adapters.model_check import CHECKS, ModelCheck, ModelQuestion
+from tensortap.adapters.model_check import CHECKS, ModelCheck, ModelQuestion, RankedSample
 from tensortap.adapters.nested import values_in
 from tensortap.adapters.results import Captured, Origin, TensorSummary, Verification
 from tensortap.diagnose import findings
@@ -158,6 +158,24 @@ def check_model(
     return Findings.of([*found, *said], [*found.rules, *rules.rules], {**found.skipped, **rules.skipped})
 
 
+def rank_samples(
+    model: Any, batch: Any, *, target: Any = None, loss: Callable[..., Any] | None = None, gradients: bool = False
+) -> tuple[RankedSample, ...]:
+    """Run every sample of a batch alone and return them, the most suspicious first. The model is left as it was.
+
+    >>> import torch
+    >>> x = torch.ones(4, 2)
+    >>> x[2, 1] = torch.inf
+    >>> print(rank_samples(torch.nn.Linear(2, 1), x)[0])
+    sample 2: 1 input values not finite, first not finite at :output
+
+    The same arguments as `check_model` takes. With `gradients`, a backward for each sample tells its share of the
+    gradient. For a batch of a run, `finding.evidence` of `nonfinite` and `loss_spike` has the samples already.
+    """
+    with framework_for(model).model_check(ModelQuestion(model, batch, target, loss)) as check:
+        return check.rank_samples(gradients)
+
+
 def _known_checks(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in CHECKS:
@@ -168,7 +186,7 @@ def _known_checks(names: Sequence[str] | None) -> list[str]:
 def _of_one_step(model: Any, check: ModelCheck) -> Findings:
     """Ask the rules on outputs, loss and targets about one recorded step."""
     with tempfile.TemporaryDirectory(prefix="tensortap-check-") as folder:
-        with watch(model, ":output", to=f"{folder}/run", context=True) as tap:
+        with watch(model, ":output", to=f"{folder}/run", context=True, control=False) as tap:
             if not check.training_step():
                 return Findings.of([], [], {})
             tap.step()

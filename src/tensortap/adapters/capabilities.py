@@ -26,7 +26,7 @@ FEATURES: Final[Mapping[str, str]] = {
     "capture": "`tt.capture`",
     "verify": "`tt.verify`",
     "compare": "`tt.compare`",
-    "check_model": "`tt.check_model`",
+    "check_model": "`tt.check_model`, `tt.rank_samples`",
     "origin": "`tt.locate_nonfinite`",
     "exact": "bit for bit the same outputs",
     "blocks": "operations of plain functions, `tt.ops`",

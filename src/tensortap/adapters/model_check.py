@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from tensortap.finding import Findings
@@ -34,6 +35,27 @@ class ModelQuestion(NamedTuple):
     seconds: float = 10.0  # that training may take
 
 
+@dataclass(frozen=True, slots=True)
+class RankedSample:
+    """One sample of a batch, run alone: how suspicious it is, and why."""
+
+    row: int
+    suspicion: float
+    bad_inputs: int  # elements that are not finite
+    size: float  # of its values, as a multiple of the batch's median
+    loss: float | None
+    site: str  # the first module whose output is not finite
+    gradient_share: float | None  # of the norms of all samples' gradients
+
+    def __str__(self) -> str:
+        said = [f"{self.bad_inputs} input values not finite"] if self.bad_inputs else []
+        said += [f"size {self.size:.3g} times the median"] if self.size > 10 else []
+        said += [f"first not finite at {self.site}"] if self.site else []
+        said += [] if self.loss is None else [f"loss {self.loss:.4g}"]
+        said += [] if self.gradient_share is None else [f"{self.gradient_share:.1%} of the gradient"]
+        return f"sample {self.row}: {', '.join(said) or 'nothing unusual'}"
+
+
 class ModelCheck:
     """A model that is being checked; when the block ends it is as it was."""
 
@@ -43,4 +65,8 @@ class ModelCheck:
 
     def training_step(self) -> bool:
         """Run forward, loss and backward once; False where no loss is known."""
+        raise NotImplementedError
+
+    def rank_samples(self, gradients: bool) -> tuple[RankedSample, ...]:
+        """Run every sample alone and return them, the most suspicious first."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""What to keep of a tensor: statistics, histogram, hash, quantiles, a sample, rows, all, units, your own number."""
+"""What to keep of a tensor: statistics, a histogram, quantiles, some elements or all, numbers of units or samples."""
 
 from __future__ import annotations
 
@@ -139,6 +139,38 @@ class Units(_Described):
 
 
 @dataclass(frozen=True, slots=True)
+class PerSample(_Described):
+    """Each sample of the batch in three numbers: elements that are not finite, RMS of the others, their largest |x|.
+
+    >>> per_sample().pick(np.array([[3.0, 3.0], [np.nan, -2.0]]), "fc:output")
+    array([[0., 1.],
+           [3., 2.],
+           [3., 2.]], dtype=float32)
+    """
+
+    axis: int = 0
+
+    @property
+    def kind(self) -> str:  # noqa: D102
+        return "per_sample"
+
+    def pick(self, array: Array, place: str) -> Array | None:  # noqa: D102
+        if array.ndim <= self.axis or not array.size:
+            return None
+        rows = np.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], -1)
+        size = np.abs(rows.astype(np.complex128 if rows.dtype.kind == "c" else np.float64))
+        finite = np.isfinite(size)
+        size = np.where(finite, size, 0.0)
+        count = np.maximum(finite.sum(1), 1)
+        # Divided by the largest before squaring, so that no square leaves the range.
+        most = size.max(1)
+        scale = np.where(most > 0, most, 1.0)
+        rms = scale * np.sqrt(((size / scale[:, None]) ** 2).sum(1) / count)
+        with np.errstate(over="ignore"):
+            return np.stack([(~finite).sum(1), rms, most]).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class Custom(_Described):
     """A function of the user's: tensor in; a number, a dict of numbers or a small array out."""
 
@@ -149,7 +181,7 @@ class Custom(_Described):
         return {"kind": "custom", "name": self.name}
 
 
-Reducer = Stats | Histogram | Hash | Quantiles | Sample | Rows | Full | Units | Custom
+Reducer = Stats | Histogram | Hash | Quantiles | Sample | Rows | Full | Units | PerSample | Custom
 
 
 def stats() -> Stats:
@@ -206,6 +238,16 @@ def units() -> Units:
     return Units()
 
 
+def per_sample(axis: int = 0) -> PerSample:
+    """Keep for each sample how many elements are not finite, the RMS of the others and their largest magnitude.
+
+    The result is an array (3, samples). Samples lie along `axis`; a tensor without it is left out.
+    """
+    if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
+        raise ProbeError(f"axis of per_sample() must be 0 or more, got {axis!r}; write per_sample(axis=0)")
+    return PerSample(axis)
+
+
 def as_reducers(keep: Any) -> tuple[Reducer, ...]:
     """The `keep=` argument of a probe as reducers: one or several, functions among them."""
     if keep is None:
@@ -225,7 +267,7 @@ def _as_reducer(item: Any) -> Reducer:
         return Custom(item, getattr(item, "__name__", type(item).__name__))
     raise ProbeError(
         f"cannot keep {item!r}; keep= takes stats(), histogram(), hash(), quantiles(...), sample(n), rows([...]), "
-        "full(), units() or a function of the tensor"
+        "full(), units(), per_sample() or a function of the tensor"
     )
 
 
@@ -238,6 +280,7 @@ _FACTORIES: dict[Any, str] = {
     rows: "rows([0, 2])",
     full: "full()",
     units: "units()",
+    per_sample: "per_sample()",
 }
 
 
@@ -281,8 +324,9 @@ _PLAIN: Final[dict[str, Callable[[], Reducer]]] = {
     "histogram": histogram,
     "hash": content_hash,
     "full": full,
+    "per_sample": per_sample,
 }
-_NAMES: Final = "stats, histogram, hash, full, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
+_NAMES: Final = "stats, histogram, hash, full, per_sample, sample:256, rows:0,2 and quantiles:0.05,0.5,0.95"
 
 
 def parse_reducer(text: str) -> Reducer:

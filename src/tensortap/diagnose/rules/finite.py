@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from tensortap import text
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.samples import with_sample
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS, MEMBER_PORTS
 from tensortap.types import Place
@@ -48,11 +49,11 @@ def nonfinite(history: RunHistory) -> Iterator[Finding]:
     events, masks = _events(history)
     several = len(history.snapshot.ranks) > 1
     if events:
-        yield _lead(events, several)
+        yield with_sample(history, _lead(events, several))
     elif history.phase is not None and (evaluated := _events(history.of_phase("eval"))[0]):
         yield _lead(evaluated, several, " of evaluation; no step of training has any")
     elif bad := _bad_metrics(history):
-        yield bad
+        yield with_sample(history, bad)
     if masks and not events:
         yield _mask_note(history, masks)
     if not history.places and not history.metrics:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.samples import spike_of_one_sample, with_sample
 from tensortap.finding import Finding
 
 Series = tuple[str, npt.NDArray[np.int64], npt.NDArray[np.float64]]
@@ -137,8 +138,9 @@ def loss_spike(
     It must exceed it by `sigma` times the spread of the steps before, of losses and of their logarithms, so that the
     noise of small batches is none.
     Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
-    loss is found by its name, `metric`, as above.
+    loss is found by its name, `metric`, as above. A smaller one that one sample has made is only noted.
     """
+    noted = True
     for name, when, values in _of_trainings(history, _losses(history, metric, window + 2), window + 2):
         before = np.convolve(values, np.ones(window) / window, "valid")[:-1]
         above = values[window:] - before
@@ -153,9 +155,13 @@ def loss_spike(
         gone = stays >= (1 + factor) * abs(usual) and len(values) - first >= 3
         end = f", and it is still {text.number(stays)} at the end" if gone else ""
         value = float(values[first])
-        yield Finding(
+        found = Finding(
             "", "error" if gone else "", f"metric {name}", steps_where(when, spikes),
             {"value": value, "before": usual, "end": stays},
             f"The {name} jumps from {text.number(usual)} to {text.number(value)} at step {when[first]}{end}.",
             "People lower or warm up the learning rate, clip gradients, and look at the batch of that step.",
         )  # fmt: skip
+        noted = False
+        yield with_sample(history, found)
+    if noted and (small := spike_of_one_sample(history, factor)) is not None:
+        yield small

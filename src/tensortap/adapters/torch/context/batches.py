@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensortap.adapters.torch.context.plain import is_plain
+from tensortap.adapters.torch.samples.batches import GivenBatch
 
 _MOST_INDICES: Final = 1024
 _PROBES: Final = 256  # elements of a tensor that its fingerprint is made of
@@ -72,15 +73,22 @@ class LoaderRecord:
     def draw(self, iterator: Any, indices: Any) -> None:
         """Note the indices of a batch, if the iterator is one of this loader."""
         if self._owns(iterator):
-            self._drawn.append(list(indices)[:_MOST_INDICES] if isinstance(indices, (list, tuple)) else [])
+            several = hasattr(indices, "__len__") and not isinstance(indices, (str, bytes, dict))
+            self._drawn.append(list(indices)[:_MOST_INDICES] if several else [])
             if not self.order and len(self._drawn[-1]) > 1:
                 self.order = hashlib.blake2b(repr(self._drawn[-1]).encode(), digest_size=8).hexdigest()
 
-    def give(self, iterator: Any) -> None:
-        """Note that the batch was given."""
-        if self._owns(iterator):
-            self.given += 1
-            self.current = self._drawn.popleft() if self._drawn else []
+    def give(self, iterator: Any) -> bool:
+        """Note that the batch was given, if the iterator is one of this loader."""
+        if not self._owns(iterator):
+            return False
+        self.given += 1
+        self.current = self._drawn.popleft() if self._drawn else []
+        return True
+
+    def last_batch(self, batch: Any, dataset: Any) -> GivenBatch:
+        """Return the batch that was given last, with the samples in it."""
+        return GivenBatch(batch, self.current, dataset, self.number, self.epochs, self.given - 1)
 
     def _owns(self, iterator: Any) -> bool:
         return self._sampler() is iterator._index_sampler

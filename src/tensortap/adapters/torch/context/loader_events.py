@@ -17,6 +17,7 @@ import torch
 from tensortap.adapters.torch.context.batches import LoaderRecord
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.sink import EventHub, guarded
+from tensortap.adapters.torch.samples.batches import RecentBatches
 
 _MOST_EPOCHS: Final = 40  # that are told one by one
 _MOST_WORKERS: Final = 64
@@ -55,6 +56,7 @@ class LoaderEvents:
         self._made = 0
         self._epochs = 0
         self._workers: list[tuple[WorkerStates, str]] = []
+        self.recent = RecentBatches()
         self._lines: dict[int, str] = {}  # that made a loader, by the id of its sampler
 
     @guarded
@@ -107,10 +109,11 @@ class LoaderEvents:
             record.draw(iterator, indices)
 
     @guarded
-    def batch_given(self, iterator: Any) -> None:
+    def batch_given(self, iterator: Any, batch: Any) -> None:
         """Note that a loader has given its next batch."""
         for record in self._loaders.values():
-            record.give(iterator)
+            if record.give(iterator):
+                self.recent.add(record.last_batch(batch, getattr(iterator, "_dataset", None)))
 
     def samples_in(self, inputs: Any) -> dict[str, Any]:
         """Return the indices of the samples in a batch, where one loader drew as many."""

@@ -18,6 +18,7 @@ from tensortap.adapters.torch.context.model_events import ModelEvents
 from tensortap.adapters.torch.context.optimizers import shortened
 from tensortap.adapters.torch.context.patches import scalar_of
 from tensortap.adapters.torch.context.sink import EventHub, guarded
+from tensortap.adapters.torch.samples.monitor import SampleMonitor
 from tensortap.context.caller import frames_of_caller
 from tensortap.context.events import SPARSE
 from tensortap.context.origins import frames_of_user, lines_that_return, target_lines
@@ -26,8 +27,9 @@ from tensortap.context.origins import frames_of_user, lines_that_return, target_
 class LossEvents:
     """Every loss that is computed, and every backward."""
 
-    def __init__(self, hub: EventHub, loop: LoopState, models: ModelEvents) -> None:
+    def __init__(self, hub: EventHub, loop: LoopState, models: ModelEvents, samples: SampleMonitor) -> None:
         self.hub = hub
+        self._samples = samples
         self._loop = loop
         self._models = models
         self.reached: dict[int, weakref.ref[Any]] = {}  # parameters that a loss depended on
@@ -39,6 +41,7 @@ class LossEvents:
         """Describe a call of a loss, now and then."""
         gradients = torch.is_grad_enabled()
         self._loop.loss(gradients)
+        self._samples.loss_called(function, args, kwargs, output)
         if self.hub.due((function.__name__, gradients)):
             data = describe_call(function, args, kwargs, output, self._models.name_of)
             ids, target = self._models.tokens(), _second(args, kwargs)
@@ -55,6 +58,7 @@ class LossEvents:
         """Look at the graph of a loss, now and then, and whether gradients of before are still there."""
         self._loop.backward_begins()
         loss = scalar_of(tensors)
+        self._samples.backward_begins(loss)
         if loss is None or not self.hub.due("backward", first=6, then=SPARSE):
             return
         graph = LossGraph(loss, self._models.name_of)

@@ -17,6 +17,7 @@ from tensortap.adapters.torch.context.losses import describe
 from tensortap.adapters.torch.context.models import ModelRecord, grad_mode
 from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.context.sink import EventHub, guarded
+from tensortap.adapters.torch.samples.monitor import SampleMonitor
 from tensortap.context.caller import frames_of_caller
 from tensortap.context.origins import callers, frames_of_user, input_lines
 
@@ -26,9 +27,12 @@ _MOST_LINES: Final = 400
 class ModelEvents:
     """Every model of the process that is watched."""
 
-    def __init__(self, hub: EventHub, loop: LoopState, loaders: LoaderEvents, definitions: Definitions) -> None:
+    def __init__(
+        self, hub: EventHub, loop: LoopState, loaders: LoaderEvents, definitions: Definitions, samples: SampleMonitor
+    ) -> None:
         self.hub = hub
         self._definitions = definitions
+        self._samples = samples
         self.models: dict[int, ModelRecord] = {}
         self._loop = loop
         self._loaders = loaders
@@ -63,6 +67,7 @@ class ModelEvents:
         record = self._called.get(id(root))
         if record is None:
             return
+        self._samples.model_called(inputs)
         mode = record.note_call(root.training, grad_mode())
         n = record.calls[mode] - 1
         looked_at = n < 16 or n % 32 < 2

@@ -73,7 +73,7 @@ class LoaderListener(Protocol):
     def indices_drawn(self, iterator: Any, indices: Any) -> None:
         """Called when a loader's sampler has given the indices of a batch."""
 
-    def batch_given(self, iterator: Any) -> None:
+    def batch_given(self, iterator: Any, batch: Any) -> None:
         """Called when a loader has given a batch."""
 
 
@@ -227,7 +227,7 @@ class Patches:
         def give(this: Any) -> Any:
             batch = original(this)
             if self._on:
-                self._loaders.batch_given(this)
+                self._loaders.batch_given(this, batch)
             return batch
 
         return give

@@ -18,6 +18,7 @@ from tensortap.adapters.torch.context.optimizer_events import OptimizerEvents
 from tensortap.adapters.torch.context.optimizers import shortened
 from tensortap.adapters.torch.context.patches import Patches
 from tensortap.adapters.torch.context.sink import EventHub
+from tensortap.adapters.torch.samples.monitor import SampleMonitor
 from tensortap.context.events import EventLog
 from tensortap.portable import after_fork
 
@@ -80,8 +81,9 @@ class Listeners:
         self.loop = LoopState()
         self.loaders = LoaderEvents(hub)
         definitions = Definitions(hub)
-        self.models = ModelEvents(hub, self.loop, self.loaders, definitions)
-        self.losses = LossEvents(hub, self.loop, self.models)
+        samples = SampleMonitor(hub, self.loaders.recent, lambda: self.models.trainable().values())
+        self.models = ModelEvents(hub, self.loop, self.loaders, definitions, samples)
+        self.losses = LossEvents(hub, self.loop, self.models, samples)
         self.optimizers = OptimizerEvents(hub, self.loop, self.models)
         self._patches = Patches(self.losses, self.optimizers, self.loaders, CheckpointEvents(hub), definitions)
         self._handles = [

@@ -16,7 +16,7 @@ from tensortap.adapters.torch.device.streams import HostStream, stream_of
 from tensortap.adapters.torch.modules.values import CODES, host_buffer, values_of
 from tensortap.record.pending import HostCopy
 from tensortap.reduce.buffers import NUMPY_DTYPES, array_of
-from tensortap.reduce.reducers import Full, Keeper, Rows, Sample, Units, sample_indices
+from tensortap.reduce.reducers import Full, Keeper, PerSample, Rows, Sample, Units, sample_indices
 
 Array = npt.NDArray[Any]
 _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -50,6 +50,8 @@ def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Arra
             found = _rows(keeper, tensor)
         case Units():
             found = _units(tensor)
+        case PerSample():
+            found = _samples(keeper.axis, tensor)
         case _:  # a keeper without a device version: wait for the tensor
             buffer = host_buffer(tensor)
             return None if buffer is None else keeper.pick(array_of(buffer), place)
@@ -84,3 +86,15 @@ def _units(tensor: Tensor) -> Tensor | None:
     by_unit = tensor.movedim(axis, -1).reshape(-1, tensor.shape[axis])
     size = by_unit.abs().sum(0, dtype=floats_on(tensor.device)) / len(by_unit)
     return torch.stack([(by_unit != 0).sum(0) / len(by_unit), size]).to(torch.float32)
+
+
+def _samples(axis: int, tensor: Tensor) -> Tensor | None:
+    if tensor.ndim <= axis or not tensor.numel():
+        return None
+    rows = tensor.movedim(axis, 0).reshape(tensor.shape[axis], -1).abs().to(floats_on(tensor.device))
+    finite = rows.isfinite()
+    rows = torch.where(finite, rows, torch.zeros_like(rows))
+    most = rows.amax(1)
+    scale = torch.where(most > 0, most, torch.ones_like(most))
+    rms = scale * ((rows / scale[:, None]).square().sum(1) / finite.sum(1).clamp(min=1)).sqrt()
+    return torch.stack([(~finite).sum(1).to(rms.dtype), rms, most]).to(torch.float32)

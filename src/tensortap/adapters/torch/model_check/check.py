@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from tensortap.adapters.model_check import CHECKS, ModelCheck, ModelQuestion
+from tensortap.adapters.model_check import CHECKS, ModelCheck, ModelQuestion, RankedSample
 from tensortap.adapters.torch.model_check.fitting import cannot_overfit, initial_loss
 from tensortap.adapters.torch.model_check.gradients import no_gradient
 from tensortap.adapters.torch.model_check.modes import bf16_differs, mode_differs, not_deterministic
@@ -15,6 +15,7 @@ from tensortap.adapters.torch.model_check.positions import future_seen, padding_
 from tensortap.adapters.torch.model_check.samples import samples_mixed
 from tensortap.adapters.torch.model_check.subject import CheckedModel, NotApplicableError, cuda_states
 from tensortap.adapters.torch.model_check.targets import targets_unpaired
+from tensortap.adapters.torch.samples.alone import rank_samples
 from tensortap.adapters.torch.state import preserved
 from tensortap.finding import Finding, Findings
 
@@ -73,6 +74,10 @@ class TorchModelCheck(ModelCheck):
         except Exception as error:
             return f"the model raised {type(error).__name__}: {error}"[:300]
         return ""
+
+    def rank_samples(self, gradients: bool) -> tuple[RankedSample, ...]:
+        """Run every sample alone, in evaluation mode, and return them, the most suspicious first."""
+        return rank_samples(self._subject, gradients)
 
     def training_step(self) -> bool:
         """Run forward, loss and backward once, in training mode; False where that cannot be done."""

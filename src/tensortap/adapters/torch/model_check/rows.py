@@ -22,7 +22,9 @@ def leak(before: Tensor, after: Tensor, count: int, kept: Tensor) -> float | Non
     if before.shape != after.shape or not before.is_floating_point():
         return None
     changes = _changes(before, after)
-    found = list(_by_arrangement(changes, count, kept.to(changes.device)))
+    kept = kept.to(changes.device)
+    found = [float(rows[kept].max()) if bool(kept.any()) else 0.0 for rows in _by_row(changes, count)]
+    found += _of_pairs(changes, count, kept)
     return min(found) if found else None
 
 
@@ -36,8 +38,8 @@ def one_row_changed(before: Tensor, after: Tensor, count: int) -> bool:
     >>> one_row_changed(a, b, 3), one_row_changed(a, a + 1, 3)
     (True, False)
     """
-    rows = torch.arange(count)
-    return any(leak(before, after, count, rows != row) == 0.0 for row in range(count))
+    changes = _changes(before, after)
+    return any(int((rows > 0).sum()) <= 1 for rows in _by_row(changes, count))
 
 
 def _changes(before: Tensor, after: Tensor) -> Tensor:
@@ -50,24 +52,25 @@ def _changes(before: Tensor, after: Tensor) -> Tensor:
     return torch.where(same | (changes <= torch.finfo(before.dtype).eps ** 0.5), 0.0, changes)
 
 
-def _by_arrangement(changes: Tensor, count: int, kept: Tensor) -> Iterator[float]:
-    exact = [axis for axis, length in enumerate(changes.shape) if length == count]
+def _by_row(changes: Tensor, count: int) -> Iterator[Tensor]:
+    """The largest change of each row, for every axis that may hold the rows, alone or merged with another."""
     for axis, length in enumerate(changes.shape):
         if length and length % count == 0:
             rest = length // count
             for shape, at in (((count, rest), axis), ((rest, count), axis + 1))[: 1 if rest == 1 else 2]:
                 split = changes.reshape(*changes.shape[:axis], *shape, *changes.shape[axis + 1 :])
-                yield _largest(split, at, kept)
-    if len(exact) > 1:  # such as the similarities of all pairs
-        among = changes
-        for axis in exact:
-            among = among.index_select(axis, kept.nonzero()[:, 0])
-        yield float(among.max()) if among.numel() else 0.0
+                others = tuple(i for i in range(split.dim()) if i != at)
+                yield split.amax(others) if split.numel() else split.new_zeros(count)
 
 
-def _largest(changes: Tensor, axis: int, kept: Tensor) -> float:
-    chosen = changes.index_select(axis, kept.nonzero()[:, 0])
-    return float(chosen.max()) if chosen.numel() else 0.0
+def _of_pairs(changes: Tensor, count: int, kept: Tensor) -> list[float]:
+    """The largest change among rows that should be the same, of a tensor over pairs of rows."""
+    axes = [axis for axis, length in enumerate(changes.shape) if length == count]
+    if len(axes) < 2:
+        return []
+    for axis in axes:
+        changes = changes.index_select(axis, kept.nonzero()[:, 0])
+    return [float(changes.max()) if changes.numel() else 0.0]
 
 
 def exchanged(tensor: Tensor, axis: int, places: Tensor, source: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ def _current(loss: Callable[..., Any]) -> Callable[..., Any]:
 def own_loss(output: Any) -> Tensor | None:
     """Return the loss that a model returns itself: a scalar, or what is called `loss`."""
     if isinstance(output, Tensor):
-        return output if output.numel() == 1 and output.is_floating_point() else None
+        return output if output.dim() == 0 and output.is_floating_point() else None
     for name in _LOSS:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(value, Tensor) and value.numel() == 1:

@@ -1,0 +1,81 @@
+"""Every sample of a batch run alone, in evaluation mode, so that none is spoilt by another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from tensortap.adapters.model_check import RankedSample
+from tensortap.adapters.torch.model_check.subject import CheckedModel, NotApplicableError
+from tensortap.adapters.torch.model_check.trace import traced
+from tensortap.adapters.torch.modules.nested import tensors_in
+from tensortap.adapters.torch.samples.rows import SampleNumbers, sample_numbers
+from tensortap.errors import UnsupportedError
+
+
+def rank_samples(subject: CheckedModel, gradients: bool) -> tuple[RankedSample, ...]:
+    """Return all samples, the most suspicious first."""
+    try:
+        count = subject.size
+        alone = [_Alone(subject, count, row, gradients) for row in range(count)]
+    except NotApplicableError as error:
+        raise UnsupportedError(f"samples cannot be told apart: {error}") from error
+    known = sample_numbers(count, [t for t in subject.given.values() if t.shape[:1] == (count,)], None)
+    losses = None if alone[0].loss is None else torch.tensor([each.loss or 0.0 for each in alone])
+    bad = torch.tensor([float(bool(each.site)) for each in alone])
+    suspicion = SampleNumbers(count, known.bad_inputs, known.size, bad, losses).suspicion()
+    total = sum(each.gradient for each in alone if math.isfinite(each.gradient))
+    found = [
+        RankedSample(
+            row, float(suspicion[row]), int(known.bad_inputs[row]), float(known.size[row]), each.loss, each.site,
+            each.gradient / total if gradients and total else None,
+        )
+        for row, each in enumerate(alone)
+    ]  # fmt: skip
+    return tuple(sorted(found, key=lambda sample: -sample.suspicion))
+
+
+class _Alone:
+    """What one sample gives without the others."""
+
+    def __init__(self, subject: CheckedModel, count: int, row: int, gradients: bool) -> None:
+        batch = subject.replaced({slot: _row(t, count, row) for slot, t in subject.given.items()})
+        self.loss: float | None = None
+        self.site = ""
+        self.gradient = 0.0
+        with traced(subject.model) as trace:
+            output = subject.output(batch, gradients=gradients)
+        self.site = next((f"{t.path}:{t.port}" for t in trace if t.port == "output" and _is_bad(t.tensor)), "")
+        try:
+            loss = subject.loss(output, _target(subject, count, row))
+        except NotApplicableError:
+            return
+        self.loss = float(loss.detach())
+        if gradients and loss.requires_grad:
+            self.gradient = _norm(subject, loss)
+
+
+def _is_bad(tensor: torch.Tensor) -> bool:
+    return bool((tensor.isnan() | (tensor == math.inf)).any())  # minus infinity may be a mask
+
+
+def _row(tensor: torch.Tensor, count: int, row: int) -> torch.Tensor:
+    return tensor[row : row + 1] if tensor.shape[:1] == (count,) else tensor
+
+
+def _target(subject: CheckedModel, count: int, row: int) -> Any:
+    """The target of one sample; several tensors stay in their container."""
+    target = subject.question.target
+    if isinstance(target, torch.Tensor):
+        return _row(target, count, row)
+    if target is not None and tensors_in(target):
+        raise NotApplicableError("the target is more than one tensor")
+    return target
+
+
+def _norm(subject: CheckedModel, loss: torch.Tensor) -> float:
+    parameters = [p for p in subject.model.parameters() if p.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return math.sqrt(sum(float(g.double().square().sum()) for g in found if g is not None))

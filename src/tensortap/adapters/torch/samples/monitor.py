@@ -1,0 +1,63 @@
+"""Watch the losses of a training; when one goes wrong, add an event with the samples that did it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensortap.adapters.torch.context.caller import user_line
+from tensortap.adapters.torch.context.plain import is_plain
+from tensortap.adapters.torch.context.sink import EventHub
+from tensortap.adapters.torch.samples.batches import RecentBatches
+from tensortap.adapters.torch.samples.rows import LossCall, call_behind
+from tensortap.adapters.torch.samples.suspects import LossHistory, rank
+from tensortap.context.events import SPARSE
+
+Parameters = Callable[[], Iterable[Tensor]]
+
+
+class SampleMonitor:
+    """Told of model calls, loss calls and backward. The loss call is let go before backward runs."""
+
+    def __init__(self, hub: EventHub, recent: RecentBatches, parameters: Parameters) -> None:
+        self._hub = hub
+        self._recent = recent
+        self._parameters = parameters
+        self._histories: dict[Any, LossHistory] = {}
+        self._inputs: list[Any] = []  # weak, since a script may free what it gave
+        self._call: LossCall | None = None
+
+    def model_called(self, inputs: Any) -> None:
+        """Remember what a model was given."""
+        given = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
+        self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else t for t in given]
+
+    def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Remember the last loss that gradients may be taken of."""
+        if torch.is_grad_enabled():
+            self._call = LossCall(function, args, kwargs, output)
+
+    def backward_begins(self, loss: Tensor | None) -> None:
+        """Hold the loss against those before it. One on a device is not waited for."""
+        call, self._call = self._call, None
+        if loss is None or loss.numel() != 1 or loss.device.type != "cpu" or not is_plain(loss):
+            return
+        key = (type(loss.grad_fn), None if call is None else call.function)
+        history = self._histories.get(key)
+        if history is None:
+            history = self._histories[key] = LossHistory()
+        value, usual = loss.item(), history.usual
+        if why := history.judge(value):
+            self._tell(why, value, usual, call or call_behind(loss))
+
+    def _tell(self, why: str, value: float, usual: float, call: LossCall | None) -> None:
+        if not self._hub.due(("samples", why), first=16, then=SPARSE):
+            return
+        inputs = [given() if isinstance(given, weakref.ref) else given for given in self._inputs]
+        found = rank([each for each in inputs if each is not None], call, self._recent, self._parameters())
+        if found:
+            self._hub.add("samples", why, user_line(5), {"loss": value, "before": usual, **found})
