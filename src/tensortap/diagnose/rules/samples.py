@@ -39,7 +39,7 @@ def _event(history: RunHistory, finding: Finding) -> TrainingEvent | None:
 def spike_of_one_sample(history: RunHistory, factor: float) -> Finding | None:
     """Return the largest jump of a loss that one sample has made, to be noted."""
     found = [e for e in history.events("samples") if e.name == "spike" and e.data.get("clear")]
-    found = [e for e in found if _jump(e) >= factor * abs(e.data["before"])]
+    found = [e for e in found if _jump(e) > 0 and _jump(e) >= factor * abs(e.data["before"])]
     if not found:
         return None
     first = max(found, key=_jump)

@@ -35,8 +35,9 @@ def culprits():
         ("mlp", "shuffled", "nan"),
         ("cnn, batch norm", "dict batches", "inf"),
         ("regression", "batch sampler", "scaled"),
-        ("mlp", "subset", "mislabelled"),
-        ("mlp", "workers", "mislabelled"),
+        ("mlp", "shuffled", "mislabelled"),
+        pytest.param("mlp", "subset", "mislabelled", marks=pytest.mark.thorough),
+        pytest.param("mlp", "workers", "mislabelled", marks=pytest.mark.thorough),
     ],
 )
 def test_the_poisoned_sample_is_named(culprits, model, loader, poison):
