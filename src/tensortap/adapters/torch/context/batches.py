@@ -74,7 +74,8 @@ class LoaderRecord:
         """Note the indices of a batch, if the iterator is one of this loader."""
         if self._owns(iterator):
             several = hasattr(indices, "__len__") and not isinstance(indices, (str, bytes, dict))
-            self._drawn.append(list(indices)[:_MOST_INDICES] if several else [])
+            drawn = indices.tolist() if hasattr(indices, "tolist") else indices
+            self._drawn.append(list(drawn)[:_MOST_INDICES] if several else [])
             if not self.order and len(self._drawn[-1]) > 1:
                 self.order = hashlib.blake2b(repr(self._drawn[-1]).encode(), digest_size=8).hexdigest()
 

@@ -88,10 +88,19 @@ def describe_sample(given: GivenBatch, row: int) -> dict[str, Any]:
     found: dict[str, Any] = {"dataset": type(given.dataset).__name__, "loader": given.loader, "epoch": given.epoch}
     if index is None:  # a data set that is only iterated
         return found | {"batch": given.number}
-    found["index"] = int(index) if isinstance(index, int) or hasattr(index, "__index__") else str(index)
+    found["index"] = plain_index(index)
     if key := _key(given.dataset, index):
         found["key"] = key
     return found
+
+
+def plain_index(index: Any) -> int | str:
+    """Return what a sampler drew as a number or a text.
+
+    >>> plain_index(3), plain_index(("train", 3))
+    (3, "('train', 3)")
+    """
+    return int(index) if hasattr(index, "__index__") else str(index)
 
 
 def _key(dataset: Any, index: Any, depth: int = 4) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.modules.nested import tensors_in_containers
-from tensortap.adapters.torch.samples.batches import GivenBatch, RecentBatches, describe_sample
+from tensortap.adapters.torch.samples.batches import GivenBatch, RecentBatches, describe_sample, plain_index
 from tensortap.adapters.torch.samples.rows import LossCall, SampleNumbers, sample_numbers
 
 _WINDOW: Final = 10
@@ -75,9 +75,7 @@ def rank(
     if count is None or count < 2:
         return {}
     numbers = sample_numbers(count, tensors, call)
-    indices = (
-        [] if batch is None else [str(i) if isinstance(i, str) else int(i) for i in batch.indices if i is not None]
-    )
+    indices = [] if batch is None else [plain_index(i) for i in batch.indices if i is not None]
     return {"count": count, "steps_back": int(spoilt), "indices": indices, **_ranked(numbers, tensors, batch)}
 
 
