@@ -10,7 +10,7 @@ import { twoSided } from "./scales.ts";
 import { empty, failed, loading } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
 import type { DiffAnswer, RunInfo, Runs } from "./types.ts";
-import { type Context, labelOf, type Span, type View } from "./view.ts";
+import type { Context, Span, View } from "./view.ts";
 
 export class DiffPage implements View {
   readonly element = h("div", { class: "page column diff" });
@@ -174,7 +174,7 @@ export class DiffPage implements View {
     const row = first ? heat.sites.indexOf(first.site) : -1;
     return {
       rows: heat.sites.length,
-      name: (i) => labelOf(heat.sites[i] ?? "", this.context.run),
+      name: (i) => heat.sites[i] ?? "",
       line: (i) => ({ values: values[i]!, bad: null, start: 0, edges }),
       scale: twoSided(low, high),
       all,
@@ -192,7 +192,7 @@ export class DiffPage implements View {
         : value > 0
           ? `${number(10 ** value)} times the tolerance`
           : `within tolerance (${number(10 ** value)} of it)`;
-    return [labelOf(heat.sites[point.row] ?? "", this.context.run), `step ${count(heat.steps[at])}: ${told}`];
+    return [heat.sites[point.row] ?? "", `step ${count(heat.steps[at])}: ${told}`];
   }
 
   private open(point: Point): void {

@@ -24,7 +24,6 @@ from tensortap.view.terminal.screen import Screen, title
 _STYLES: Final = {"error": formats.ALARM, "warning": formats.WARN, "info": "cyan"}
 _INDENT: Final = "  "
 _WIDEST: Final = 100  # lines of prose are no wider, however wide the terminal is
-_NAMED: Final = 6  # rules without data that are named
 _AT_ONCE: Final = 3  # findings of one rule that are shown one by one; of the others the sites are named
 
 
@@ -114,9 +113,7 @@ def _prose(said: str, screen: Screen, style: str = "") -> Text:
 
 def _skipped(found: Findings, every: bool) -> Iterator[Text]:
     if not every:
-        names, more = list(found.skipped)[:_NAMED], len(found.skipped) - _NAMED
-        rest = f" and {more} more" if more > 0 else ""
-        yield Text(f"no data: {', '.join(names)}{rest}; --all says why", style="dim")
+        yield Text(f"no data: {', '.join(found.skipped)}; --all says why", style="dim")
     for name, reason in found.skipped.items() if every else ():
         yield Text(f"no data: {name}: {printable(reason)}{_option(name)}", style="dim")
     if not every and any(_option(name) for name in found.skipped):
