@@ -13,7 +13,7 @@ ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/store/test_messages.
 # One more than CI has cores: tests wait for browsers, servers and processes that they kill.
 WORKERS ?= 3
 # Virtual machines announce AMX and refuse it, and a product of bfloat16 ends the process: oneDNN is kept from trying.
-export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 
 .PHONY: help demo test thorough lint types imports unit browser format bench outside faults fuzz kills signals soak picture
 .PHONY: docs page dist clean

@@ -25,7 +25,7 @@ from tensortap.store.folder import RunFolder
 from tensortap.types import Place
 
 # Before a framework is loaded. Virtual machines announce AMX and refuse it: a product of bfloat16 ends the process.
-os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 
 Tensors = Mapping[str | Place, Any]
 

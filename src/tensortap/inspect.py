@@ -165,7 +165,7 @@ def rank_samples(
 
     >>> import torch
     >>> x = torch.ones(4, 2)
-    >>> x[2, 1] = torch.inf
+    >>> x[2, 1] = torch.nan
     >>> print(rank_samples(torch.nn.Linear(2, 1), x)[0])
     sample 2: 1 input values not finite, first not finite at :output
 

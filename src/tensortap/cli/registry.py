@@ -12,7 +12,7 @@ from typing import Final
 import click
 
 COMMANDS: Final = {
-    "run": "Run a script as `python` would, and record the models of PyTorch or Keras in it.",
+    "run": "Run a script as `python` would, and record its models of PyTorch or Keras, or compiled steps of JAX.",
     "env": "Print the line that lets TENSORTAP=RUN record any Python process of this shell.",
     "show": "Show a run: a line for every site, the worst first; or one site in detail.",
     "check": "Ask the rules what is wrong with a run, where, and what to do about it.",

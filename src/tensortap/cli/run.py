@@ -41,7 +41,7 @@ from tensortap.script.session import ScriptRun
 @click.argument("target", metavar="SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(twice: bool, **options: Any) -> None:
-    """Run a script as `python` would, and record the models of PyTorch or Keras, or the compiled steps of JAX, in it.
+    """Run a script as `python` would, and record its models of PyTorch or Keras, or compiled steps of JAX.
 
     The script needs no edit. What follows its name is the script's own.
     """

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Keras sees two
 
 
 def net(units=1, activation="sigmoid", loss="binary_crossentropy", rate=0.01):
+    keras.utils.set_random_seed(0)
     dense = keras.layers.Dense
     model = keras.Sequential([keras.Input((4,)), dense(8, "relu", name="a"), dense(units, activation, name="b")])
     optimizer = keras.optimizers.Adam(learning_rate=rate)

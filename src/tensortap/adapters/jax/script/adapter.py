@@ -14,10 +14,11 @@ from tensortap.adapters.null import NullAdapter
 from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.steps import StepDetector, ThreadState
 from tensortap.record.recorder import Recorder
+from tensortap.select.ports import PARAMETER_PORTS
 from tensortap.select.probes import Probe
 from tensortap.select.sites import Candidate
 
-_PORTS: Final = ("output", "input", "param", "grad", "update")
+_PORTS: Final = ("output", "input", *PARAMETER_PORTS)
 
 
 class JaxScriptAdapter(NullAdapter):
