@@ -150,6 +150,7 @@ def test_it_fits_the_window(at, heat, size, dark):
     page = at("#/overview?run=digits", size=size, dark=dark)
     heat(page).ready(SITES)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator(".legend").wait_for()
     assert page.locator(".legend").bounding_box()["y"] < size[1] - 20
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == dark
