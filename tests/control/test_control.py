@@ -236,7 +236,7 @@ def raw(where, data, patience=10.0):
 def test_hostile_clients(tmp_path, monkeypatch):
     """Garbage, huge requests, slow and many clients are refused, and the run goes on and answers others."""
     monkeypatch.setattr(listener, "PATIENCE", 0.3)
-    os.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path)
     path = Path("r")
     with training(path) as tap:
         where = live_sockets(path)[0]
