@@ -6,6 +6,7 @@ step after it was handed over, and when the child has ended, however it did, the
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -148,6 +149,7 @@ def die_at(change: int, visible: bool) -> None:
 
 def serve() -> None:
     """The template's life."""
+    importlib.import_module("pyarrow.dataset")  # compaction needs it, and each child would import pandas with it
     folder.SEAL_ROWS = 40  # type: ignore[misc]
     writing._TICK_SECONDS = 0.002  # type: ignore[misc]
     for line in sys.stdin:

@@ -2,6 +2,7 @@
 
     python tests/store/mutations.py 10000                    # `make fuzz`: as many mutations, from another seed each
     python tests/store/mutations.py 100 --from 500           # a hundred, from seed 500 on: a long row goes in pieces
+    python tests/store/mutations.py 100 --frameworks         # of trainings of Keras, JAX and DDP too
     python tests/store/mutations.py 100 --run runs/exp1      # damage copies of this run, recorded by whatever there is
 
 Four verdicts are right: the same rows as before, refused with a reason, salvaged and counted, harmless. A traceback, a
@@ -31,6 +32,9 @@ import numpy as np
 import pyarrow as pa
 from click.testing import CliRunner
 
+sys.path.insert(0, str(Path(__file__).parent))
+import framework_runs
+
 import tensortap as tt
 from tensortap.errors import TensortapError
 from tensortap.record.recorder import Recorder
@@ -43,11 +47,12 @@ from tensortap.types import Place
 
 SECONDS = 30
 ORIGINAL: list[Path] = []  # the run that was damaged, as it was
+SITE: list[str] = []  # one of its sites
 random_id = layout.new_id
 Verdict = str
 
 
-def record(path: Path, names: tuple[str, ...] = ("a", "b.c", "naïve"), launches: int = 3, steps: int = 6) -> Path:
+def record(path: Path, names: tuple[str, ...] = ("a", "naïve.b"), launches: int = 3, steps: int = 4) -> Path:
     """Record a run in several launches of which the last is killed, with all of its checksums; where it lies."""
     start = 0
     numbered = itertools.count(1)
@@ -136,6 +141,14 @@ def special(file: Path, rng: random.Random) -> None:
         file.mkdir()
 
 
+def copy_over(file: Path, rng: random.Random) -> None:
+    """Put another file of the run in its place, of the same kind where there is one."""
+    run = next(parent for parent in file.parents if (parent / layout.RUN_JSON).exists())
+    others = sorted(other for other in run.rglob("*") if other.is_file() and other != file and other.stat().st_size)
+    alike = [other for other in others if other.suffix == file.suffix]
+    shutil.copyfile(rng.choice(alike or others), file)
+
+
 def retype(file: Path, rng: random.Random) -> None:
     """Put another value somewhere into a JSON file; of other files flip a bit."""
     if file.suffix != ".json":
@@ -148,7 +161,9 @@ def retype(file: Path, rng: random.Random) -> None:
     file.write_text(json.dumps(rng.choice((content, content, [content], "[" * 5000))))
 
 
-MUTATIONS = (truncate, flip, flip_end, zero, scramble, cut_out, delete, lie_about_length, special, retype)
+MUTATIONS = (
+    truncate, flip, flip_end, zero, scramble, cut_out, delete, lie_about_length, special, copy_over, retype
+)  # fmt: skip
 
 
 class Fuzz:
@@ -161,13 +176,14 @@ class Fuzz:
             str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and p.name != "_lock" and p.stat().st_size
         )
         self.rows = Counter(rows_of(open_run(run)))
-        self.kept = {name: self._rows_without(name) for name in self.files if name.startswith("rank=")}
+        self.kept = {name: self._rows_without(name) for name in self.files if name != layout.RUN_JSON}
+        self.site = open_run(run).sites[0]
         self.commands = [command(name) for name in COMMANDS]
 
     def verdict(self, seed: int, folder: Path) -> Verdict:
         """Damage one file of a copy and read it in every way; raise AssertionError when that goes wrong."""
         rng = random.Random(seed)
-        ORIGINAL[:] = [self.run]
+        ORIGINAL[:], SITE[:] = [self.run], [self.site]
         name, mutate = rng.choice(self.files), rng.choice(MUTATIONS)
         copy = Path(shutil.copytree(self.run, folder / "run"))
         mutate(copy / name, rng)
@@ -191,6 +207,9 @@ class Fuzz:
             rng.choice(self.commands)(copy, where)
             return "refused"
         counts = opened.counts
+        if name == layout.RUN_JSON:
+            same = (copy / name).read_bytes() == (self.run / name).read_bytes()
+            assert counts or same or not self.checksums, f"{where}: run.json was changed, and nothing is counted"
         self._judge(before, counts, name, where, copy)
         if rng.random() < 0.5:
             rng.choice(self.commands)(copy, where)
@@ -210,9 +229,9 @@ class Fuzz:
         fewer = sum(self.rows.values()) - sum(rows.values())
         unknowable = self._unknowable(name, copy / name)
         assert fewer <= 0 or counts or unknowable, f"{where}: {fewer} rows are gone, and nothing is counted"
-        if self.checksums and not name.endswith("run.json"):
+        if self.checksums:
             assert not rows - self.rows, f"{where}: rows that were never written"
-            good = self.kept.get(name, Counter())
+            good = self.kept.get(name, self.rows)
             assert not good - rows, f"{where}: {sum((good - rows).values())} good rows of other files lost"
 
     def _unknowable(self, name: str, file: Path) -> bool:
@@ -243,8 +262,8 @@ def last_message(tail: bytes) -> int:
 
 
 def rows_of(run: tt.Run) -> Iterator[str]:
-    """Every record, metric and tensor, as text."""
-    rows = [*run.table().to_pylist(), *run.metrics().to_pylist()]
+    """Every record, metric, event and tensor, as text."""
+    rows = [*run.table().to_pylist(), *run.metrics().to_pylist(), *run.events().to_pylist()]
     yield from (json.dumps(row, default=str) for row in rows)
     yield from (f"{key} {array.tobytes().hex()}" for key, array in run.tensors())
 
@@ -287,7 +306,7 @@ def command(name: str) -> Callable[[Path, str], None]:
             service = Api(str(path))
             try:
                 requests = [(path, {}) for path in ("runs", "run", "heat", "metrics", "cost", "depth", "findings")]
-                requests += [("site", {"site": "a:output"}), ("tensor", {"site": "a:output", "step": "3"})]
+                requests += [("site", {"site": SITE[0]}), ("tensor", {"site": SITE[0], "step": "3"})]
                 for request, given in [*requests, ("diff", {"a": path.name, "b": path.name})]:
                     with contextlib.suppress(TensortapError, FileNotFoundError):
                         service.encoded(f"/api/{request}", given)
@@ -332,12 +351,15 @@ def command(name: str) -> Callable[[Path, str], None]:
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # compaction waits for a disk
 
 
-def main(count: int, first: int, runs: list[str]) -> int:
+def main(count: int, first: int, runs: list[str], frameworks: bool) -> int:
     """As many mutations, each of its own seed; the verdicts by number, and every failure."""
     verdicts: Counter[str] = Counter()
     print(f"seeds from {first}", flush=True)  # known also after a crash
     with tempfile.TemporaryDirectory(dir=MEMORY) as base:
-        subjects = [Fuzz(Path(run), checksums=True) for run in runs] or both_versions(Path(base))
+        if frameworks:
+            runs = [*runs, *map(str, framework_runs.recorded(Path(base, "frameworks"), [*framework_runs.FRAMEWORKS]))]
+        subjects = [Fuzz(Path(run), checksums=True) for run in runs]
+        subjects += both_versions(Path(base)) if frameworks or not runs else []
         for seed in range(first, first + count):
             if sum(verdicts.values()) % 100 == 99:
                 print(dict(verdicts), flush=True)
@@ -346,7 +368,8 @@ def main(count: int, first: int, runs: list[str]) -> int:
                     verdicts[subjects[seed % len(subjects)].verdict(seed, Path(folder))] += 1
                 except Exception as error:
                     verdicts["FAILED"] += 1
-                    print(f"{type(error).__name__}: {error} {getattr(error, '__notes__', '')}", flush=True)
+                    subject = subjects[seed % len(subjects)].run.name
+                    print(f"{subject}: {type(error).__name__}: {error} {getattr(error, '__notes__', '')}", flush=True)
     print(dict(verdicts))
     return 1 if verdicts["FAILED"] else 0
 
@@ -362,5 +385,7 @@ if __name__ == "__main__":
     parser.add_argument("count", type=int, nargs="?", default=300)
     parser.add_argument("--from", dest="first", type=int, default=None, metavar="SEED")
     parser.add_argument("--run", action="append", default=[], help="a run that was recorded by this version")
+    parser.add_argument("--frameworks", action="store_true", help="record trainings of frameworks and damage those too")
     given = parser.parse_args()
-    sys.exit(main(given.count, random.randrange(1 << 30) if given.first is None else given.first, given.run))
+    start = random.randrange(1 << 30) if given.first is None else given.first
+    sys.exit(main(given.count, start, given.run, given.frameworks))

@@ -147,8 +147,8 @@ def leftovers(path: Path) -> list[str]:
 def origin(template: child.Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two launches that were not closed: segments and tails of all kinds."""
     path = tmp_path_factory.mktemp("origin") / "run"
-    for start in (0, 8):
-        order = {"do": "write", "path": str(path), "seed": 5, "start": start, "stop": start + 8}
+    for start in (0, 7):
+        order = {"do": "write", "path": str(path), "seed": 5, "start": start, "stop": start + 7}
         template.begin(**order, resume=start > 0, close=False)
         list(template.lines())
     return path

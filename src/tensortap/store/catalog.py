@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import BY_NAME
 from tensortap.store import names as layout
-from tensortap.store.files import Files, check_regular, load_json
+from tensortap.store.files import Files, check_original, check_regular, load_json
 from tensortap.store.footer import check_footer
 from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
-from tensortap.store.segments import COLUMNS, ORDER, PLACE, PLACES, REPLACES, STEPS, UNREADABLE, outline
+from tensortap.store.segments import COLUMNS, FILE, ORDER, PLACE, PLACES, REPLACES, STEPS, UNREADABLE, outline
 
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
@@ -57,6 +57,8 @@ class Outline(NamedTuple):
     replaces: frozenset[str]
     phases: frozenset[str] = frozenset()
     order: tuple[int, ...] = ()  # the places of each step's rows, where every step has the same in the same order
+    written_as: str = ""  # the name of its file in the run when it was written; older files do not tell
+    ident: str = ""  # the id in that name
 
 
 class RankFiles(NamedTuple):
@@ -92,6 +94,8 @@ class Catalog:
     def ranks(self) -> list[int]:
         """Return the ranks that have written something: records, or metrics alone, if the records were deleted."""
         names = {*self.files.list(), *self.files.list(layout.METRICS)}
+        if layout.DAMAGED_RUN_JSON in names:
+            self.mark_damaged(layout.DAMAGED_RUN_JSON, "so run.json was when the run was resumed")
         names |= {p.name for p in self.files.staging().glob("rank=*")}
         return sorted(rank for name in names if (rank := layout.rank_of(name)) is not None)
 
@@ -149,23 +153,35 @@ class Catalog:
         tails = self._tails(folder)
         names = [f"{folder}/{name}" for name in self.files.list(folder) if layout.segment_id(name)]
         self._note_kept_aside(folder)
-        whole = {name: found for name in names if (found := self._outline(name)) is not None}
+        whole = self._outlines_of(names)
         gone = self._replaced(whole)
-        sealed = {_ident(name) for name in whole} | gone
+        sealed = {found.ident for found in whole.values()} | gone
         return RankFiles(
             rank,
-            {name: found for name, found in whole.items() if _ident(name) not in gone},
+            {name: found for name, found in whole.items() if found.ident not in gone},
             sorted(path for path, ident in tails.items() if ident not in sealed),
-            [name for name in whole if _ident(name) in gone],
+            [name for name, found in whole.items() if found.ident in gone],
             sorted(path for path, ident in tails.items() if ident in sealed),
         )
 
+    def _outlines_of(self, names: Sequence[str]) -> dict[str, Outline]:
+        """Return what the segments of a folder say that can be read; of several copies of one, one."""
+        whole: dict[str, Outline] = {}
+        known: dict[str, str] = {}
+        for name in names:
+            found = self._outline(name)
+            if found is not None and known.setdefault(found.ident, name) == name:
+                whole[name] = found
+            elif found is not None:
+                self.mark_damaged(name, f"it is a copy of {known[found.ident]}")
+        return whole
+
     def _replaced(self, segments: Mapping[str, Outline]) -> frozenset[str]:
         """Return the ids that others replace. One that has fewer rows than it claims to replace is not believed."""
-        rows = {_ident(name): found.rows for name, found in segments.items()}
+        rows = {found.ident: found.rows for found in segments.values()}
         gone: set[str] = set()
         for name, found in segments.items():
-            named = found.replaces - {str(_ident(name))}
+            named = found.replaces - {found.ident}
             if sum(rows.get(ident, 0) for ident in named) <= found.rows:
                 gone |= named
             else:
@@ -198,11 +214,13 @@ class Catalog:
         try:
             with self.files.open(name) as file:
                 found = _parsed(file)
+            check_original(self.files, name, found.written_as)
         except FileNotFoundError:
             raise
         except UNREADABLE as error:
             self.mark_damaged(name, error)
             return None
+        found = found._replace(ident=_ident(found.written_as) or _ident(name) or "")
         with self._lock:
             self._outlines[name] = found
         return found
@@ -220,15 +238,15 @@ def _parsed(source: IO[bytes]) -> Outline:
         raise ValueError("its footer names other columns than were written")
     replaces = load_json(said.get(REPLACES, b"[]"))
     names = frozenset(replaces) if all(isinstance(name, str) for name in replaces) else frozenset[str]()
+    written_as = said.get(FILE, b"").decode()
     try:
         steps = _steps(said.get(STEPS, b"[]"), rows)
         places = _places(said.get(PLACES, b"[]"))
-        return Outline(
-            places, steps, rows, names, _phases(file), _order(said.get(ORDER, b"[]"), len(places), rows, steps)
-        )
+        order = _order(said.get(ORDER, b"[]"), len(places), rows, steps)
+        return Outline(places, steps, rows, names, _phases(file), order, written_as)
     except (ValueError, TypeError):  # what it says of itself is damaged, perhaps not its rows
         columns = [name for name in ("step", "seq", *PLACE) if name in file.schema_arrow.names]
-        return tail_outline(file.read(columns))._replace(rows=rows, replaces=names)
+        return tail_outline(file.read(columns))._replace(rows=rows, replaces=names, written_as=written_as)
 
 
 def _steps(said: bytes, rows: int) -> list[tuple[int, int, int]]:

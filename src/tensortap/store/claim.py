@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import os
 import platform
 import shutil
@@ -20,9 +19,11 @@ from typing import Any, Final
 
 from tensortap import portable
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
-from tensortap.store.files import Files, load_json
+from tensortap.store import checked_json
+from tensortap.store.files import Files
 from tensortap.store.names import (
     COMPACT_LOCK,
+    DAMAGED_RUN_JSON,
     EVENTS,
     LOCK,
     METRICS,
@@ -71,8 +72,13 @@ def _parent() -> str:
 
 def read_info(files: Files) -> dict[str, Any]:
     """Return the content of `run.json`, or an error that says what is wrong with the folder."""
+    return read_run_json(files)[0]
+
+
+def read_run_json(files: Files) -> tuple[dict[str, Any], str]:
+    """Return the content of `run.json`, and why it may be wrong; an error where no run can be read by it."""
     try:
-        info = load_json(files.read(RUN_JSON))
+        info, wrong = checked_json.decode(files.read(RUN_JSON))
     except FileNotFoundError:
         raise NotARunError(_not_a_run(files)) from None
     except (OSError, ValueError) as error:
@@ -84,7 +90,12 @@ def read_info(files: Files) -> dict[str, Any]:
             f"{files} was written with schema {info['schema']} by tensortap {info.get('tensortap')}; this one reads up "
             f"to schema {SCHEMA}: pip install --upgrade tensortap"
         )
-    return info
+    return info, wrong
+
+
+def write_info(files: Files, info: Mapping[str, Any]) -> None:
+    """Write `run.json`."""
+    files.write(RUN_JSON, checked_json.encode(info))
 
 
 def _not_a_run(files: Files) -> str:
@@ -128,7 +139,9 @@ def _join(files: Files, rank: int, about: Mapping[str, Any], resume: bool, overw
             fresh = {**describe_process(), **about}
             if _create(files, fresh):
                 return fresh
-        known = read_info(files)
+        known, wrong = read_run_json(files)
+        if resume and wrong:  # it is written anew, which would hide that
+            files.write(DAMAGED_RUN_JSON, files.read(RUN_JSON))
         if resume or (known.get("launch") == about["launch"] and not files.exists(rank_folder(rank))):
             return known
         if not overwrite:
@@ -147,7 +160,7 @@ def _resumed(files: Files, rank: int, info: dict[str, Any], launch: str, after: 
     else:  # the first of its launch, or of a launch that looks like the one before, e.g. on the same port
         resumed = {"start": after(), "ranks": [rank]}
     info = {**info, "launch": launch, "resumed": resumed}
-    files.write(RUN_JSON, json.dumps(info, indent=1).encode())
+    write_info(files, info)
     return info
 
 
@@ -158,15 +171,14 @@ def _create(files: Files, info: Mapping[str, Any]) -> bool:
         raise RunError(
             f"{str(files)!r} is not empty and holds no run ({names[0]}, …); give a folder of its own, e.g. {files}/run1"
         )
-    data = json.dumps(info, indent=1).encode()
     if files.local is None:
         shutil.rmtree(files.staging(), ignore_errors=True)  # left by an earlier run of this address
-        files.write(RUN_JSON, data)
+        write_info(files, info)
         return True
     files.make_folder(files.local)
     hidden = files.local / f".{RUN_JSON}.{new_id()}"
     try:
-        hidden.write_bytes(data)
+        hidden.write_bytes(checked_json.encode(info))
         os.link(hidden, files.local / RUN_JSON)
     except FileExistsError:
         return False
@@ -178,7 +190,7 @@ def _create(files: Files, info: Mapping[str, Any]) -> bool:
 
 def _remove(files: Files) -> None:
     """Delete a run, but nothing else that lies in its folder. `run.json` goes last, so that it can be done again."""
-    names = [name for name in files.list() if rank_of(name) is not None or name in (METRICS, EVENTS)]
+    names = [name for name in files.list() if rank_of(name) is not None or name in (METRICS, EVENTS, DAMAGED_RUN_JSON)]
     busy = [name for name in names if is_locked(files.staging() / name)]
     if busy:
         raise RunError(_busy(files.staging() / busy[0] / LOCK))

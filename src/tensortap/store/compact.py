@@ -15,7 +15,7 @@ from tensortap.store import names as layout
 from tensortap.store import segments as seal
 from tensortap.store.catalog import PLAIN_EVENTS, PLAIN_METRICS, PLAIN_RECORDS, Catalog, Outline, RankFiles, dataset
 from tensortap.store.claim import Lock, compacting, read_info
-from tensortap.store.files import Files
+from tensortap.store.files import Files, check_original
 from tensortap.store.sealing import (
     remove_leftovers,
     remove_replaced,
@@ -195,12 +195,10 @@ def _replace(files: Files, folder: str, segments: Mapping[str, Outline], table: 
 
     What those had replaced is named too: a writer that was slow may still put one of them back.
     """
-    idents = {str(layout.segment_id(name.rpartition("/")[2])) for name in segments}
+    idents = {outline.ident for outline in segments.values()}
     idents = idents.union(*(outline.replaces for outline in segments.values()))
-    with (
-        files.replacing(f"{folder}/{layout.segment_name(layout.new_id())}") as hidden,
-        seal.segment_writer(hidden, table.schema) as writer,
-    ):
+    new = f"{folder}/{layout.segment_name(layout.new_id())}"
+    with files.replacing(new) as hidden, seal.segment_writer(hidden, table.schema, new) as writer:
         writer.add_key_value_metadata({**said, seal.REPLACES: json.dumps(sorted(idents)).encode()})
         writer.write_table(table, row_group_size=_ROW_GROUP)
     for name in segments:
@@ -233,9 +231,10 @@ def _join_tensors(files: Files, catalog: Catalog, rank: int, batch: list[str]) -
             catalog.mark_damaged(name, error)
     if len(joined) > 1:
         folder = layout.tensors_folder(rank)
-        name = layout.tensors_name(min(f.first for f in joined), max(f.last for f in joined), layout.new_id())
-        with files.replacing(f"{folder}/{name}") as hidden:
-            write_tensors(hidden, rows)
+        ends = min(f.first for f in joined), max(f.last for f in joined)
+        name = f"{folder}/{layout.tensors_name(*ends, layout.new_id())}"
+        with files.replacing(name) as hidden:
+            write_tensors(hidden, rows, name)
         for file in joined:
             files.remove(f"{folder}/{file.name}")
 
@@ -243,5 +242,6 @@ def _join_tensors(files: Files, catalog: Catalog, rank: int, batch: list[str]) -
 def _rows_of(files: Files, name: str) -> Iterator[Stored]:
     with files.open(name) as file:
         reader = TensorReader(file)
+        check_original(files, name, reader.written_as)
         for tensor, key in reader.keys().items():
             yield Stored(tensor, index_entry(key), reader.read(tensor))

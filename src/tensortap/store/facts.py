@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Final
 
-from tensortap.store.catalog import PLAIN_METRICS
+from tensortap.store.catalog import PLAIN_EVENTS, PLAIN_METRICS
+from tensortap.store.names import DAMAGED_RUN_JSON
 from tensortap.store.queries import metrics
 from tensortap.store.rank_state import recorded
 from tensortap.store.segments import UNREADABLE, check_segment
@@ -70,6 +71,7 @@ def counts(snapshot: Snapshot) -> dict[str, int]:
             total[name] = total.get(name, 0) + n
     for name in damage(snapshot):
         kind = next((kind for suffix, kind in _DAMAGED.items() if name.endswith(suffix)), "damaged_files")
+        kind = "damaged_files" if name == DAMAGED_RUN_JSON else kind
         total[kind] = total.get(kind, 0) + 1
     return total | {f"missing_{kind}": rows for kind, rows in missing_rows(snapshot).items() if rows}
 
@@ -78,7 +80,7 @@ def damage(snapshot: Snapshot) -> dict[str, str]:
     """Return what cannot be read, or not all of it, by the name of the file, and why; as far as it was read."""
     # These list and read every tail, and every footer.
     _ = (snapshot.outlines, snapshot.rank_states, [snapshot.tensor_rows(p) for f in snapshot.tensors for p in f.tails])
-    _ = snapshot.tail_rows(snapshot.metrics, PLAIN_METRICS)
+    _ = snapshot.tail_rows(snapshot.metrics, PLAIN_METRICS), snapshot.tail_rows(snapshot.events, PLAIN_EVENTS)
     return dict(sorted(snapshot.catalog.damage.items()))
 
 
@@ -98,11 +100,12 @@ def read_to_the_end(snapshot: Snapshot) -> None:
 
 
 def missing_rows(snapshot: Snapshot) -> dict[str, int]:
-    """Return how many records and metrics ranks have written that no file holds any more; none of a live run."""
+    """Return how many rows of each kind ranks have written that no file holds any more; none of a live run."""
     if snapshot.state == "live":
         return {}
-    missing = {"records": 0, "metrics": 0}
-    for kind, found in (("records", snapshot.records), ("metrics", snapshot.metrics)):
+    kinds = {"records": snapshot.records, "metrics": snapshot.metrics, "events": snapshot.events}
+    missing = dict.fromkeys(kinds, 0)
+    for kind, found in kinds.items():
         for files, state in zip(found, snapshot.rank_states, strict=True):
             rows = sum(outline.rows for outline in files.segments.values())
             lost = state.get("sealed", {}).get(kind, 0) - rows

@@ -163,6 +163,15 @@ def _has_link(root: str, name: str) -> bool:
     return ".." in parts or any(stat.S_ISLNK(os.lstat(f"{root}/{part}").st_mode) for part in below)
 
 
+def check_original(files: Files, name: str, written_as: str) -> None:
+    """Raise ValueError when a file is a copy of one that is there: its rows would count twice.
+
+    `written_as` is the name that it was written under, as it says itself. One that was only renamed is no copy.
+    """
+    if written_as not in ("", name) and files.exists(written_as):
+        raise ValueError(f"it is a copy of {written_as}")
+
+
 def load_json(data: bytes | str) -> Any:
     """Return what JSON text holds; ValueError for anything else, also for text that is nested too deeply."""
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -17,7 +16,7 @@ from tensortap.errors import RunError
 from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
-from tensortap.store.claim import Lock, claim, launch_id
+from tensortap.store.claim import Lock, claim, launch_id, write_info
 from tensortap.store.files import Files
 from tensortap.store.rank_state import RankState
 from tensortap.store.schema import (
@@ -173,7 +172,7 @@ class RunFolder:
     def describe(self, **more: Any) -> None:
         """Add to `run.json` what is true of the whole run: the model's tree, the probes."""
         self._info = {**self._info, **more}
-        self.files.write(layout.RUN_JSON, json.dumps(self._info, indent=1).encode())
+        write_info(self.files, self._info)
 
     def note(self, **more: Any) -> None:
         """Add to `_rank.json` what is true of this rank: what it has not seen, and which parts it holds."""
@@ -211,10 +210,10 @@ class RunFolder:
 
     def write(self, step: Step) -> None:
         """On the thread: write a step's large tensors to a file of their own."""
-        name = layout.tensors_name(step.number, step.number, layout.new_id())
+        name = f"{self._folders['tensors']}/{layout.tensors_name(step.number, step.number, layout.new_id())}"
         try:
-            with self.files.replacing(f"{self._folders['tensors']}/{name}") as hidden:
-                write_tensors(hidden, tensors_of(step))
+            with self.files.replacing(name) as hidden:
+                write_tensors(hidden, tensors_of(step), name)
         except Exception:
             self.counters.add("dropped_tensors", len(step.table.tensors))
             raise

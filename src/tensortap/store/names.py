@@ -14,7 +14,8 @@ COMPACT_LOCK: Final = "_compact"
 HASHES: Final = "_hashes"  # what a rank posts for others while a trigger compares replicas
 METRICS: Final = "metrics"
 EVENTS: Final = "events"
-DAMAGED: Final = ".damaged"  # ends the names of tails that were kept aside
+DAMAGED: Final = ".damaged"  # ends the names of files that were kept aside
+DAMAGED_RUN_JSON: Final = f"{RUN_JSON}{DAMAGED}"
 
 _TAIL = re.compile(r"_tail-([0-9a-f]+)\.arrows")
 _SEGMENT = re.compile(r"seg-([0-9a-f]+)\.parquet")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from tensortap.distributed.shards import Shard
 from tensortap.record.counters import Counters
-from tensortap.store.files import Files, load_json
+from tensortap.store import checked_json
+from tensortap.store.files import Files
 from tensortap.types import Place
 
-_CHECKSUM: Final = "crc32"  # of all that the file says besides
 _NUMBER: Final = (int, float)
 _OF_PARTS: Final = {"mesh": dict, "at": list, "placements": list, "ranks": list, "summand": bool}
 
@@ -79,11 +77,11 @@ class RankState:
         state = {**self.content, "counts": self._counters.counts(), "details": self._counters.details()}
         if self.lines:
             state["lines"] = dict(self.lines)
-        self._files.write(self._name, json.dumps(state | {_CHECKSUM: _checksum(state)}, indent=1).encode())
+        self._files.write(self._name, checked_json.encode(state))
 
     def _before(self) -> dict[str, Any]:
         try:
-            return valid_state(load_json(self._files.read(self._name)))
+            return valid_state(checked_json.decode(self._files.read(self._name))[0])
         except (OSError, ValueError):
             return {}
 
@@ -95,25 +93,16 @@ def recorded(state: Mapping[str, Any]) -> int:
 
 def read_state(data: bytes) -> tuple[dict[str, Any], str]:
     """Return what `_rank.json` says, as far as it can be used, and what is wrong with it; ValueError when all is."""
-    said = load_json(data)
+    said, wrong = checked_json.decode(data)
     state = valid_state(said)
-    rest = {name: value for name, value in said.items() if name != _CHECKSUM}
-    if _CHECKSUM in said and said[_CHECKSUM] != _checksum(rest):  # older versions wrote none
-        return state, "its checksum does not hold: what it says may be wrong"
-    return state, "" if state == rest else "some of it has another form than was written"
-
-
-def _checksum(state: dict[str, Any]) -> int:
-    """Return the checksum of what a reader of the file will have: keys are texts there."""
-    return zlib.crc32(json.dumps(json.loads(json.dumps(state)), sort_keys=True).encode())
+    return state, wrong or ("" if state == said else "some of it has another form than was written")
 
 
 def valid_state(said: Any) -> dict[str, Any]:
     """Return what `_rank.json` says without what has another form than was written."""
     if not isinstance(said, dict):
         raise ValueError("it is not an object")
-    known = {name: value for name, value in said.items() if name != _CHECKSUM}
-    return {name: value for name, value in known.items() if name not in _FORMS or _FORMS[name](value)}
+    return {name: value for name, value in said.items() if name not in _FORMS or _FORMS[name](value)}
 
 
 def _dict_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:

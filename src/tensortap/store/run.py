@@ -13,11 +13,12 @@ from tensortap.finding import Findings
 from tensortap.record.step import Record
 from tensortap.store import facts, queries
 from tensortap.store.catalog import Catalog
-from tensortap.store.claim import read_info
+from tensortap.store.claim import read_run_json
 from tensortap.store.files import Files
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
 from tensortap.store.merged import merged
 from tensortap.store.merging import Over
+from tensortap.store.names import RUN_JSON
 from tensortap.store.queries import Replicated
 from tensortap.store.series import Series
 from tensortap.store.snapshot import Snapshot, Snapshots, State
@@ -43,7 +44,10 @@ class RunFacts:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.files = Files(path)
         self.path = self.files.url
-        self.snapshots = Snapshots(Catalog(self.files), read_info(self.files))
+        catalog, (info, wrong) = Catalog(self.files), read_run_json(self.files)
+        if wrong:
+            catalog.mark_damaged(RUN_JSON, wrong)
+        self.snapshots = Snapshots(catalog, info)
 
     @property
     def state(self) -> State:

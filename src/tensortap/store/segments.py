@@ -28,6 +28,7 @@ PLACES: Final = b"tensortap.places"
 COLUMNS: Final = b"tensortap.columns"
 STEPS: Final = b"tensortap.steps"
 ORDER: Final = b"tensortap.order"
+FILE: Final = b"tensortap.file"
 PLACE: Final = ("site", "port", "slot", "op")
 _ROW_GROUP: Final = 1 << 20
 # Splitting numbers into byte planes before zstd halves what histograms take (measured: 306 to 224 bytes a record).
@@ -46,21 +47,24 @@ _DICTIONARY: Final = (
 )
 
 
-def write_segment(path: Path, table: Any) -> None:
-    """Write a table of records, metrics or events as one Parquet file."""
+def write_segment(path: Path, table: Any, name: str = "") -> None:
+    """Write a table of records, metrics or events as one Parquet file, which will be called `name` in its run."""
     if "hist_counts" in table.column_names:
         counts = table["hist_counts"].cast(FILE_COUNTS)
         table = table.set_column(table.column_names.index("hist_counts"), "hist_counts", counts)
-    with segment_writer(path, table.schema) as writer:
+    with segment_writer(path, table.schema, name) as writer:
         writer.add_key_value_metadata(outline(table))
         writer.write_table(table, row_group_size=_ROW_GROUP)
 
 
 @contextlib.contextmanager
-def segment_writer(path: Path, schema: Any) -> Iterator[Any]:
-    """Yield a Parquet writer with the encodings that suit records; at the end the footer gets its checksum."""
-    with _parquet_writer(path, schema) as writer:
-        writer.add_key_value_metadata({COLUMNS: json.dumps(schema.names).encode()})
+def segment_writer(path: Path, schema: Any, name: str = "") -> Iterator[Any]:
+    """Yield a Parquet writer with the encodings that suit records; at the end the footer gets its checksum.
+
+    The footer tells the name that the file will have in its run: a copy under another name would double its rows.
+    """
+    with _parquet_writer(path, schema.remove_metadata()) as writer:
+        writer.add_key_value_metadata({COLUMNS: json.dumps(schema.names).encode(), FILE: name.encode()})
         yield writer
     add_footer_checksum(path)
 
@@ -182,8 +186,9 @@ def seal_records(files: Files, folder: str, tail: Path) -> int:
     content = read_tail(tail, row_kind(folder))
     ident = tail_id(tail.name)
     if content.table is not None and ident is not None:
-        with files.replacing(f"{folder}/{segment_name(ident)}") as hidden:
-            write_segment(hidden, content.table.combine_chunks())  # column by column, twice as fast as by batch
+        name = f"{folder}/{segment_name(ident)}"
+        with files.replacing(name) as hidden:
+            write_segment(hidden, content.table.combine_chunks(), name)  # column by column, twice as fast as by batch
     retire(tail, content)
     return 0 if content.table is None else len(content.table)
 
@@ -204,7 +209,7 @@ def seal_tensors(files: Files, folder: str, tail: Path) -> int:
             sealed = len(rows)
             if rows:
                 with files.replacing(name) as hidden:
-                    write_tensors(hidden, rows)
+                    write_tensors(hidden, rows, name)
     retire(tail, content)
     return sealed
 

@@ -19,7 +19,7 @@ _OPTIONS = pa.ipc.IpcWriteOptions(emit_dictionary_deltas=True)
 _BUFFER_BYTES = 1 << 20
 _MOST_BUFFERS: Final = 512  # that one call writes
 _PENDING_BYTES = 16 << 20  # what waits for its checksum, at most: it is read again for that
-_CHECK: Final = struct.Struct("<QII")  # where a message begins, its length, its CRC-32; then the CRC-32 of these
+_CHECK: Final = struct.Struct("<QII")  # where a message begins, its length, its CRC-32; then its own
 _OWN: Final = struct.Struct("<I")
 
 
@@ -111,7 +111,7 @@ class Tail:
             with contextlib.suppress(OSError):  # the batches are written, only their checksums are not
                 for data in _messages(self._read(at, self._file.size)):
                     check = _CHECK.pack(at, len(data), crc32(data))
-                    checks.append(check + _OWN.pack(crc32(check)))
+                    checks.append(check + _OWN.pack(_own_checksum(check, self.path)))
                     at += len(data)
                 self._checked = at
                 self._checks.write(b"".join(checks))
@@ -209,7 +209,10 @@ class MessageChecksum(NamedTuple):
 
 
 def read_checks(path: Path) -> list[MessageChecksum]:
-    """Return the checksums of a tail, without those that are damaged themselves; none for tails of version 1."""
+    """Return the checksums of a tail, without those that are damaged themselves or are another tail's.
+
+    Tails of version 1 have none.
+    """
     try:
         raw = checks_path(path).read_bytes() if checks_path(path).is_file() else b""
     except OSError:
@@ -218,10 +221,15 @@ def read_checks(path: Path) -> list[MessageChecksum]:
     found = []
     for at in range(0, len(raw) - size + 1, size):
         check, (own,) = raw[at : at + _CHECK.size], _OWN.unpack_from(raw, at + _CHECK.size)
-        if crc32(check) == own:
+        if own in (_own_checksum(check, path), crc32(check)):  # older ones do not tell whose they are
             start, length, crc = _CHECK.unpack(check)
             found.append(MessageChecksum(start, start + length, crc))
     return found
+
+
+def _own_checksum(check: bytes, path: Path) -> int:
+    """Return the checksum of a message's checksum, with the name of its tail in it."""
+    return crc32(check + path.stem.encode())
 
 
 def checks_path(path: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 
 from tensortap.errors import RunError
 from tensortap.store.catalog import TensorFiles
+from tensortap.store.files import check_original
 from tensortap.store.names import tensor_file
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tensor_tail import tail_tensors
@@ -118,6 +119,7 @@ def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, TensorEntry]]
     try:
         with snapshot.files.open(name) as file:
             reader = TensorReader(file)
+            check_original(snapshot.files, name, reader.written_as)
             keys = reader.keys()
     except FileNotFoundError:
         raise

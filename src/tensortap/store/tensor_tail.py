@@ -212,7 +212,7 @@ def seal_in_place(files: Files, name: str, tail: Path, tensors: Sequence[TailTen
     if not tensors or not data.exists():
         return False
     room, end = tensors[0].start, tensors[-1].start + tensors[-1].size
-    header = encoded_header(tensors, room)
+    header = encoded_header(tensors, room, name)
     if header is None or not _dense(tensors) or not _regular(data):
         return False
     with data.open("r+b") as file:

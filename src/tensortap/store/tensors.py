@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 _BY_NAME = {dtype.name: dtype for dtype in NUMPY_DTYPES}
 _KEY_TYPES = (int, int, str, str, str, int, str, bool, int, str)
 _INDEX_CRC = "tensortap_crc32"
+_FILE = "tensortap_file"
+_LONGEST_NAME = "?" * 200
 _ANY_STEP = "step=*"
 _ANY_ENTRY = '{"step": null'
 _UNSUPPORTED = frozenset(("complex128", "float8_e4m3fnuz", "float8_e5m2fnuz"))
@@ -122,16 +124,19 @@ def _name_and_entry(
     return key.name().partition("step=0")[2], index_entry(key).removeprefix('{"step": 0')
 
 
-def write_tensors(path: Path, tensors: Iterable[Stored]) -> None:
-    """Write a safetensors file. Types that the format does not know go in as bytes; the index knows better."""
+def write_tensors(path: Path, tensors: Iterable[Stored], name: str = "") -> None:
+    """Write a safetensors file, which will be called `name` in its run.
+
+    Types that the format does not know go in as bytes; the index knows better.
+    """
     content: dict[str, Array] = {}
     index: dict[str, Any] = {}
-    for name, entry, array in tensors:
+    for tensor, entry, array in tensors:
         array = np.asarray(array, order="C")
         raw = array.tobytes()
-        index[name] = _indexed(entry, array.dtype.name, array.shape, crc32(raw))
-        content[name] = np.frombuffer(raw, np.uint8) if array.dtype.name in _UNSUPPORTED else array
-    save_file(content, path, metadata=_metadata(index))
+        index[tensor] = _indexed(entry, array.dtype.name, array.shape, crc32(raw))
+        content[tensor] = np.frombuffer(raw, np.uint8) if array.dtype.name in _UNSUPPORTED else array
+    save_file(content, path, metadata=_metadata(index, name))
 
 
 def _indexed(entry: str, dtype: str, shape: Sequence[int], crc: int) -> dict[str, Any]:
@@ -139,9 +144,9 @@ def _indexed(entry: str, dtype: str, shape: Sequence[int], crc: int) -> dict[str
     return said | {"dtype": dtype, "shape": list(shape), "crc32": crc}
 
 
-def _metadata(index: Mapping[str, Any]) -> dict[str, str]:
+def _metadata(index: Mapping[str, Any], name: str) -> dict[str, str]:
     said = json.dumps(index)
-    return {"tensortap": said, _INDEX_CRC: str(crc32(said.encode()))}
+    return {"tensortap": said, _INDEX_CRC: str(crc32(said.encode())), _FILE: name}
 
 
 class Placed(Protocol):
@@ -172,8 +177,8 @@ class Placed(Protocol):
         """Their checksum."""
 
 
-def encoded_header(tensors: Iterable[Placed], room: int) -> bytes | None:
-    """Return the beginning of a safetensors file, `room` bytes long, of tensors that follow one after the other.
+def encoded_header(tensors: Iterable[Placed], room: int, name: str) -> bytes | None:
+    """Return the beginning of the safetensors file `name`, `room` bytes long, of tensors that follow one another.
 
     None where it does not fit.
     """
@@ -188,7 +193,7 @@ def encoded_header(tensors: Iterable[Placed], room: int) -> bytes | None:
         }  # fmt: skip
         index[tensor.name] = _indexed(tensor.entry, tensor.dtype, shape, tensor.crc32)
         at += tensor.size
-    text = json.dumps({"__metadata__": _metadata(index), **header}).encode()
+    text = json.dumps({"__metadata__": _metadata(index, name), **header}).encode()
     return (room - 8).to_bytes(8, "little") + text.ljust(room - 8) if room % 8 == 0 and len(text) <= room - 8 else None
 
 
@@ -203,7 +208,7 @@ def header_bound(tensors: Iterable[Stored]) -> int:
         name, entry = of_step(_SAMPLE_STEP, name, entry)
         header[name] = {"dtype": "F8_E4M3", "shape": list(array.shape), "data_offsets": [1 << 50, 1 << 50]}
         index[name] = _indexed(entry, array.dtype.name, array.shape, 1 << 32)
-    return len(json.dumps({"__metadata__": _metadata(index), **header})) + 16
+    return len(json.dumps({"__metadata__": _metadata(index, "" if index else _LONGEST_NAME), **header})) + 16
 
 
 def array_of_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Array:
@@ -232,6 +237,7 @@ class TensorReader:
         header = load_json(file.read(length))
         self._data = 8 + length
         metadata = header.pop("__metadata__", {})
+        self.written_as = str(metadata.get(_FILE, ""))  # its name, when it was written
         said = metadata.get("tensortap", "{}")
         if metadata.get(_INDEX_CRC, crc := str(crc32(said.encode()))) != crc:
             raise ValueError("the checksum of its index does not hold")

@@ -1,0 +1,39 @@
+"""JSON files that carry a checksum of what they say: `run.json` and each rank's `_rank.json`."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from tensortap.store.files import load_json
+
+_CHECKSUM: Final = "crc32"  # of all that the file says besides
+
+
+def encode(content: Mapping[str, Any]) -> bytes:
+    """Return the text of a file that says this, with its checksum."""
+    plain = {name: value for name, value in content.items() if name != _CHECKSUM}
+    return json.dumps(plain | {_CHECKSUM: _checksum(plain)}, indent=1).encode()
+
+
+def decode(data: bytes) -> tuple[Any, str]:
+    """Return what a file says, and what is wrong with it; ValueError when it is not JSON.
+
+    >>> decode(encode({"schema": 1}))
+    ({'schema': 1}, '')
+    >>> decode(encode({"schema": 1}).replace(b"1", b"2", 1))
+    ({'schema': 2}, 'its checksum does not hold: what it says may be wrong')
+    """
+    said = load_json(data)
+    if not isinstance(said, dict) or _CHECKSUM not in said:  # older versions wrote none
+        return said, ""
+    content = {name: value for name, value in said.items() if name != _CHECKSUM}
+    holds = said[_CHECKSUM] == _checksum(content)
+    return content, "" if holds else "its checksum does not hold: what it says may be wrong"
+
+
+def _checksum(content: Mapping[str, Any]) -> int:
+    """Return the checksum of what a reader of the file will have: keys are texts there."""
+    return zlib.crc32(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())
