@@ -10,12 +10,15 @@ PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # What `make asan` runs: all that reaches the C code directly.
 ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/store/test_messages.py tests/store/test_tensor_tail.py \
   tests/adapters/torch/modules tests/adapters/torch/autograd
-# One more than CI has cores: tests wait for browsers, servers and processes that they kill.
-WORKERS ?= 3
+# Workers for the tests of PyTorch. One more process has those of the other frameworks, which take long to import; so
+# there is one more than CI has cores: tests wait for browsers, servers and processes that they kill.
+WORKERS ?= 2
 # Virtual machines announce AMX and refuse it, and a product of bfloat16 ends the process: oneDNN is kept from trying.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
+# Where bytecode is not kept, every process that a test starts compiles the whole package again, which takes it seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test thorough lint types imports unit browser format bench outside faults fuzz kills signals soak picture
+.PHONY: help demo test thorough lint types imports unit half-torch half-others browser format bench outside faults fuzz kills signals soak picture
 .PHONY: docs page dist clean
 
 help:  ## say what there is
@@ -45,10 +48,16 @@ imports: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line half-torch half-others
 
 thorough: $(VENV)/.ready browser  ## the tests of `make test`, and those that only repeat their mechanism at length
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) -m "thorough or not thorough"
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line half-torch half-others MARKED='-m "thorough or not thorough"'
+
+half-torch:
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
+
+half-others:
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --half others -n 0 $(MARKED)
 
 # Pages are looked at in Debian's own browser.
 browser:

@@ -79,10 +79,7 @@ setup(
         Extension(
             "tensortap.reduce._kernel",
             sources=[f"{HERE}/kernel.c"],
-            depends=[
-                f"{HERE}/{part}.h"
-                for part in ("body", "pass", "hash", "columns", "dlpack", "many", "hook", "message", "xla", "onnx")
-            ],
+            depends=sorted(map(str, Path(HERE).glob("*.h"))),
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=[
                 "-O3",

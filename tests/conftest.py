@@ -118,6 +118,31 @@ LONGEST_FIRST = (
 )  # fmt: skip
 
 
+# What needs a framework besides PyTorch, or uses all of them: importing them takes a worker as long as fifty tests, so
+# `make unit` has one worker for these and others for the rest, which never import them.
+OTHER_FRAMEWORKS = (
+    "tests/adapters/jax", "tests/adapters/keras", "tests/adapters/onnx", "tests/adapters/numpy", "tests/adapters/test_",
+    "tests/diff/test_ports.py", "tests/harvest/test_frameworks.py", "tests/integrations", "tests/test_docs.py",
+    "tests/test_docstrings.py", "tests/test_examples.py", "tests/test_recipes.py",
+)  # fmt: skip
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that chooses one of the two halves of the suite."""
+    parser.addoption("--half", choices=("torch", "others"), help="only tests without, or with, other frameworks")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of the other half."""
+    half = config.getoption("--half")
+    if half is None or not collection_path.is_relative_to(ROOT):
+        return None
+    others = str(collection_path.relative_to(ROOT)).startswith(OTHER_FRAMEWORKS)
+    left_out = others if half == "torch" else not others and collection_path.is_file()
+    return True if left_out else None
+
+
 def unit_of(nodeid: str) -> str:
     """Return what one worker runs as a whole: the folder or the file of a test."""
     path = nodeid.partition("::")[0]

@@ -17,6 +17,8 @@ _LIBRARIES: Final = tuple(
         if name in ("purelib", "platlib", "stdlib")
     }
 )
+# Packages lie elsewhere too: in the user's folder, below a virtual environment, or where Debian puts them.
+_PACKAGES: Final = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 _MOST_FRAMES: Final = 60
 
 
@@ -29,7 +31,7 @@ def line_of_user(depth: int = 1, without: tuple[str, ...] = ()) -> str:
             break
         name = frame.f_code.co_filename
         if not name.startswith((_OURS, "<frozen", *without)):
-            if not name.startswith(_LIBRARIES):
+            if not _is_installed(name):
                 return f"{shortened_path(name)}:{frame.f_lineno}"
             library = library or f"{shortened_path(name)}:{frame.f_lineno}"
         frame = frame.f_back
@@ -38,7 +40,11 @@ def line_of_user(depth: int = 1, without: tuple[str, ...] = ()) -> str:
 
 def in_library(file: str) -> bool:
     """Return whether a file is ours or belongs to an installed package."""
-    return file.startswith((_OURS, "<frozen", *_LIBRARIES))
+    return file.startswith((_OURS, "<frozen")) or _is_installed(file)
+
+
+def _is_installed(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or any(folder in file for folder in _PACKAGES)
 
 
 def frames_of_caller(depth: int = 1) -> list[FrameType]:

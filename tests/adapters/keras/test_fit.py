@@ -85,7 +85,16 @@ def test_the_row_in_a_graph_is_the_kernels(memory):
     assert np.array_equal(memory.tensors[0].array, x, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16", "int32", "uint8", "bool"])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "float32",
+        "bfloat16",
+        "int32",
+        "bool",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("float64", "float16", "uint8")),
+    ],
+)
 def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
     """For every type: counts, ends, histogram and hash are equal, moments to rounding."""
     from tensortap.adapters.arrays import ArrayObserver
@@ -159,7 +168,7 @@ def test_every(make, fit, memory, jit):
     assert steps(memory) == [0, 4, 8]
 
 
-@graph_or_xla
+@compiled_once
 def test_a_metric_decided_in_the_graph(make, fit, memory, losses, jit):
     """The steps with a high loss are the ones kept; the others write nothing at all."""
     everything = make(jit_compile=jit)
@@ -267,7 +276,7 @@ def test_several_steps_in_one_call(make, fit, memory):
     assert steps(memory) == [0] and tap.counts["overwritten_runs"] == 2
 
 
-@graph_or_xla
+@compiled_once
 def test_a_custom_loop(data, memory, jit):
     """A `GradientTape` inside a `tf.function`: outputs, gradients, and weights that are the same to rounding."""
 

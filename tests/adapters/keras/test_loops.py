@@ -12,6 +12,10 @@ import tensortap as tt
 from tensortap.adapters.arrays import MOST_LOOPS
 
 graph_or_xla = pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+# XLA takes seconds to compile what another test compiles too.
+compiled_once = pytest.mark.parametrize(
+    "jit", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["graph", "xla"]
+)
 
 
 def batch(length):
@@ -61,7 +65,7 @@ def fitted(memory, *probes, **options):
     return model, tap
 
 
-@graph_or_xla
+@compiled_once
 def test_a_graph_gives_the_calls_of_an_eager_run(memory, jit):
     """Each pass of a cell is a call with the number it has eagerly, forward and backward; weights agree to rounding."""
     sites = "*.cell:{output,grad_output}" if jit else "**:{output,input,grad_output,grad_input,grad}"
@@ -102,7 +106,7 @@ def test_elements(memory):
     assert int(tf.raw_ops.TensorListLength(input_handle=loop._store._list.variable.read_value())) == 0
 
 
-@graph_or_xla
+@compiled_once
 def test_a_long_loop(memory, jit):
     """Of more passes the first are seen, and the others counted, in every step."""
     model = recurrent(jit_compile=jit)

@@ -55,6 +55,8 @@ def convolution():
 
 
 MODELS = {"subclassed": Subclassed, "functional": functional, "attention": attention, "convolution": convolution}
+# The others have their mechanisms, and each takes seconds.
+LONG = ("subclassed", "attention")
 
 
 def made(kind, **options):
@@ -70,7 +72,7 @@ def fit(model):
     return [weight.numpy() for weight in (*model.weights, *model.optimizer.variables)]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.thorough) if k in LONG else k for k in MODELS])
 def test_training_is_the_same(kind, memory):
     """Weights, moving averages and Adam's moments are the same to rounding after training with everything tapped.
 
@@ -85,7 +87,7 @@ def test_training_is_the_same(kind, memory):
     assert {record.step for record in memory.records} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("kind", ["subclassed", "functional"])
+@pytest.mark.parametrize("kind", [pytest.param("subclassed", marks=pytest.mark.thorough), "functional"])
 def test_each_call_in_a_graph(kind):
     """Calls of a layer that is used more than once are told apart in a graph as they are eagerly, under every name."""
     runs = []
@@ -102,7 +104,9 @@ def test_each_call_in_a_graph(kind):
         assert runs[1][key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
-@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+@pytest.mark.parametrize(
+    "kind", ["LSTM", *(pytest.param(kind, marks=pytest.mark.thorough) for kind in ("GRU", "SimpleRNN"))]
+)
 @pytest.mark.filterwarnings("ignore:.*only its last run.*:tensortap.TensortapWarning")
 def test_gradients_around_a_loop(kind, memory):
     """Training with gradients tapped goes on where there are loops, and those inside are seen."""

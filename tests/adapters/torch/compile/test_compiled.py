@@ -42,7 +42,10 @@ def close_to(got: dict[tuple[str, int, int], tuple[float, ...]], want: dict[tupl
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize(("first", "backend"), [("watch", "eager"), ("compile", "eager"), ("compile", "aot_eager")])
+@pytest.mark.parametrize(
+    ("first", "backend"),
+    [("watch", "eager"), ("compile", "aot_eager"), pytest.param("compile", "eager", marks=pytest.mark.thorough)],
+)
 def test_what_eager_mode_records(watch, eager, way, first, backend):
     """Outputs, inputs and both gradients, whichever came first and whatever was compiled; and not a graph more."""
     model = fresh()
