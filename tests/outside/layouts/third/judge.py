@@ -18,6 +18,7 @@ import tensortap as tt
 from outside.layouts.third.cases import MESHES, TRAIN, Answer, Case
 from outside.layouts.third.scene import Scene
 
+ONLY_SPREAD = ("inner", "mixed", "offload", "broadcast", "recomputed", "overlapped", "reduced by parameter")
 MOST = 0.8  # of the parameters that are wrong must be listed
 
 
@@ -32,7 +33,7 @@ class Outcome(NamedTuple):
 
 def reference(scene: Scene) -> Scene:
     """What a training is compared with: in one process, whole batches, in single precision where it is mixed."""
-    options = tuple(option for option in scene.options if option not in ("inner", "mixed", "offload", "broadcast"))
+    options = tuple(option for option in scene.options if option not in ONLY_SPREAD)
     return replace(scene, layout="one", world=1, options=options, fault="")
 
 
@@ -46,7 +47,7 @@ def record(scene: Scene, to: Path, keep: Sequence[object] = ()) -> None:
     """Train on this rank and record it."""
     watched, step = TRAIN[scene.model](scene)
     ports = ["**:input", "**:output", "**:grad_output", "**:grad_input", "**:param", "**:grad", "**:update"]
-    if scene.model == "resnet":
+    if scene.model in ("resnet", "experts"):
         ports.append("**:buffer")
     probe = tt.probe(*ports, keep=list(keep) or [tt.stats(), tt.full()])
     with tt.watch(watched, probe, to=to) as tap:

@@ -96,6 +96,10 @@ def _loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
+def _sum(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+
 def _optimizer(scene: Scene, parameters: Any) -> Any:
     if scene.has("adamw"):
         return torch.optim.AdamW(parameters, 0.01)
@@ -178,12 +182,13 @@ def _staged(scene: Scene, model: Any) -> Loop:
         for part, number in zip(parts, numbers, strict=True)
     ]
     micro = 4
-    scale = scene.fault != "micro-batches added"
+    loss = _sum if scene.fault == "loss not divided" else _loss
+    scale = scene.fault not in ("micro-batches added", "loss not divided")
     if virtual > 1:
-        schedule: Any = ScheduleInterleaved1F1B(stages, micro, _loss, scale_grads=scale)
+        schedule: Any = ScheduleInterleaved1F1B(stages, micro, loss, scale_grads=scale)
     else:
         kind = ScheduleGPipe if scene.layout == "gpipe" else Schedule1F1B
-        schedule = kind(stages[0], micro, _loss, scale_grads=scale)
+        schedule = kind(stages[0], micro, loss, scale_grads=scale)
     owned = nn.ModuleList(parts)
     optimizer = _optimizer(scene, owned.parameters())
     ends = [getattr(part, name) for part in parts for name in ("tok_embeddings", "output") if getattr(part, name)]

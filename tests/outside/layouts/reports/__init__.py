@@ -1,0 +1,1 @@
+"""Faults that were reported for Megatron, torchtitan and others, in layouts that the other sets do not have."""
