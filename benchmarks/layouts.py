@@ -1,11 +1,12 @@
 """Parallel trainings against one process: planted faults that must be named, correct ones that must agree.
 
-    python benchmarks/layouts.py [--out FOLDER] [--only TEXT] [--set planted|scored|third|all] [--seed N] [--steps N]
-                                 [--statistics] [--seconds N]
+    python benchmarks/layouts.py [--out FOLDER] [--only TEXT] [--set planted|scored|third|reports|all] [--seed N]
+                                 [--steps N] [--statistics] [--seconds N]
 
 Records small models in every layout of tests/outside/layouts on 1, 2 and 4 gloo processes, compares each run with one
-process by `tt.diff` and the rules on replicas, and prints tables. The scored set has other models and layouts, and the
-third one PyTorch's and transformers' own; their answers were written down before the first run. `--seed` and `--steps`
+process by `tt.diff` and the rules on replicas, and prints tables. The scored set has other models and layouts, the
+third one PyTorch's and transformers' own, and the fourth faults that users of Megatron, torchtitan and others reported;
+their answers were written down before the first run. `--seed` and `--steps`
 begin all of them with other parameters and go on for longer. With `--statistics` no elements are kept. With `--out`
 what is recorded there already is not recorded again, so that `--seconds` can cut a long go into several. Exits with 1
 when more than one fault of twenty is not named exactly, or a correct training is called wrong.
@@ -35,6 +36,8 @@ from outside.layouts.judge import (
     verdicts,
 )
 from outside.layouts.pool import is_recorded
+from outside.layouts.reports.cases import FAULTS as REPORTED
+from outside.layouts.reports.cases import correct as reported_pairs
 from outside.layouts.third.cases import FAULTS as THIRD_FAULTS
 from outside.layouts.third.cases import Case as ThirdCase
 from outside.layouts.third.cases import correct as third_pairs
@@ -50,6 +53,11 @@ SETS: dict[str, list[Case]] = {
     "scored": [*SCORED_FAULTS, *scored_pairs()],
 }
 
+SCENES: dict[str, list[ThirdCase]] = {
+    "third": [*THIRD_FAULTS, *third_pairs()],
+    "reports": [*REPORTED, *reported_pairs()],
+}
+
 
 def record(cases: Sequence[Case], out: Path, keep: list[object], until: float) -> dict[str, str]:
     """Record some at a time, so that a go can be cut short; return what went wrong."""
@@ -60,11 +68,11 @@ def record(cases: Sequence[Case], out: Path, keep: list[object], until: float) -
     return errors
 
 
-def third(out: Path, options: argparse.Namespace, keep: list[object], until: float) -> bool:
-    """Record and judge the third set; return whether its target is reached."""
+def record_scenes(name: str, out: Path, options: argparse.Namespace, keep: list[object], until: float) -> bool:
+    """Record and judge the third set, or the one of reports; return whether its target is reached."""
     cases: list[ThirdCase] = [
         case._replace(scene=replace(case.scene, seed=options.seed, steps=options.steps))
-        for case in (*THIRD_FAULTS, *third_pairs())
+        for case in SCENES[name]
         if options.only in case.name
     ]
     errors: dict[str, str] = {}
@@ -72,10 +80,10 @@ def third(out: Path, options: argparse.Namespace, keep: list[object], until: flo
         if time.monotonic() < until:
             errors |= record_all(cases[start : start + AT_ONCE], out, keep)
     done = [case for case in cases if (out / f"{case.name}.done").exists()]
-    report("third", errors, len(cases) - len(done), len(cases))
+    report(name, errors, len(cases) - len(done), len(cases))
     faults = list(outcomes([case for case in done if case.answer is not None], out))
     correct = list(outcomes([case for case in done if case.answer is None], out))
-    return print_tables("third", faults, correct) and not errors and len(done) == len(cases)
+    return print_tables(name, faults, correct) and not errors and len(done) == len(cases)
 
 
 def report(name: str, errors: dict[str, str], left: int, total: int) -> None:
@@ -113,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="")
-    parser.add_argument("--set", choices=[*SETS, "third", "all"], default="all")
+    parser.add_argument("--set", choices=[*SETS, *SCENES, "all"], default="all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--statistics", action="store_true")
@@ -134,8 +142,9 @@ def main() -> int:
             done = [case for case in cases if is_recorded(case.name, out)]
             report(name, errors, len(cases) - len(done), len(cases))
             good &= judge(name, done, out) and not errors and len(done) == len(cases)
-        if options.set in ("third", "all"):
-            good &= third(out, options, keep, until)
+        for name in SCENES:
+            if options.set in (name, "all"):
+                good &= record_scenes(name, out, options, keep, until)
     return 0 if good else 1
 
 
