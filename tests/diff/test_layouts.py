@@ -48,6 +48,29 @@ def test_pieces_make_the_whole(spread, keep, halves, how):
     assert not found and found.cause.site == "fc:output" and (found.cause.rank == 1) == (how == "copies")
 
 
+@pytest.mark.parametrize(
+    ("parts", "how"),
+    [(([0, 1, 6, 7], [2, 3, 4, 5]), "head and tail"), (([0, 2, 4, 6], [1, 3, 5, 7]), "every n-th")],
+)
+def test_which_tokens_context_parallel_ranks_have(spread, parts, how):
+    """The model's input tells it; what follows is put together alike, heads in blocks, and a wrong value is found."""
+    rng = np.random.default_rng(0)
+    tokens, hidden = rng.integers(0, 99, (4, 8)), rng.normal(size=(4, 8, 6)).astype(np.float32)
+    weight = rng.normal(size=(6, 8)).astype(np.float32)
+    one = spread("one", {":input": tokens, "up": hidden, "core": hidden, "up.weight:param": weight})
+
+    def ranks(*wrong):
+        halves = np.split(hidden, 2, axis=2)
+        return [
+            {":input": tokens[:, own], "up": hidden[:, own] + (i in wrong), "core": half, "up.weight:param": weight}
+            for i, (own, half) in enumerate(zip(parts, halves, strict=True))
+        ]
+
+    found = tt.diff(one, spread("same", *ranks()))
+    assert found and found.layouts.endswith(f"tokens by {how}")
+    assert tt.diff(one, spread("wrong", *ranks(1))).cause.site == "up:output"
+
+
 def test_microbatches(spread):
     """Calls of a step are put together where the other run had the whole batch in one call."""
     one = spread("one", {"fc": X, "out": X * 2})

@@ -40,9 +40,10 @@ class LayoutComparison:
         """How the ranks of both runs lie, and what was found of the batch, in words."""
         found = self._pairs
         factor = f"; gradients of values are {found.factor:g} times as large in b" if found.factor != 1 else ""
+        tokens = f", tokens by {found.sequence}" if found.sequence != "blocks" else ""
         sums = found.sums_without_elements
         left = f"; {sums} partial sums were not compared, which takes tt.full()" if sums else ""
-        return f"a {_mesh(found.a)}, b {_mesh(found.b)}, rows by {found.order}{factor}{left}"
+        return f"a {_mesh(found.a)}, b {_mesh(found.b)}, rows by {found.order}{tokens}{factor}{left}"
 
     def step(self, a: Sequence[Record], b: Sequence[Record], names_a: Names, names_b: Names) -> list[Pair]:
         """Return the pairs of one step, in the order in which its stages follow each other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,9 +18,11 @@ from tensortap.diff.pieces import (
     BATCH_ORDERS,
     COPY,
     MICRO,
+    SEQUENCE_ORDERS,
     Arrangement,
     BatchOrder,
     Piece,
+    SequenceOrder,
     Shape,
     arrange,
     cut_behind,
@@ -99,6 +102,7 @@ class LayoutPairs:
         self.a, self.b = a, b
         self.order: BatchOrder = "rank, micro"
         self.order_known = False
+        self.sequence: SequenceOrder = "blocks"
         self.factor = 1.0
         self.clipped = 1.0  # by how much gradients of parameters are smaller where one run's are clipped already
         self.sums_without_elements = 0
@@ -144,6 +148,8 @@ class LayoutPairs:
     def _copies(self, place: Place, pieces: Sequence[Piece], shape: Shape) -> Iterator[Whole]:
         """Yield the whole as each group of ranks holds it: once where all hold the same."""
         arrangement = self._arranged(self.b, place, pieces, shape)._replace(order=self.order)
+        if place.port not in MEMBER_PORTS and arrangement.may_cut_sequence:
+            arrangement = arrangement._replace(sequence=self.sequence)
         self._require_mesh(place, pieces, shape, arrangement)
         copies = arrangement.copies(pieces)
         seen: set[Any] = set()
@@ -203,25 +209,26 @@ class LayoutPairs:
             self._find_factor(place, a, b, micro)
 
     def _find_order(self, places: Iterable[Place], a: Records, b: Records, micro: tuple[int, int]) -> None:
-        """Find in which order ranks and microbatches took the rows of the batch: the one that gives the reference.
+        """Find in which order ranks and microbatches took the rows of the batch and its tokens: it gives the reference.
 
         The first tensor kept in both tells, or a hash that is equal; where neither does, the order is not known.
         """
         self.order_known = True  # while it is tried
         for place in places:
-            tried = []
-            for order in BATCH_ORDERS:
-                self.order = order
+            tried: list[tuple[float, BatchOrder, SequenceOrder]] = []
+            first = next(self._pairs(place, a[place], b[place], micro, ()), None)
+            cut = first is not None and first.b.arrangement.may_cut_sequence
+            for self.order, self.sequence in itertools.product(BATCH_ORDERS, SEQUENCE_ORDERS if cut else ("blocks",)):
                 pairs = list(self._pairs(place, a[place], b[place], micro, ()))
                 if pairs and all(pair.same_hash for pair in pairs):
                     return
                 unlike = [_unlike(self.elements(pair)) for pair in pairs]
                 if pairs and all(part is not None for part in unlike):
-                    tried.append((sum(part or 0.0 for part in unlike), BATCH_ORDERS.index(order)))
+                    tried.append((sum(part or 0.0 for part in unlike), self.order, self.sequence))
             if tried:
-                self.order = BATCH_ORDERS[min(tried)[1]]
+                _, self.order, self.sequence = min(tried, key=lambda one: one[0])
                 return
-        self.order, self.order_known = BATCH_ORDERS[0], False
+        self.order, self.sequence, self.order_known = BATCH_ORDERS[0], SEQUENCE_ORDERS[0], False
 
     def _sides_of_batch(
         self, places: Sequence[Place], a: Records, b: Records, micro: tuple[int, int]
@@ -268,10 +275,13 @@ class LayoutPairs:
         return float(np.median([y / x for x, y in norms if x and y] or [1.0])) or 1.0
 
     def cut_otherwise(self, pair: PairedWhole) -> Iterator[PairedWhole]:
-        """Yield the pair as it is when each rank has a part of two or three matrices that lie side by side.
+        """Yield the pair as it is when ranks hold their parts in another way, such as those of matrices side by side.
 
-        So it is with queries, keys and values in one layer, and with a gate beside its values.
+        So it is with queries, keys and values in one layer, and with a gate beside its values. Where ranks have tokens
+        from both ends of the sequence, they may still have heads or features in blocks.
         """
+        if pair.b.arrangement.sequence != "blocks":
+            yield pair._replace(b=pair.b._replace(arrangement=pair.b.arrangement._replace(sequence="blocks")))
         if pair.b.arrangement.may_hold_several:
             for count in _SIDE_BY_SIDE:
                 yield pair._replace(b=pair.b._replace(arrangement=pair.b.arrangement._replace(matrices=count)))

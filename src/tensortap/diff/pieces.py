@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ BATCH_ORDERS: Final[tuple[BatchOrder, ...]] = (
     "rank strided, micro",
     "micro, rank strided",
 )
+SequenceOrder = Literal["blocks", "head and tail", "every n-th"]
+SEQUENCE_ORDERS: Final[tuple[SequenceOrder, ...]] = ("blocks", "head and tail", "every n-th")
 _SHARD: Final = re.compile(r"(_?)S\((\d+)(?:, ?(\d+))?\)")
 MICRO: Final = "micro"
 COPY: Final = "R"
@@ -44,6 +46,7 @@ class Arrangement(NamedTuple):
     data: frozenset[str]
     order: BatchOrder = "rank, micro"
     found: frozenset[str] = frozenset()  # sides of which nothing was recorded
+    sequence: SequenceOrder = "blocks"  # which tokens a rank has where a side of which nothing was recorded cuts them
     matrices: int = 1  # how many matrices lie side by side, each cut by itself, as those of queries, keys and values
 
     @property
@@ -55,6 +58,14 @@ class Arrangement(NamedTuple):
     def may_hold_several(self) -> bool:
         """Whether ranks hold pieces of which nothing was recorded: there may be several matrices side by side."""
         return any(_SHARD.fullmatch(self.placements.get(side, "")) for side in self.found)
+
+    @property
+    def may_cut_sequence(self) -> bool:
+        """Whether ranks hold pieces along a later dimension of which nothing was recorded: it may be the tokens'."""
+        return any(
+            (how := _SHARD.fullmatch(self.placements.get(side, ""))) is not None and int(how[2]) > 0
+            for side in self.found
+        )
 
     @property
     def splits_batch(self) -> bool:
@@ -101,7 +112,8 @@ class Arrangement(NamedTuple):
             if dimension >= len(rows):
                 return None
             matrices = np.split(rows[dimension], self._matrices(side, len(rows[dimension])))
-            rows[dimension] = np.concatenate([_chunk(of, self.sizes[side], piece.at.get(side, 0)) for of in matrices])
+            part = _PARTS[self.sequence if dimension and side in self.found else "blocks"]
+            rows[dimension] = np.concatenate([part(of, self.sizes[side], piece.at.get(side, 0)) for of in matrices])
         if rows:
             rows[0] = self._rows_of_batch(rows[0], piece)
         return rows if tuple(map(len, rows)) == piece.record.summary.shape else None
@@ -143,6 +155,18 @@ def _chunk(rows: Ints, parts: int, number: int) -> Ints:
     """Return one of so many parts, as torch.chunk and DTensor cut: all of one size but the last."""
     size = -(-len(rows) // parts)
     return rows[number * size : (number + 1) * size]
+
+
+def _head_and_tail(rows: Ints, parts: int, number: int) -> Ints:
+    """Return a part of the first half and its mirror image of the second, so that causal attention costs all alike."""
+    return np.concatenate([_chunk(rows, 2 * parts, number), _chunk(rows, 2 * parts, 2 * parts - 1 - number)])
+
+
+_PARTS: Final[Mapping[SequenceOrder, Callable[[Ints, int, int], Ints]]] = {
+    "blocks": _chunk,
+    "head and tail": _head_and_tail,
+    "every n-th": lambda rows, parts, number: rows[number::parts],
+}
 
 
 def arrange(
