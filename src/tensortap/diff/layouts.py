@@ -26,6 +26,7 @@ from tensortap.diff.pieces import (
     Shape,
     arrange,
     cut_behind,
+    fills,
     fingerprint,
 )
 from tensortap.diff.pieces import whole_shape as shape_of_pieces
@@ -148,7 +149,7 @@ class LayoutPairs:
     def _copies(self, place: Place, pieces: Sequence[Piece], shape: Shape) -> Iterator[Whole]:
         """Yield the whole as each group of ranks holds it: once where all hold the same."""
         arrangement = self._arranged(self.b, place, pieces, shape)._replace(order=self.order)
-        if place.port not in MEMBER_PORTS and arrangement.may_cut_sequence:
+        if place.port not in MEMBER_PORTS and arrangement.cut_behind_rows:
             arrangement = arrangement._replace(sequence=self.sequence)
         self._require_mesh(place, pieces, shape, arrangement)
         copies = arrangement.copies(pieces)
@@ -172,9 +173,11 @@ class LayoutPairs:
         summed = self._split if is_backward(place.port) else frozenset()
         data, member = side.mesh.data, place.port in MEMBER_PORTS
         if shape and data and (place.site, place.port) == ("", "input"):
-            # Ranks that lie along any other side read the same rows, unless its name says that they do not.
+            # Ranks that lie along any other side read the same rows, unless its name says that they do not, or those
+            # rows are too few: experts may be spread over ranks that each have rows of their own.
             others = [name for name in side.mesh.sides if name not in data and not name.startswith(("dp", "data"))]
-            known |= dict.fromkeys(others if not cut_behind(pieces, shape) else (), COPY)
+            if all(name.startswith(_SAME_ROWS) for name in others) or fills(pieces, others, shape):
+                known |= dict.fromkeys(others if not cut_behind(pieces, shape) else (), COPY)
         return arrange(pieces, known, data, shape, member=member, summed=summed)
 
     def _require_mesh(self, place: Place, pieces: Sequence[Piece], shape: Shape, arrangement: Arrangement) -> None:
@@ -203,6 +206,7 @@ class LayoutPairs:
         self._split = self._sides_of_batch(forward, a, b, micro)
         ranks = self._split - {MICRO}
         self.b = self.b._replace(mesh=self.b.mesh._replace(data=self.b.mesh.data | ranks))
+        self._split |= self._sides_of_tokens(a, b, micro)
         self._find_order(forward, a, b, micro)
         backward = [p for p in places if is_backward(p.port)]
         for place in backward[:1]:
@@ -217,7 +221,7 @@ class LayoutPairs:
         for place in places:
             tried: list[tuple[float, BatchOrder, SequenceOrder]] = []
             first = next(self._pairs(place, a[place], b[place], micro, ()), None)
-            cut = first is not None and first.b.arrangement.may_cut_sequence
+            cut = first is not None and bool(first.b.arrangement.cut_behind_rows)
             for self.order, self.sequence in itertools.product(BATCH_ORDERS, SEQUENCE_ORDERS if cut else ("blocks",)):
                 pairs = list(self._pairs(place, a[place], b[place], micro, ()))
                 if pairs and all(pair.same_hash for pair in pairs):
@@ -242,6 +246,13 @@ class LayoutPairs:
                     return split
         return frozenset()
 
+    def _sides_of_tokens(self, a: Records, b: Records, micro: tuple[int, int]) -> frozenset[str]:
+        """Return the sides along which the model's input is cut behind its rows: ranks have tokens of their own."""
+        if _ROOT_INPUT not in a or _ROOT_INPUT not in b:
+            return frozenset()
+        pairs = self._pairs(_ROOT_INPUT, a[_ROOT_INPUT], b[_ROOT_INPUT], micro, ())
+        return frozenset(side for pair in pairs for side in pair.b.arrangement.cut_behind_rows)
+
     def _find_factor(self, place: Place, a: Records, b: Records, micro: tuple[int, int]) -> None:
         """Find by which whole number gradients of values are larger: each rank averages over its own rows alone."""
         pairs = list(self._pairs(place, a[place], b[place], micro, ()))
@@ -251,9 +262,10 @@ class LayoutPairs:
         if not x.l2 or not y.l2:
             return
         ranks = [math.prod(side.mesh.sides[name] for name in side.mesh.data) for side in (self.a, self.b)]
+        tokens = math.prod(self.b.mesh.sides[name] for name in self._split - self.b.mesh.data - {MICRO})
         able = {
-            (ranks[1] ** i * micro[1] ** j) / (ranks[0] ** k * micro[0] ** m)
-            for i in (0, 1) for j in (0, 1) for k in (0, 1) for m in (0, 1)
+            (ranks[1] ** i * micro[1] ** j * tokens**n) / (ranks[0] ** k * micro[0] ** m)
+            for i in (0, 1) for j in (0, 1) for k in (0, 1) for m in (0, 1) for n in (0, 1)
         }  # fmt: skip
         ratio = y.l2 / x.l2
         fitting = [c for c in able | {1 / c for c in able} if abs(ratio / c - 1) < _NEAR]
@@ -301,6 +313,7 @@ class LayoutPairs:
 
 
 _NEAR: Final = 0.05
+_SAME_ROWS: Final = ("tp", "tensor", "pp", "pipe", "stage")  # names of sides whose ranks have parts of one model
 _SIDE_BY_SIDE: Final = (2, 3)
 
 

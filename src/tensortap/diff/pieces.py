@@ -60,12 +60,10 @@ class Arrangement(NamedTuple):
         return any(_SHARD.fullmatch(self.placements.get(side, "")) for side in self.found)
 
     @property
-    def may_cut_sequence(self) -> bool:
-        """Whether ranks hold pieces along a later dimension of which nothing was recorded: it may be the tokens'."""
-        return any(
-            (how := _SHARD.fullmatch(self.placements.get(side, ""))) is not None and int(how[2]) > 0
-            for side in self.found
-        )
+    def cut_behind_rows(self) -> list[str]:
+        """The sides of which nothing was recorded along which ranks hold pieces of a later dimension than the first."""
+        found = {side: _SHARD.fullmatch(self.placements.get(side, "")) for side in self.found}
+        return [side for side, how in found.items() if how is not None and int(how[2]) > 0]
 
     @property
     def splits_batch(self) -> bool:
@@ -209,6 +207,12 @@ def arrange(
 def cut_behind(pieces: Sequence[Piece], shape: Shape) -> bool:
     """Return whether pieces are cut along another dimension than the first."""
     return any(piece.record.summary.shape[1:] != shape[1:] for piece in pieces)
+
+
+def fills(pieces: Sequence[Piece], sides: Sequence[str], shape: Shape) -> bool:
+    """Return whether the pieces of the first rank along these sides have as many elements as the whole."""
+    first = [piece for piece in pieces if not any(piece.at.get(side, 0) for side in sides)]
+    return sum(piece.record.summary.numel for piece in first) == math.prod(shape)
 
 
 def _is_cut(pieces: Sequence[Piece], shape: Shape) -> bool:

@@ -16,19 +16,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from forked_ranks import run_ranks
-from megatron.core import parallel_state
-from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.models.gpt.gpt_model import GPTModel
-from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-from megatron.core.transformer.transformer_config import TransformerConfig
 
 import tensortap as tt
 
 VOCABULARY, LENGTH, ROWS = 64, 8, 4
 
 
-def build(ranks: int) -> GPTModel:
+def build(ranks: int) -> Any:
     """Two layers with norms of queries and keys; parameters begin alike on any number of ranks."""
+    from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=ranks)
     config = TransformerConfig(
         num_layers=2, hidden_size=32, num_attention_heads=4, num_query_groups=2, qk_layernorm=True,
@@ -43,6 +43,8 @@ def build(ranks: int) -> GPTModel:
 
 def without_gpu() -> None:
     """Let what asks for a GPU have the CPU; nothing is drawn, so that states of random numbers do not matter."""
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
+
     torch.cuda.current_device = lambda: torch.device("cpu")
     CudaRNGStatesTracker.fork = lambda self, name="": nullcontext()
 
@@ -83,7 +85,7 @@ def main() -> None:
         assert not any(codes), name
     for name in ("tp2", "tp2-fault"):
         found: Any = tt.diff(out / "one", out / name)
-        print(f"{name}: {found.layouts}: {found.cause or f'the same in {len(found.pairs)} pairs'}")
+        print(f"{name}: {found.layouts}: {found.cause or f'the same in {found.pairs} pairs'}")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -119,6 +118,8 @@ def make_optimizer(scene: Scene, model: Any) -> Any:
     if scene.has("muon"):
         return Muon(model.parameters(), 0.02, of_shards=scene.fault == "orthogonal by shard")
     if scene.layout == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
         return ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
     if scene.has("sgd"):
         return torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
