@@ -34,7 +34,7 @@ from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merg
 from tensortap.distributed.mesh import Mesh, mesh_of
 from tensortap.errors import RunError
 from tensortap.record.step import Record
-from tensortap.select.ports import MEMBER_PORTS, PORT_INFO, is_backward
+from tensortap.select.ports import MEMBER_PORTS, PORT_INFO, is_backward, module_of
 from tensortap.types import Place
 
 Parts = Mapping[int, Mapping[str, Mapping[str, Any]]]
@@ -209,7 +209,8 @@ class LayoutPairs:
         self._split |= self._sides_of_tokens(a, b, micro)
         self._find_order(forward, a, b, micro)
         backward = [p for p in places if is_backward(p.port)]
-        for place in backward[:1]:
+        right = self._modules_with_right_gradients(places, a, b, micro)
+        for place in sorted(backward, key=lambda p: p.site not in right)[:1]:
             self._find_factor(place, a, b, micro)
 
     def _find_order(self, places: Iterable[Place], a: Records, b: Records, micro: tuple[int, int]) -> None:
@@ -252,6 +253,21 @@ class LayoutPairs:
             return frozenset()
         pairs = self._pairs(_ROOT_INPUT, a[_ROOT_INPUT], b[_ROOT_INPUT], micro, ())
         return frozenset(side for pair in pairs for side in pair.b.arrangement.cut_behind_rows)
+
+    def _modules_with_right_gradients(
+        self, places: Sequence[Place], a: Records, b: Records, micro: tuple[int, int]
+    ) -> set[str]:
+        """Return the modules of which a parameter's gradient is as large as the reference's.
+
+        They tell the factor of gradients of values: one of several losses may have another, and be the fault.
+        """
+        found = set()
+        for place in (p for p in places if p.port == "grad"):
+            for pair in itertools.islice(self._pairs(place, a[place], b[place], micro, ()), 1):
+                x, y = (of.record.summary.l2 for of in (pair.a, pair.b))
+                if x and abs(y / x - 1) < _NEAR:
+                    found.add(module_of(place.site, place.port))
+        return found
 
     def _find_factor(self, place: Place, a: Records, b: Records, micro: tuple[int, int]) -> None:
         """Find by which whole number gradients of values are larger: each rank averages over its own rows alone."""
