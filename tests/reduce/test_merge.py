@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from tensortap.reduce.merge import merge_groups, merge_histograms
+from tensortap.reduce import kernel
+from tensortap.reduce.merge import add_slices, merge_groups, merge_histograms
 from tensortap.reduce.statistics import COUNTS, NUMBERS, STATISTICS
 from tensortap.reduce.summary import Summary, summarize
 
@@ -84,3 +85,32 @@ def test_a_group_without_finite_elements_has_no_moments() -> None:
     assert all(math.isnan(merged[name][0]) for name in ("min", "max", "mean", "std"))
     assert merged["l1"][0] == merged["l2"][0] == 0
     assert (merged["nan"][0], merged["posinf"][0]) == (1, 1)
+
+
+@pytest.mark.parametrize("way", ["c", "numpy"])
+def test_counts_are_added_to_their_groups(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a loop over rows would add them: several rows of a group in one call, some left out, empty ones too."""
+    if way == "numpy":
+        monkeypatch.setattr(kernel, "add_histograms", None)
+    elif kernel.add_histograms is None:
+        pytest.skip("the extension is not built")
+    rng = np.random.default_rng(0)
+    lengths, group = rng.integers(0, 5, 200), rng.integers(-1, 7, 200)
+    ends, first = 3 + np.concatenate([[0], np.cumsum(lengths)]), rng.integers(0, 16, 200)
+    counts = rng.integers(0, 1000, ends[-1] + 2)
+    dense, wanted = np.ones((7, 20), np.int64), np.ones((7, 20), np.int64)
+    for row in np.flatnonzero(group >= 0):
+        wanted[group[row], first[row] : first[row] + lengths[row]] += counts[ends[row] : ends[row + 1]]
+    add_slices(dense, group, first, ends, counts)
+    assert np.array_equal(dense, wanted)
+
+
+@pytest.mark.skipif(kernel.add_histograms is None, reason="the extension is not built")
+def test_counts_that_lie_nowhere_are_left_out() -> None:
+    """The extension writes inside the histograms and reads inside the counts, whatever it is told."""
+    dense = np.zeros((2, 4), np.int64)
+    group, first = np.array([2, 0, 0, 1, 1]), np.array([0, -1, 3, 1 << 62, 0])
+    add_slices(dense, group, first, np.array([0, 2, 4, 6, 8, 10]), np.arange(1, 10))
+    add_slices(dense, np.array([0]), np.array([0]), np.array([-2, 1]), np.arange(3))
+    add_slices(dense, np.array([0]), np.array([0]), np.array([2, 1]), np.arange(3))
+    assert not dense.any()

@@ -134,6 +134,8 @@ round_bfloat16 = None if ACTIVE == "numpy" else getattr(_kernel, "round_bfloat16
 hash_bytes = numpy_kernel.hash_bytes if ACTIVE == "numpy" else getattr(_kernel, "hash_bytes", numpy_kernel.hash_bytes)
 """`hash_bytes(address, count) -> int`: the content hash of bytes, in C without the GIL."""
 
+add_histograms = None if ACTIVE == "numpy" else getattr(_kernel, "add_histograms", None)
+"""`add_histograms(dense, groups, buckets, group, first, ends, rows, counts, size)`: by addresses; None without C."""
 gather_rows = None if ACTIVE == "numpy" else getattr(_kernel, "gather_rows", None)
 """`gather_rows(out_address, addresses_address, count, size)`: copy rows from anywhere in memory; None without C."""
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.reduce import kernel
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.statistics import REGISTRY
 
@@ -88,6 +89,26 @@ def merge_histograms(offsets: Ints, ends: Ints, counts: Ints, starts: Ints) -> l
         dense = np.bincount(flat, counts[ends[0] :][first:last], (high - low) * BUCKETS).astype(np.int64)
         merged.extend(_trim(row) for row in dense.reshape(high - low, BUCKETS))
     return merged
+
+
+def add_slices(dense: Ints, group: Ints, first: Ints, ends: Ints, counts: Ints) -> None:
+    """Add rows' counts to the histograms of their groups, in place; a row whose group is −1 is left out.
+
+    >>> dense = np.zeros((2, 4), np.int64)
+    >>> add_slices(dense, np.array([1, -1, 1]), np.array([0, 1, 2]), np.array([0, 2, 3, 5]), np.array([7, 8, 9, 1, 2]))
+    >>> dense.tolist()
+    [[0, 0, 0, 0], [7, 8, 1, 2]]
+    """
+    if kernel.add_histograms is not None:
+        arrays = [np.ascontiguousarray(values, np.int64) for values in (group, first, ends, counts)]
+        at = [values.ctypes.data for values in arrays]
+        kernel.add_histograms(dense.ctypes.data, *dense.shape, *at[:3], len(group), at[3], len(counts))
+        return
+    lengths = np.where(group >= 0, np.diff(ends), 0)
+    begins = np.cumsum(lengths) - lengths
+    chosen = counts[ends[0] : ends[-1]][np.repeat(group >= 0, np.diff(ends))]
+    at_bucket = np.repeat(group * dense.shape[1] + first - begins, lengths) + np.arange(len(chosen))
+    np.add.at(dense.reshape(-1), at_bucket, chosen)
 
 
 def _trim(dense: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64]]:

@@ -208,7 +208,7 @@ def _chosen_rows(
     if keep.all():
         return block
     rows = np.flatnonzero(keep)
-    present, place = _numbered(block.place[rows], len(block.places))
+    present, place = numbered(block.place[rows], len(block.places))
     return replace(
         block, columns=block.columns.take(arrow_of(rows)), place=place,
         places=tuple(block.places[i] for i in present.tolist()),
@@ -309,7 +309,7 @@ def places_in(table: Any, names: Sequence[str] = Place._fields) -> tuple[tuple[t
         column = encoded(table[name])
         words.append(tuple(column.dictionary.to_pylist()) or ("",))
         code = code * len(words[-1]) + array_of(column.indices)
-    present, place = _numbered(code, math.prod(map(len, words)))
+    present, place = numbered(code, math.prod(map(len, words)))
     return _named(tuple(words), present.tobytes()), place
 
 
@@ -328,7 +328,7 @@ def encoded(column: Any) -> Any:
     return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
 
 
-def _numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
+def numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
     """Return the codes in use, and for each row which of them it has."""
     if size > _TABLED:
         return np.unique(code, return_inverse=True)

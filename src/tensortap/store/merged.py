@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.merge import add_slices
 from tensortap.reduce.statistics import NUMBERS
 from tensortap.store.blocks import (
     BlockSource,
@@ -31,8 +32,9 @@ from tensortap.store.snapshot import Snapshot
 _WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype")
 _WORD: Final = pa.dictionary(pa.int32(), pa.string())
 _PLAIN: Final = ("step", "call", "seq", "recomputed")
-_GROUPS_AT_ONCE: Final = 1 << 13  # of 32 KiB each, of which few pages are used
+_GROUPS_AT_ONCE: Final = 1 << 13  # of 32 KiB each at most
 _READERS: Final = 2
+_MARGIN: Final = 64  # buckets
 _TYPES: Final = {"step": np.int64, "call": np.int32, "seq": np.int32, "recomputed": np.bool_}
 
 
@@ -46,14 +48,13 @@ def merged(
     found = list(blocks(snapshot, wanted, chosen=lambda place: chosen is None or place in chosen, steps=steps))
     rows = _table(found)
     merge = _HistogramMerge(snapshot, [block.source for block in found])
-    return fold(rows, over, copies, by_phase=by_phase, histograms=merge)
+    return fold(rows, over, copies, by_phase=by_phase, histograms=merge, order_by=("step", "rank", "seq"))
 
 
 def _table(found: Sequence[RowBlock]) -> Any:
-    """Return the rows of all files in order of execution, and for each where it lies."""
+    """Return the rows of all files, and for each where it lies."""
     tables = [_rows(number, block) for number, block in enumerate(found)]
-    rows = pa.concat_tables(tables).unify_dictionaries() if tables else _nothing()
-    return rows.sort_by([(name, "ascending") for name in ("step", "rank", "seq")])
+    return pa.concat_tables(tables).unify_dictionaries() if tables else _nothing()
 
 
 def _rows(number: int, block: RowBlock) -> Any:
@@ -82,18 +83,16 @@ class _HistogramMerge:
         for low in range(0, len(starts), _GROUPS_AT_ONCE):
             high = min(low + _GROUPS_AT_ONCE, len(starts))
             at = slice(*np.searchsorted(group, (low, high)))
-            dense = self._added(source[at], row[at], group[at] - low, whole[low:high])
-            for total in dense:
-                used = np.flatnonzero(total)
-                first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, 0)
+            dense = _DenseHistograms(high - low)
+            self._add(dense, source[at], row[at], group[at] - low, whole[low:high])
+            for first, total in dense.trimmed():
                 offsets.append(first)
-                lengths.append(last - first)
-                counts.append(total[first:last].copy())
+                lengths.append(len(total))
+                counts.append(total)
         return _as_columns(np.array(offsets, np.int32), np.array(lengths, np.int64), counts, whole)
 
-    def _added(self, source: Ints, row: Ints, group: Ints, whole: Any) -> Ints:
-        """Return the buckets of each group; `whole` becomes false for groups with a row that has no histogram."""
-        dense = np.zeros((len(whole), BUCKETS), np.int64)
+    def _add(self, dense: _DenseHistograms, source: Ints, row: Ints, group: Ints, whole: Any) -> None:
+        """Add the rows to their groups; `whole` becomes false for groups with a row that has no histogram."""
         numbers, damaged = np.unique(source).tolist(), list[BlockSource]()
         with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
             for number, table in zip(numbers, ahead(pool, self._read, numbers, _READERS + 1), strict=True):
@@ -103,34 +102,55 @@ class _HistogramMerge:
                 elif "hist_counts" not in table.column_names:
                     whole[group[at]] = False
                 else:
-                    _add(dense.reshape(-1), table, row[at], group[at], whole)
+                    dense.add(table, row[at], group[at], whole)
         if damaged:
             raise left_out(damaged[0])
-        return dense
 
     def _read(self, number: int) -> Any:
         source = self._files[number]
         return read_or_mark(self._snapshot, source, lambda: source.read(("hist_offset", "hist_counts")))
 
 
-def _add(dense: Ints, table: Any, row: Ints, group: Ints, whole: Any) -> None:
-    """Add the histograms of some rows of a file to those of their groups."""
-    lists = table["hist_counts"].combine_chunks()
-    lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
-    whole[group[~array_of(lists.is_valid())[row]]] = False
-    ends = array_of(lists.offsets).astype(np.int64)
-    first = array_of(table["hist_offset"]).astype(np.int64)
-    of_row = np.full(len(lists), -1)
-    of_row[row] = group
-    used = (of_row >= 0) & (first >= 0) & (first + np.diff(ends) <= BUCKETS)  # a damaged file may say otherwise
-    lengths = np.where(used, np.diff(ends), 0)
-    values = array_of(lists.values)
-    if used.all():
-        values, begins = values[ends[0] : ends[-1]], ends[:-1] - ends[0]
-    else:
-        values = values[ends[0] : ends[-1]][np.repeat(used, np.diff(ends))]
-        begins = np.cumsum(lengths) - lengths
-    np.add.at(dense, np.repeat(of_row * BUCKETS + first - begins, lengths) + np.arange(len(values)), values)
+class _DenseHistograms:
+    """The histograms of some groups, with all buckets between the first and the last that any of them uses."""
+
+    def __init__(self, groups: int) -> None:
+        self._start = 0  # the bucket of the first column
+        self._counts = np.zeros((groups, 0), np.int64)
+
+    def add(self, table: Any, row: Ints, group: Ints, whole: Any) -> None:
+        """Add the histograms of some rows of a file to those of their groups."""
+        lists = table["hist_counts"].combine_chunks()
+        lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
+        whole[group[~array_of(lists.is_valid())[row]]] = False
+        ends = array_of(lists.offsets).astype(np.int64)
+        first = array_of(table["hist_offset"]).astype(np.int64)
+        of_row = np.full(len(lists), -1)
+        of_row[row] = group
+        of_row[(first < 0) | (first + np.diff(ends) > BUCKETS)] = -1  # a damaged file may say so
+        used = of_row >= 0
+        self._widen(int(first[used].min(initial=BUCKETS)), int((first + np.diff(ends))[used].max(initial=0)))
+        counts = array_of(lists.values).astype(np.int64, copy=False)
+        add_slices(self._counts, of_row, first - self._start, ends, counts)
+
+    def _widen(self, low: int, high: int) -> None:
+        """Have columns for the buckets from `low` to `high`; some more, so that it is done seldom."""
+        width = self._counts.shape[1]
+        if low >= high or (self._start <= low and high <= self._start + width):
+            return
+        if width:
+            low, high = min(low, self._start), max(high, self._start + width)
+        low, high = max(low - _MARGIN, 0), min(high + _MARGIN, BUCKETS)
+        wider = np.zeros((len(self._counts), high - low), np.int64)
+        wider[:, self._start - low : self._start - low + width] = self._counts
+        self._start, self._counts = low, wider
+
+    def trimmed(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the first bucket of each group that is used, and the counts from there to the last."""
+        for total in self._counts:
+            used = np.flatnonzero(total)
+            low, high = (int(used[0]), int(used[-1]) + 1) if len(used) else (-self._start, -self._start)
+            yield self._start + low, total[max(low, 0) : max(high, 0)].copy()
 
 
 def _as_columns(offsets: Any, lengths: Ints, counts: Sequence[Ints], whole: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
 from tensortap.reduce.statistics import NUMBERS
-from tensortap.store.blocks import array_of, arrow_of, encoded
+from tensortap.store.blocks import array_of, arrow_of, encoded, numbered
 
 Ints = npt.NDArray[np.int64]
 Over = Literal["ranks", "steps", "calls"]
@@ -26,13 +26,14 @@ Histograms = Callable[[Any, Ints], dict[str, Any]]  # rows in the order of their
 
 def fold(
     rows: Any, over: Over | Sequence[Over], parts: ReplicaGroups | None = None, *, by_phase: bool = False,
-    histograms: Histograms | None = None,
+    histograms: Histograms | None = None, order_by: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Return one row for each place, and for each of step, rank and call that is not folded over.
 
     `records` is how many were folded into it, `first_step` and `last_step` what they spanned. Over ranks, copies of
     one tensor (`parts` tells) count once, and `summands` says where ranks hold partial sums instead of pieces.
-    `by_phase` keeps training and evaluation apart. `histograms` merges those that are not among the columns.
+    `by_phase` keeps training and evaluation apart. `histograms` merges those that are not among the columns. Rows
+    come in order of execution, or in the order of the columns `order_by`.
     """
     names = [over] if isinstance(over, str) else list(over)
     if "ranks" in names and parts:
@@ -42,7 +43,7 @@ def fold(
             raise RunError(f"cannot fold over {name!r}; over= takes ranks, steps or calls.{suggest(name, _FOLDED)}")
     gone = {_FOLDED[name] for name in names} | (set() if by_phase else {"phase"})
     keys = [key for key in _KEYS if key in rows.column_names and key not in gone]
-    order, starts = _group(rows, keys)
+    order, starts = _group(rows, keys, order_by)
     rows = rows.take(arrow_of(order))
     columns = {name: array_of(rows[name]) for name in NUMBERS}
     names_kept = [*keys, *(name for name in ("dtype", "shape") if name in rows.column_names)]
@@ -61,16 +62,19 @@ def fold(
     return pa.table(folded)
 
 
-def _group(rows: Any, keys: list[str]) -> tuple[Ints, Ints]:
+def _group(rows: Any, keys: list[str], order_by: Sequence[str]) -> tuple[Ints, Ints]:
     """Return an order that brings equal keys together, and where each group begins, in order of appearance."""
-    code = np.zeros(len(rows), np.int64)
+    before = np.lexsort([array_of(rows[name]) for name in reversed(order_by)]) if order_by else np.arange(len(rows))
+    code, groups = np.zeros(len(rows), np.int64), 1
     for key in keys:
         known = encoded(rows[key] if not rows[key].null_count else _text(rows[key]).dictionary_encode("encode"))
-        code = np.unique(code * max(len(known.dictionary), 1) + array_of(known.indices), return_inverse=True)[1]
-    _, first, code = np.unique(code, return_index=True, return_inverse=True)
+        words = max(len(known.dictionary), 1)
+        present, code = numbered(code * words + array_of(known.indices), groups * words)
+        groups = max(len(present), 1)
+    _, first, code = np.unique(code[before], return_index=True, return_inverse=True)
     code = np.argsort(np.argsort(first))[code]
     order = np.argsort(code, kind="stable")
-    return order, np.flatnonzero(np.diff(code[order], prepend=-1)).astype(np.int64)
+    return before[order], np.flatnonzero(np.diff(code[order], prepend=-1)).astype(np.int64)
 
 
 def _text(column: Any) -> Any:

@@ -1346,6 +1346,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
 #include "message.h"
 #include "closing.h"
 #include "crc32.h"
+#include "histograms.h"
 
 static PyObject *py_commit(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
@@ -1505,6 +1506,9 @@ static PyMethodDef functions[] = {
     {"hash_bytes", py_hash_bytes, METH_VARARGS, "hash_bytes(address, count): the content hash of bytes"},
     {"gather_rows", py_gather_rows, METH_VARARGS,
      "gather_rows(out_address, addresses_address, count, size): copy so many bytes from each address"},
+    {"add_histograms", py_add_histograms, METH_VARARGS,
+     "add_histograms(dense_address, groups, buckets, group_address, first_address, ends_address, rows, counts_address, "
+     "size): add the counts of each row to the histogram of its group"},
     {"address", py_address, METH_O, "Where an array's elements lie; 0 when it does not say."},
     {"memory", (PyCFunction)(void (*)(void))py_memory, METH_FASTCALL, "memory(address, size): a read-only view of memory"},
     {"level", py_level, METH_NOARGS, "The instruction set in use."},
