@@ -85,8 +85,8 @@ outside: $(VENV)/outside/.ready  ## hold models and training loops of others to 
 faults: $(VENV)/.ready  ## score the rules on faults of published studies and on healthy trainings
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m outside.faults
 
-fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, each read in several ways
-	$(BIN)/python tests/store/mutations.py 10000
+fuzz: $(VENV)/.ready  ## 10,000 random mutations of run folders, of frameworks' trainings too, each read in several ways
+	$(BIN)/python tests/store/mutations.py 10000 --frameworks
 
 kills: $(VENV)/.ready  ## 500 times SIGKILL while recording, sealing, resuming, compacting, with ranks, compiled; 200 while harvesting
 	$(BIN)/python tests/store/kills.py 500

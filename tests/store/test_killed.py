@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,13 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[child.Templat
     process = child.Template(tmp_path_factory.mktemp("cwd"))
     yield process
     process.close()
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """A folder in memory, where there is one: sealing waits for a disk, and a kill asks nothing of it."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        yield Path(folder)
 
 
 def spin(seconds: float) -> None:
@@ -105,12 +113,12 @@ def assert_whole(run: Run, seed: int, steps: list[int]) -> None:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_sigkill_loses_no_step_that_had_returned(batch: int, template: child.Template, tmp_path: Path) -> None:
+def test_sigkill_loses_no_step_that_had_returned(batch: int, template: child.Template, fast_path: Path) -> None:
     """Killed at random points and resumed, the run holds every step handed over, bit for bit and once."""
     for number in range(KILLS // KILLS_A_RUN // BATCHES):
         seed = batch * 100 + number
         rng = random.Random(seed)
-        path, start, promised = tmp_path / f"run{number}", 0, set[int]()
+        path, start, promised = fast_path / f"run{number}", 0, set[int]()
         for life in range(KILLS_A_RUN):
             order = {"do": "write", "path": str(path), "seed": seed, "start": start, "stop": start + 25}
             promised.update(killed(template, rng, rng.randint(0, 12), **order, resume=life > 0))
@@ -147,20 +155,20 @@ def leftovers(path: Path) -> list[str]:
 def origin(template: child.Template, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two launches that were not closed: segments and tails of all kinds."""
     path = tmp_path_factory.mktemp("origin") / "run"
-    for start in (0, 7):
-        order = {"do": "write", "path": str(path), "seed": 5, "start": start, "stop": start + 7}
+    for start in (0, 5):
+        order = {"do": "write", "path": str(path), "seed": 5, "start": start, "stop": start + 5}
         template.begin(**order, resume=start > 0, close=False)
         list(template.lines())
     return path
 
 
 def test_a_kill_during_compaction_loses_and_doubles_nothing(
-    template: child.Template, origin: Path, tmp_path: Path
+    template: child.Template, origin: Path, fast_path: Path
 ) -> None:
     """Killed before every rename and removal of a file, and done again, it leaves exactly what there was."""
     wanted = snapshot(open_run(origin))
     for change in itertools.count(1):
-        path = Path(shutil.copytree(origin, tmp_path / f"run{change}"))
+        path = Path(shutil.copytree(origin, fast_path / f"run{change}"))
         template.begin(do="compact", path=str(path), die_at=change, visible=True)
         list(template.lines())
         assert template.exit_code in (0, KILLED) and snapshot(open_run(path)) == wanted
@@ -174,10 +182,10 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(
     assert change > 15  # so many places there are to be killed at
 
 
-def test_a_kill_before_any_change_to_a_file_loses_no_step(template: child.Template, tmp_path: Path) -> None:
+def test_a_kill_before_any_change_to_a_file_loses_no_step(template: child.Template, fast_path: Path) -> None:
     """Killed before changes that recording, sealing and resuming make to files, whatever was handed over is there."""
     for change in range(1, 200, 13):
-        path = tmp_path / f"run{change}"
+        path = fast_path / f"run{change}"
         order = {"do": "write", "path": str(path), "seed": change, "die_at": change}
         promised: list[int] = []
         for start, resume in ((0, False), (10, True)):

@@ -326,11 +326,7 @@ def dataset(files: Files, names: list[str], schema: Any) -> Any:
 
 
 def _file_system(files: Files) -> Any:
-    """Return Arrow's own file system for local runs.
-
-    Behind a read that failed Arrow goes on reading ahead: a thread of it that calls Python while the interpreter ends
-    aborts the process.
-    """
+    """Return Arrow's own file system for local runs: its threads read without calling Python."""
     from pyarrow.fs import LocalFileSystem
 
     return LocalFileSystem() if files.local is not None else files.fs
