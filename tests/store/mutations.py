@@ -2,6 +2,7 @@
 
     python tests/store/mutations.py 10000                    # `make fuzz`: as many mutations, from another seed each
     python tests/store/mutations.py 100 --from 500           # a hundred, from seed 500 on: a long row goes in pieces
+    python tests/store/mutations.py 10000 --seconds 400      # as many as that allows
     python tests/store/mutations.py 100 --frameworks         # of trainings of Keras, JAX and DDP too
     python tests/store/mutations.py 100 --run runs/exp1      # damage copies of this run, recorded by whatever there is
 
@@ -22,6 +23,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -351,8 +353,9 @@ def command(name: str) -> Callable[[Path, str], None]:
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None  # compaction waits for a disk
 
 
-def main(count: int, first: int, runs: list[str], frameworks: bool) -> int:
-    """As many mutations, each of its own seed; the verdicts by number, and every failure."""
+def main(count: int, first: int, runs: list[str], frameworks: bool, seconds: float) -> int:
+    """As many mutations, each of its own seed, or as many as time allows; the verdicts by number, and every failure."""
+    end = time.monotonic() + seconds
     verdicts: Counter[str] = Counter()
     print(f"seeds from {first}", flush=True)  # known also after a crash
     with tempfile.TemporaryDirectory(dir=MEMORY) as base:
@@ -360,7 +363,7 @@ def main(count: int, first: int, runs: list[str], frameworks: bool) -> int:
             runs = [*runs, *map(str, framework_runs.recorded(Path(base, "frameworks"), [*framework_runs.FRAMEWORKS]))]
         subjects = [Fuzz(Path(run), checksums=True) for run in runs]
         subjects += both_versions(Path(base)) if frameworks or not runs else []
-        for seed in range(first, first + count):
+        for seed in itertools.takewhile(lambda _: time.monotonic() < end, range(first, first + count)):
             if sum(verdicts.values()) % 100 == 99:
                 print(dict(verdicts), flush=True)
             with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
@@ -370,7 +373,7 @@ def main(count: int, first: int, runs: list[str], frameworks: bool) -> int:
                     verdicts["FAILED"] += 1
                     subject = subjects[seed % len(subjects)].run.name
                     print(f"{subject}: {type(error).__name__}: {error} {getattr(error, '__notes__', '')}", flush=True)
-    print(dict(verdicts))
+    print(f"seeds {first} to {first + verdicts.total() - 1}: {dict(verdicts)}")
     return 1 if verdicts["FAILED"] else 0
 
 
@@ -386,6 +389,7 @@ if __name__ == "__main__":
     parser.add_argument("--from", dest="first", type=int, default=None, metavar="SEED")
     parser.add_argument("--run", action="append", default=[], help="a run that was recorded by this version")
     parser.add_argument("--frameworks", action="store_true", help="record trainings of frameworks and damage those too")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so many")
     given = parser.parse_args()
     start = random.randrange(1 << 30) if given.first is None else given.first
-    sys.exit(main(given.count, start, given.run, given.frameworks))
+    sys.exit(main(given.count, start, given.run, given.frameworks, given.seconds))
