@@ -26,6 +26,8 @@ from tensortap.types import Place
 
 # Before a framework is loaded. Virtual machines announce AMX and refuse it: a product of bfloat16 ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
+# XLA compiles hundreds of functions for tests that call each of them a few times.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 Tensors = Mapping[str | Place, Any]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -331,3 +332,26 @@ def test_many_sites_are_chosen_at_once(make_run: Callable[..., str]) -> None:
     assert run.table("layers.*").num_rows == 3000
     assert run.table("layers.1*").num_rows == 1111
     compact(run.path)
+
+
+def test_a_run_says_the_commit_it_was_made_at(make_run, tmp_path, monkeypatch) -> None:
+    """The commit of the user's code and whether it was changed since; nothing before the first commit or elsewhere."""
+
+    def git(*words: str) -> str:
+        author = ["-c", "user.name=a", "-c", "user.email=a@example.com"]
+        return subprocess.run(["git", *author, *words], capture_output=True, text=True, check=True).stdout.strip()
+
+    def said(name: str) -> Any:
+        return open_run(make_run([({"a": np.ones(2)}, {})], name=name)).info["git"]
+
+    (tmp_path / "code").mkdir()
+    monkeypatch.chdir(tmp_path / "code")
+    assert said("outside") is None
+    git("init", "-q")
+    assert said("empty") is None
+    Path("train.py").write_text("a = 1\n")
+    git("add", "train.py")
+    git("commit", "-qm", "Begin")
+    assert said("clean") == {"commit": git("rev-parse", "HEAD"), "changed": False}
+    Path("train.py").write_text("a = 2\n")
+    assert said("changed") == {"commit": git("rev-parse", "HEAD"), "changed": True}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import linecache
-from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 from tensortap.context.caller import frames_of_caller, in_library, shortened_path
@@ -47,17 +46,22 @@ class SourceFile:
 
     def definitions(self, name: str, use: Use) -> list[ast.AST]:
         """Return what binds a name before a line: in its function, or else in the module; the last ones first."""
-        own = [(node, scope) for node, scope in self._bindings(name) if scope is use.scope]
+        bindings = self._bindings.get(name, [])
+        own = [(node, scope) for node, scope in bindings if scope is use.scope]
         if isinstance(use.scope, _SCOPES) and not own:
-            own = [(node, scope) for node, scope in self._bindings(name) if scope is self.tree]
+            own = [(node, scope) for node, scope in bindings if scope is self.tree]
             return [node for node, _ in reversed(own)]
         before = [node for node, _ in own if getattr(node, "lineno", 0) < use.line or _is_loop_around(node, use.line)]
         return list(reversed(before))
 
-    def _bindings(self, name: str) -> Iterator[tuple[ast.AST, ast.AST]]:
+    @cached_property
+    def _bindings(self) -> dict[str, list[tuple[ast.AST, ast.AST]]]:
+        """What binds each name, and in which scope: the file is walked once, whatever is asked of it."""
+        found: dict[str, list[tuple[ast.AST, ast.AST]]] = {}
         for node in ast.walk(self.tree):
-            if name in _bound(node):
-                yield node, self.scope_of(self._parents.get(node, self.tree))
+            for name in _bound(node):
+                found.setdefault(name, []).append((node, self.scope_of(self._parents.get(node, self.tree))))
+        return found
 
 
 @lru_cache(maxsize=16)

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +41,7 @@ _LAUNCH_VARIABLES: Final = (
 )  # fmt: skip
 _NOT_A_LOCK: Final = "{} is not a regular file and is not used as a lock; remove it, or give another path"
 _TAKEN: Final = ".overwriting"
+_COMMIT: Final = "# branch.oid "  # how git begins the line
 _VERSIONS_OF: Final = ("numpy", "pyarrow", "torch", "tensorflow", "keras", "jax", "onnxruntime", "transformers")
 
 
@@ -239,6 +241,7 @@ def describe_process() -> dict[str, Any]:
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -249,14 +252,14 @@ def _version(package: str) -> str | None:
 def _git() -> dict[str, Any] | None:
     """Return the commit the user's code is at, and whether it was changed since."""
     try:
-        commit = _ask_git("rev-parse", "HEAD")
-        return {"commit": commit, "changed": bool(_ask_git("status", "--porcelain", "--untracked-files=no"))}
+        command = ["git", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+        lines = subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _ask_git(*words: str) -> str:
-    return subprocess.run(["git", *words], capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    commits = [line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)]
+    if not commits or commits[0] == "(initial)":
+        return None
+    return {"commit": commits[0], "changed": not all(line.startswith("#") for line in lines)}
 
 
 class Lock:
