@@ -122,7 +122,8 @@ def main() -> int:
     steps = RECORDS // SITES // (10 if given.quick else 1)
     met = True
     try:
-        long, report = run_of(work, "long", SITES, steps), str(work / "report.html")
+        report = str(work / "report.html")
+        long = "" if given.only == "merged" else run_of(work, "long", SITES, steps)
         readings = [
             Reading("show", _TOOL, ("show", long), 3),
             Reading("check", _TOOL, ("check", long), 15),

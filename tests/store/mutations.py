@@ -42,12 +42,14 @@ from tensortap.errors import TensortapError
 from tensortap.record.recorder import Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.store import names as layout
+from tensortap.store import queries
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.types import Place
 
 SECONDS = 30
+REQUESTS = 4  # of the viewer's, each time others
 ORIGINAL: list[Path] = []  # the run that was damaged, as it was
 SITE: list[str] = []  # one of its sites
 random_id = layout.new_id
@@ -178,7 +180,8 @@ class Fuzz:
             str(p.relative_to(run)) for p in run.rglob("*") if p.is_file() and p.name != "_lock" and p.stat().st_size
         )
         self.rows = Counter(rows_of(open_run(run)))
-        self.kept = {name: self._rows_without(name) for name in self.files if name != layout.RUN_JSON}
+        judged = [name for name in self.files if name != layout.RUN_JSON] if checksums else []
+        self.kept = {name: self._rows_without(name) for name in judged}
         self.site = open_run(run).sites[0]
         self.commands = [command(name) for name in COMMANDS]
 
@@ -265,8 +268,9 @@ def last_message(tail: bytes) -> int:
 
 def rows_of(run: tt.Run) -> Iterator[str]:
     """Every record, metric, event and tensor, as text."""
-    rows = [*run.table().to_pylist(), *run.metrics().to_pylist(), *run.events().to_pylist()]
-    yield from (json.dumps(row, default=str) for row in rows)
+    reads = (queries.table, queries.metrics, queries.events)
+    for table in run.snapshots.read(lambda snapshot: [read(snapshot) for read in reads]):
+        yield from map(str, table.to_pylist())
     yield from (f"{key} {array.tobytes().hex()}" for key, array in run.tensors())
 
 
@@ -309,7 +313,8 @@ def command(name: str) -> Callable[[Path, str], None]:
             try:
                 requests = [(path, {}) for path in ("runs", "run", "heat", "metrics", "cost", "depth", "findings")]
                 requests += [("site", {"site": SITE[0]}), ("tensor", {"site": SITE[0], "step": "3"})]
-                for request, given in [*requests, ("diff", {"a": path.name, "b": path.name})]:
+                requests += [("diff", {"a": path.name, "b": path.name})]
+                for request, given in random.Random(where).sample(requests, REQUESTS):
                     with contextlib.suppress(TensortapError, FileNotFoundError):
                         service.encoded(f"/api/{request}", given)
             finally:
