@@ -83,7 +83,7 @@ def write_records(
     step = first + (np.tile(np.arange(steps), len(places)) if folded else np.repeat(np.arange(steps), len(places)))
     rows = _records(site, step, places, rng)
     said = seal.outline(rows)
-    said |= {seal.REPLACES: json.dumps([new_id()]).encode()} if folded else {}
+    said |= {seal.REPLACES: json.dumps([new_id()]).encode(), **seal.says_by_place(rows)} if folded else {}
     with seal.segment_writer(folder / segment_name(new_id()), rows.schema) as writer:
         writer.add_key_value_metadata(said)
         writer.write_table(rows, row_group_size=GROUP if folded else len(rows))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import duckdb
 import pytest
+from warm_python import WarmPython
 
 import tensortap as tt
 from tensortap.store.catalog import PLAIN_METRICS, PLAIN_RECORDS
@@ -43,7 +42,7 @@ def blocks(document: Path) -> Iterator[Block]:
         yield Block(found[1], "\n" * line + found[2], f"{document.name}:{line + 1}")
 
 
-def run_block(block: Block, names: dict[str, Any]) -> None:
+def run_block(block: Block, names: dict[str, Any], python: WarmPython) -> None:
     if block.language == "python":
         if named := re.match(r"\s*# (\w+\.py)\n", block.code):
             Path(named[1]).write_text(block.code, encoding="utf-8")  # for the commands that follow
@@ -53,8 +52,7 @@ def run_block(block: Block, names: dict[str, Any]) -> None:
     elif block.language == "console":
         for line in block.code.splitlines():
             if line.startswith("$ tensortap "):
-                words = [sys.executable, "-m", *shlex.split(line[2:])]
-                done = subprocess.run(words, capture_output=True, text=True, check=False)
+                done = python.run(["-m", *shlex.split(line[2:])])
                 assert done.returncode == 0, f"{block.where}: {line}\n{done.stderr}"
 
 
@@ -72,12 +70,12 @@ def table_after(document: Path, heading: str) -> list[list[str]]:
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # torch.export's own
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_code(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code(document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: WarmPython) -> None:
     """Every block of Python, every query and every command in a document runs, one after the other, in a new folder."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(document):
-        run_block(block, names)
+        run_block(block, names, warm_python)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

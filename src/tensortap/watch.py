@@ -245,6 +245,7 @@ def watch(
     kind = described.get("class", "values")
     about: dict[str, Any] = {"probes": [p.describe() for p in chosen], **({"model": described} if described else {})}
     about |= {"world": world.size} if world.size > 1 else {}
+    about |= {"independent": True} if world.size > 1 and world.independent else {}
     sinks, folder = open_destinations(to, RunFolderMaker(kind, world, about, counters, resume, overwrite))
     recorder = Recorder(
         chosen, rank=world.rank, start=max(options.start, folder.start if resume and folder is not None else 0),

@@ -6,18 +6,16 @@ import http.client
 import importlib.util
 import json
 import sys
-import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import uvicorn
+from serving import served
 
 from tensortap.view.api.service import Api
 from tensortap.view.api.wire import unpack
-from tensortap.view.server.app import LOCAL, app_for
-from tensortap.view.server.launch import listen
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,24 +58,12 @@ class Client:
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Callable[..., Client]]:
     """A function that serves a folder and gives a client."""
-    started: list[tuple[uvicorn.Server, threading.Thread, Any, Api]] = []
+    with ExitStack() as started:
 
-    def start(folder: str | Path = tmp_path, static: Path | None = None, hosts: frozenset[str] = LOCAL) -> Client:
-        api = Api(str(folder))
-        heard = listen("127.0.0.1", 20_000)
-        app = app_for(api, hosts) if static is None else app_for(api, hosts, static)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off", timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [heard.socket]}, daemon=True)
-        thread.start()
-        started.append((server, thread, heard.socket, api))
-        return Client(api, heard.port)
+        def start(folder: str | Path = tmp_path, **more: Any) -> Client:
+            return Client(*started.enter_context(served(folder, **more)))
 
-    yield start
-    for server, thread, heard, api in started:
-        server.should_exit = True
-        thread.join(20)
-        heard.close()
-        api.close()
+        yield start
 
 
 @pytest.fixture(scope="session")

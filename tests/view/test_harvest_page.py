@@ -33,7 +33,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(api: Api, path: str, **given: str) -> Any:
-    kind, data = api.encoded(path, given)
+    answer = api.encoded(path, given)
+    kind, data = answer.kind, answer.data
     return unpack(data) if kind == "columns" else api.answer(path, given)
 
 

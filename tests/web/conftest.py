@@ -1,4 +1,7 @@
-"""A server over recorded runs and a headless chromium, once for all tests; errors on the console fail the test."""
+"""A server over recorded runs and a headless chromium, once for all tests; errors on the console fail the test.
+
+Of a test that fails there is a picture of each of its pages in tests/web/artefacts; with TENSORTAP_PICTURES=1 of all.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import served as serving_folder
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 STATIC = ROOT / "src" / "tensortap" / "view" / "static"
 ARTEFACTS = HERE / "artefacts"
+PICTURES = bool(os.environ.get("TENSORTAP_PICTURES"))
+FAILED = pytest.StashKey[bool]()
 FLAGS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -56,8 +62,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def serving() -> Callable[[Path], AbstractContextManager[str]]:
-    """A function that serves another folder."""
-    return serve
+    """A function that serves another folder, from this process; its address."""
+
+    @contextmanager
+    def serve_here(folder: Path) -> Iterator[str]:
+        with serving_folder(folder) as started:
+            yield started.address
+
+    return serve_here
 
 
 @contextmanager
@@ -118,22 +130,35 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[...
         return page
 
     yield go
-    ARTEFACTS.mkdir(exist_ok=True)
     name = re.sub(r"[^\w-]+", "-", request.node.name)
     for i, page in enumerate(pages):
-        page.screenshot(path=ARTEFACTS / f"{name}{f'-{i}' if i else ''}.png")
+        if PICTURES or wrong or request.node.stash.get(FAILED, False):
+            _draw(page, f"{name}{f'-{i}' if i else ''}")
         page.close()
     assert not wrong, wrong
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Note that a test has failed, for its pictures."""
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
+def _draw(page: Any, name: str) -> None:
+    ARTEFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=ARTEFACTS / f"{name}.png")
+
+
 @pytest.fixture
 def picture() -> Callable[[Any, str], None]:
-    """A function that keeps a picture of a page under a name, once it has been drawn at its size."""
+    """A function that waits until a page has been drawn at its size, and keeps a picture of it if they are wanted."""
 
     def keep(page: Any, name: str) -> None:
-        ARTEFACTS.mkdir(exist_ok=True)
         page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-        page.screenshot(path=ARTEFACTS / f"{name}.png")
+        if PICTURES:
+            _draw(page, name)
 
     return keep
 

@@ -121,21 +121,6 @@ def test_lockfile_is_whole_and_names_no_host():
     assert "resolved" not in text
 
 
-PAGES = ("site?run=digits&site=head.1:output", "depth?run=digits", "diff?run=digits&b=digits-faster",
-         "findings?run=digits", "cost?run=digits", "")  # fmt: skip
-
-
-@pytest.mark.parametrize("size", [(1280, 800), (2560, 1440)], ids=["1280", "2560"])
-@pytest.mark.parametrize("hash", PAGES, ids=lambda hash: hash.partition("?")[0] or "runs")
-def test_pages_fit_the_window(at, hash, size):
-    """On a small and on a large screen no page scrolls sideways, and it uses the room there is."""
-    page = at(f"#/{hash}", size=size)
-    page.locator("h1, h2, .chart-readout").first.wait_for(state="attached")
-    sync_api.expect(page.locator(".state", has_text="Reading")).to_have_count(0)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert page.locator("main").bounding_box()["width"] > 0.8 * size[0]
-
-
 def test_the_tables_of_metrics_and_differences(at, recorded):
     """Behind the curves of metrics stand their values, behind the map of differences each site with its verdict."""
     page = at("#/overview?run=digits")

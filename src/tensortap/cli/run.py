@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from typing import Any
 
@@ -11,6 +12,7 @@ import click
 from tensortap.cli.errors import explain
 from tensortap.cli.twice import run_twice
 from tensortap.errors import TensortapError
+from tensortap.script.environment import LAUNCHER_COMMANDS
 from tensortap.script.options import PRESETS, THIN, RunOptions
 from tensortap.script.session import ScriptRun
 
@@ -68,6 +70,11 @@ def run_script(arguments: list[str]) -> None:
 
 
 def _check_script(context: click.Context) -> None:
+    """Refuse a script that cannot be read; `torchrun` and `accelerate` may be named as in a terminal."""
     target = context.params["target"]
-    if not context.params["module"] and not os.access(target, os.R_OK):
+    if context.params["module"] or os.access(target, os.R_OK):
+        return
+    command = shutil.which(target) if target in LAUNCHER_COMMANDS else None
+    if command is None:
         raise click.UsageError(f"can't open file {os.path.abspath(target)!r}", context)  # noqa: PTH100
+    context.params["target"] = command

@@ -15,11 +15,15 @@ _RANK: Final = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 _SIZE: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
+SPAWNED: Final = "TENSORTAP_SPAWNED"  # how many processes `torch.multiprocessing.spawn` started, in each of them
+
+
 class World(NamedTuple):
-    """The number of this process, and how many there are."""
+    """The number of this process, and how many there are; `independent`: they exchange nothing."""
 
     rank: int
     size: int
+    independent: bool = False
 
 
 def of_environment() -> World:

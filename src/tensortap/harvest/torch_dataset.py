@@ -40,7 +40,7 @@ class HarvestDataset(IterableDataset[Any]):
         self._passes = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        rank, world = self._ranks or of_environment()
+        rank, world = self._ranks or of_environment()[:2]
         worker = get_worker_info()
         number, workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         seed = self._seed + self._passes

@@ -79,7 +79,7 @@ def _left_out(seen: Seen, tap: Tap | None) -> Iterator[str]:
 
 def _spawned(spawned: Mapping[str, int]) -> Iterator[str]:
     for method, count in spawned.items():
-        told = "are not seen" if method == "fork" else "record by themselves, as ranks where they are some"
+        told = "are not seen" if method == "fork" else "record by themselves, as ranks of one run"
         yield f"{count} process{'' if count == 1 else 'es'} started by torch.multiprocessing ({method}) {told}"
 
 

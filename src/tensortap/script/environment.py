@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from tensortap.distributed.ranks import SPAWNED
 from tensortap.errors import RunError
 from tensortap.script.options import RunOptions
 
@@ -21,6 +22,7 @@ OPTIONS: Final = "TENSORTAP_OPTIONS"
 STARTUP: Final = str(Path(__file__).parent / "startup")
 # Programs that start the script in processes of their own.
 LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "torchrun")
+LAUNCHER_COMMANDS: Final = ("torchrun", "accelerate")  # found on PATH
 _PASSED: Final = ("sites", "watch", "every", "keep", "resume", "overwrite")
 
 
@@ -31,16 +33,17 @@ def python_path() -> str:
     return os.pathsep.join([*(folder for folder in ours if folder not in known), *known])
 
 
-def variables(to: str, options: RunOptions) -> dict[str, str]:
-    """Return the environment in which processes record into a run, with these options."""
+def variables(to: str, options: RunOptions, spawned: int = 0) -> dict[str, str]:
+    """Return the environment in which processes record into a run, with these options; `spawned` is their number."""
     passed = {name: value for name, value in options._asdict().items() if name in _PASSED and value}
-    return {RUN: to, OPTIONS: json.dumps(passed), "PYTHONPATH": python_path()}
+    number = {SPAWNED: str(spawned)} if spawned else {}
+    return {RUN: to, OPTIONS: json.dumps(passed), "PYTHONPATH": python_path(), **number}
 
 
 @contextmanager
-def joined(to: str, options: RunOptions) -> Iterator[None]:
+def joined(to: str, options: RunOptions, spawned: int = 0) -> Iterator[None]:
     """Let processes that are started meanwhile record into a run."""
-    new = variables(to, options)
+    new = variables(to, options, spawned)
     before = {name: os.environ.get(name) for name in new}
     os.environ.update(new)
     try:

@@ -53,6 +53,7 @@ class ScriptRun:
         self._start = Path.cwd()
         self._to = options.to if joined else checked_path(options)
         self.spawned: Counter[str] = Counter()  # processes that PyTorch has started, by start method
+        self._spawns: list[str] = []  # the runs of those processes, one for each time it has started some
         self._pid = os.getpid()
         self._over = False
         self._ended_by = ""  # the error that ended the script
@@ -133,7 +134,9 @@ class ScriptRun:
     def _path(self) -> str:
         if self._to is None:
             return default_path(script_name(self.options), world_now().rank, str(self._start / "runs"))
-        alone = self.joined and world_now().size == 1 and multiprocessing.parent_process() is not None
+        world = world_now()
+        rank = world.size > 1 or world.independent
+        alone = self.joined and not rank and multiprocessing.parent_process() is not None
         return f"{self._to}-{multiprocessing.current_process().name}" if alone else self._to
 
     def _spawning(self, count: int, method: str) -> AbstractContextManager[None]:
@@ -141,12 +144,15 @@ class ScriptRun:
         if os.getpid() != self._pid or self._over:
             return nullcontext()
         self.spawned[method] += count
-        if self.tap is None:
+        if self._spawns:
+            to = f"{self._spawns[0]}-{len(self._spawns) + 1}"
+        elif self.tap is None:
             to = self._path()
             self._to = f"{to}-parent"  # should this process call a model later on
         else:
             to = f"{self.tap.path}-spawned"
-        return joined(to, self.options)
+        self._spawns.append(to)
+        return joined(to, self.options, count)
 
     def _open_further(self, model: Any, probes: Sequence[Probe], to: str) -> Tap:
         resume, overwrite = self.options.resume, self.options.overwrite

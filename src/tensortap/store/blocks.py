@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.reduce.statistics import BY_NAME, COUNTS, NUMBERS, STATISTICS, with_sources
-from tensortap.store.catalog import PLAIN_RECORDS, Outline, derive_missing, plain_rows
+from tensortap.reduce.statistics import BY_NAME, NUMBERS, STATISTICS, with_sources
+from tensortap.store.catalog import MOSTLY_ZERO, PLAIN_RECORDS, Outline, derive_missing, plain_rows
 from tensortap.store.filters import StepSelection, step_test
+from tensortap.store.footer import zero_columns
 from tensortap.store.schema import WORDS
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tail_reader import possible_rows
@@ -31,7 +32,7 @@ from tensortap.types import Place
 Ints = npt.NDArray[np.int64]
 S = TypeVar("S")
 T = TypeVar("T")
-_MAY_BE_ZERO: Final = frozenset((*COUNTS, "recomputed"))
+_MAY_BE_ZERO: Final = frozenset(MOSTLY_ZERO)
 _KEYS: Final = ("step", "seq", "site", "port", "slot", "op")
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
 _TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
@@ -276,18 +277,6 @@ def _cast(table: Any) -> Any:
         if field.name not in WORDS and field.type != plain:
             table = table.set_column(i, field.name, table[field.name].cast(plain))
     return table
-
-
-def zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
-    """Return the columns that are zero, or false, in every row, as far as the footer tells."""
-    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
-
-
-def _is_zero(column: Any) -> bool:
-    said = column.statistics
-    return bool(said is not None and said.has_min_max and not said.min and not said.max)
 
 
 def numbers(table: Any, name: str) -> npt.NDArray[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
@@ -14,15 +15,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.reduce.statistics import BY_NAME
+from tensortap.reduce.statistics import BY_NAME, COUNTS
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_original, check_regular, load_json
-from tensortap.store.footer import check_footer
+from tensortap.store.footer import check_footer, zero_columns
 from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
-from tensortap.store.segments import COLUMNS, FILE, ORDER, PLACE, PLACES, REPLACES, STEPS, UNREADABLE, outline
+from tensortap.store.segments import (
+    BY_PLACE,
+    COLUMNS,
+    FILE,
+    ORDER,
+    PLACE,
+    PLACES,
+    REPLACES,
+    STEPS,
+    UNREADABLE,
+    outline,
+)
 
 _RANK: Final = pa.field("rank", pa.int32())
 _TRIES: Final = 10
+MOSTLY_ZERO: Final = (*COUNTS, "recomputed")
 T = TypeVar("T")
 Steps = npt.NDArray[np.int64]
 
@@ -48,7 +61,8 @@ class Outline(NamedTuple):
     """What a segment's footer says of it.
 
     A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges. Of more
-    than two phases the first and the last in alphabetical order are known without reading rows.
+    than two phases the first and the last in alphabetical order are known without reading rows. `by_place`: rows are
+    sorted by place, and those of every (site, port, slot) are its steps, in order, once.
     """
 
     places: list[tuple[str, str, str, str, int, int]]
@@ -59,6 +73,8 @@ class Outline(NamedTuple):
     order: tuple[int, ...] = ()  # the places of each step's rows, where every step has the same in the same order
     written_as: str = ""  # the name of its file in the run when it was written; older files do not tell
     ident: str = ""  # the id in that name
+    by_place: bool = False
+    zero: frozenset[str] = frozenset()  # columns, of those that mostly are zero, that are so in every row
 
 
 class RankFiles(NamedTuple):
@@ -243,7 +259,9 @@ def _parsed(source: IO[bytes]) -> Outline:
         steps = _steps(said.get(STEPS, b"[]"), rows)
         places = _places(said.get(PLACES, b"[]"))
         order = _order(said.get(ORDER, b"[]"), len(places), rows, steps)
-        return Outline(places, steps, rows, names, _phases(file), order, written_as)
+        by_place = said.get(BY_PLACE) == b"true" and _has_every_step(places, steps)
+        zero = frozenset(zero_columns(file.metadata, MOSTLY_ZERO))
+        return Outline(places, steps, rows, names, _phases(file), order, written_as, by_place=by_place, zero=zero)
     except (ValueError, TypeError):  # what it says of itself is damaged, perhaps not its rows
         columns = [name for name in ("step", "seq", *PLACE) if name in file.schema_arrow.names]
         return tail_outline(file.read(columns))._replace(rows=rows, replaces=names, written_as=written_as)
@@ -255,7 +273,7 @@ def _steps(said: bytes, rows: int) -> list[tuple[int, int, int]]:
     for first, last, stride in ranges:
         if not all(type(n) is int for n in (first, last, stride)) or stride < 1 or not 0 <= first <= last < 1 << 62:
             raise ValueError(f"{(first, last, stride)} is not a range of steps")
-    if sum((last - first) // stride + 1 for first, last, stride in ranges) > rows:
+    if _count(ranges) > rows:
         raise ValueError("it names more steps than it has rows")
     return ranges
 
@@ -270,8 +288,19 @@ def _order_of(said: bytes) -> tuple[int, ...]:
 def _order(said: bytes, places: int, rows: int, steps: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
     """Return the order of places in each step, where the footer names one that fits its places, rows and steps."""
     order = _order_of(said)
-    count = sum((last - first) // stride + 1 for first, last, stride in steps)
-    return order if len(order) == places and len(order) * count == rows else ()
+    return order if len(order) == places and len(order) * _count(steps) == rows else ()
+
+
+def _count(steps: Sequence[tuple[int, int, int]]) -> int:
+    return sum((last - first) // stride + 1 for first, last, stride in steps)
+
+
+def _has_every_step(places: list[tuple[str, str, str, str, int, int]], steps: Sequence[tuple[int, int, int]]) -> bool:
+    """Return whether each (site, port, slot) has as many rows as there are steps."""
+    rows: Counter[tuple[str, str, str]] = Counter()
+    for site, port, slot, _, _, count in places:
+        rows[site, port, slot] += count
+    return set(rows.values()) == {_count(steps)}
 
 
 def _phases(file: Any) -> frozenset[str]:

@@ -137,7 +137,8 @@ def _fold_records(
             continue
         table = pa.concat_tables(tables.values()).sort_by(_ORDER)
         group = {name: candidates[name] for name in tables}
-        _replace(files, layout.rank_folder(found.rank), group, table, _summed(group.values()))
+        said = _summed(group.values()) | seal.says_by_place(table)
+        _replace(files, layout.rank_folder(found.rank), group, table, said)
         ready += table.num_rows
         progress(ready)
     progress(done + rows)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Final, NamedTuple
+from typing import IO, Any, Final, NamedTuple
 
 _MARK: Final = b"ttfooter"
 _CHECKSUM: Final = struct.Struct("<8sI")
@@ -38,6 +39,18 @@ def check_footer(file: IO[bytes]) -> None:
     has_checksum = len(found) == _CHECKSUM.size and found.startswith(_MARK)
     if has_checksum and _CHECKSUM.unpack(found)[1] != zlib.crc32(footer.data):
         raise ValueError("the checksum of its footer does not hold")
+
+
+def zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
+    """Return the columns that are zero, or false, in every row, as far as the footer tells."""
+    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
+
+
+def _is_zero(column: Any) -> bool:
+    said = column.statistics
+    return bool(said is not None and said.has_min_max and not said.min and not said.max)
 
 
 def _read(file: IO[bytes]) -> _Footer:

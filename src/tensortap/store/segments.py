@@ -29,6 +29,7 @@ COLUMNS: Final = b"tensortap.columns"
 STEPS: Final = b"tensortap.steps"
 ORDER: Final = b"tensortap.order"
 FILE: Final = b"tensortap.file"
+BY_PLACE: Final = b"tensortap.by_place"
 PLACE: Final = ("site", "port", "slot", "op")
 _ROW_GROUP: Final = 1 << 20
 # Splitting numbers into byte planes before zstd halves what histograms take (measured: 306 to 224 bytes a record).
@@ -128,6 +129,17 @@ def same_order(step: npt.NDArray[Any], place: npt.NDArray[Any], steps: npt.NDArr
     by_step = (step.reshape(len(steps), -1) == steps[:, None]).all()
     same = by_step and (place.reshape(len(steps), -1) == order).all() and len(np.unique(order)) == len(order)
     return order if same else None
+
+
+def says_by_place(table: Any) -> dict[bytes, bytes]:
+    """Return what the footer of rows that are sorted by place says where every place has every step once.
+
+    Those of a place with two calls in some steps do not follow each other in this way.
+    """
+    column = _plain(table["step"], np.int64)
+    steps = np.unique(column)
+    whole = bool(len(steps)) and not len(column) % len(steps) and (column.reshape(-1, len(steps)) == steps).all()
+    return {BY_PLACE: b"true"} if whole else {}
 
 
 def _places(table: Any) -> tuple[list[tuple[Any, ...]], npt.NDArray[Any]]:

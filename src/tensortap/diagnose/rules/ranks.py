@@ -34,6 +34,7 @@ def replicas_differ(history: RunHistory) -> Iterator[Finding]:
     """
     if len(history.snapshot.ranks) < 2:
         raise NoData("only one rank recorded")
+    _exchange_something(history)
     check = ReplicaCheck()
     found = [(step, one) for step, places in _steps(history, _STAGES).items() for one in check.unequal(places)]
     first = min(((step, _STAGES.index(one.place.port)) for step, one in found), default=None)
@@ -56,6 +57,12 @@ def replicas_differ(history: RunHistory) -> Iterator[Finding]:
             "Look at what this rank does alone before that step: loading, a skipped reduction, its own learning rate "
             "or seed, a stale copy, a faulty host.",
         )  # fmt: skip
+
+
+def _exchange_something(history: RunHistory) -> None:
+    """Refuse ranks that were started together and have no process group: nothing of theirs should be equal."""
+    if history.snapshot.run_json.get("independent"):
+        raise NoData("the ranks had no process group, so they are no replicas")
 
 
 def _steps(history: RunHistory, ports: Sequence[str]) -> dict[int, dict[Place, dict[int, ReplicaMark]]]:
@@ -92,6 +99,7 @@ def rank_outlier(
     mesh = mesh_of(history.snapshot.ranks, queries.shards(history.snapshot), None)
     if len(history.snapshot.ranks) < 3:
         raise NoData("it takes three ranks to tell which one is apart")
+    _exchange_something(history)
     if set(mesh.sides) == {"rank"}:
         groups = [set(group) for group in alike_at_first(_steps(history, ("param",)))]
     else:

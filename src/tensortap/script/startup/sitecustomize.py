@@ -1,7 +1,7 @@
 """Watch this process as `tensortap run` would, if TENSORTAP names a run; then run the environment's own sitecustomize.
 
 Python imports this file at its start because its folder is on PYTHONPATH. Nothing of tensortap is imported before the
-process imports PyTorch or Keras.
+process imports PyTorch, Keras or JAX.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _watch() -> None:
     here = Path(__file__).resolve()
     imports = _load(importlib.util.spec_from_file_location("_tensortap_imports", here.parent.parent / "imports.py"))
     if imports is not None:
-        for framework in ("torch", "keras"):
+        for framework in ("torch", "keras", "jax"):
             imports.after_import(framework, _begin)
 
 

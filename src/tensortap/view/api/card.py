@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.store import facts
-from tensortap.store.blocks import zero_columns
+from tensortap.store.footer import zero_columns
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.cache import SizedCache
 from tensortap.view.api.metrics import Series, series_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import NONFINITE, STATISTICS
-from tensortap.store.blocks import array_of, places_in, zero_columns
+from tensortap.store.blocks import array_of, places_in
 from tensortap.store.catalog import Outline, expanded
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple
@@ -148,11 +148,12 @@ def segment_cells(
         return None
     mixed = phase if len(outline.phases) > 1 else ""
     ordered = _ordered(outline)
+    if ordered and not mixed and (known := _told_cells(outline, ordered[0], steps)) is not None:
+        return known
     with _opened(files, name) as file:
-        zero = zero_columns(file.metadata, ["recomputed"])
         wanted = ["step", "recomputed", *(() if ordered else _WORDS), *(["phase"] if mixed else ())]
-        table = file.read([name for name in wanted if name not in zero], use_threads=False)
-    places, place = ordered or _places(table)
+        table = file.read([name for name in wanted if name not in outline.zero], use_threads=False)
+    places, place = (ordered[0], ordered[1]()) if ordered else _places(table)
     keep = pc.equal(table["phase"], phase) if mixed else None
     return _cells(table, places, place, steps, None if keep is None else array_of(keep))
 
@@ -162,9 +163,9 @@ def segment_grid(files: Files, name: str, outline: Outline, cells: FileCells, st
     if not _any_port(outline, stat):
         return None
     with _opened(files, name) as file:
-        zero = zero_columns(file.metadata, NONFINITE)
-        wanted = [*stat.columns, *NONFINITE, *(["numbers"] if stat.number else [])]
-        table = file.read([name for name in dict.fromkeys(wanted) if name not in zero], use_threads=False)
+        bad = [name for name in NONFINITE if name not in outline.zero]
+        wanted = [*stat.columns, *bad, *(["numbers"] if stat.number else [])]
+        table = file.read(list(dict.fromkeys(wanted)), use_threads=False)
     return _grid(FileColumns(table, cells.total), cells, stat)
 
 
@@ -187,16 +188,26 @@ def _any_port(outline: Outline, stat: Stat) -> bool:
     return bool(outline.rows) and (not stat.ports or any(place[1] in stat.ports for place in outline.places))
 
 
-def _ordered(outline: Outline) -> tuple[ColumnPlaces, Ints] | None:
+def _ordered(outline: Outline) -> tuple[ColumnPlaces, Callable[[], Ints]] | None:
     """Return which rows are whose where the footer tells: every step has the same, or it is sorted by place."""
     if outline.order:
         places = _places_in_order(ByIdentity(outline.places), outline.order)
-        count = outline.rows // len(outline.order)
-        return None if places is None else (places, np.tile(np.arange(len(places.triples)), count))
+        if places is None:
+            return None
+        width, count = len(places.triples), outline.rows // len(outline.order)
+        return places, lambda: np.tile(np.arange(width), count)
     if not outline.replaces:
         return None
     places, counts = _sorted_places(ByIdentity(outline.places))
-    return (places, np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
+    return (places, lambda: np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
+
+
+def _told_cells(outline: Outline, places: ColumnPlaces, steps: Ints) -> FileCells | None:
+    """Return where the rows lie, where the footer tells even that: each row is the next cell, and all count."""
+    told = (outline.order or outline.by_place) and "recomputed" in outline.zero
+    if told and len(steps) * len(places.triples) == outline.rows:
+        return FileCells(places, steps, None, None, outline.rows, by_place=not outline.order)
+    return None
 
 
 class ByIdentity(NamedTuple):

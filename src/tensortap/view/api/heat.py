@@ -105,7 +105,7 @@ def _range(
 
 
 def _columns(grid: Grid, stat: Stat) -> dict[str, npt.NDArray[Any]]:
-    value = {"mean": grid.mean, "sum": _sum(grid), "min": grid.low, "max": grid.high}[stat.fold]
+    value = _sum(grid) if stat.fold == "sum" else {"mean": grid.mean, "min": grid.low, "max": grid.high}[stat.fold]
     columns = {"value": grid.mean if value is None else value}
     if grid.low is not None and grid.high is not None and stat.fold == "mean":
         columns |= {"low": grid.low, "high": grid.high}

@@ -36,7 +36,7 @@ from tensortap.view.api.stats import STATS
 from tensortap.view.api.tensor import Entry, KeptTensorIndex, tensor
 from tensortap.view.api.tiles import LOOKED_AT, THREADS, TiledGrids
 from tensortap.view.api.timeline import phase_spans, timeline
-from tensortap.view.api.wire import Answer, ColumnAnswer, encoded
+from tensortap.view.api.wire import Answer, Buffer, ColumnAnswer, buffers
 
 _TRIES: Final = 3
 MAX_AGE: Final = 0.25  # seconds for which a snapshot of the folder is good enough
@@ -171,14 +171,24 @@ T = TypeVar("T")
 
 
 class EncodedAnswer(NamedTuple):
-    """An answer as bytes, and whether they are JSON or columns."""
+    """An answer as bytes, in one piece or several, and whether they are JSON or columns."""
 
     kind: str
-    data: bytes
+    buffers: Sequence[Buffer]
+
+    @property
+    def nbytes(self) -> int:
+        """How long it is."""
+        return sum(map(len, self.buffers))
+
+    @property
+    def data(self) -> bytes:
+        """The answer in one piece."""
+        return b"".join(self.buffers)
 
 
 def _encoded(answer: Answer) -> EncodedAnswer:
-    return EncodedAnswer("columns" if isinstance(answer, ColumnAnswer) else "json", encoded(answer))
+    return EncodedAnswer("columns" if isinstance(answer, ColumnAnswer) else "json", buffers(answer))
 
 
 class Api:
@@ -246,7 +256,7 @@ class Api:
                 return _encoded(answer(snapshots))
             # Key and answer are of the same snapshots: a run that grows meanwhile gets another key the next time.
             key = (path, str(Query(given)), *(snapshot.version for snapshot in snapshots))
-            return self.answers.get(key, lambda: _encoded(answer(snapshots)), lambda made: len(made.data))
+            return self.answers.get(key, lambda: _encoded(answer(snapshots)), lambda made: made.nbytes)
 
         return patiently(opened, remembered)
 

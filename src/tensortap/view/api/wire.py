@@ -33,27 +33,41 @@ class ColumnAnswer(NamedTuple):
 Answer = ColumnAnswer | Mapping[str, Any]
 
 
+Buffer = bytes | memoryview
+
+
 def encoded(answer: Answer) -> bytes:
     """Return an answer as it is sent."""
-    return pack(answer) if isinstance(answer, ColumnAnswer) else encode(plain(answer)).encode()
+    return b"".join(buffers(answer))
+
+
+def buffers(answer: Answer) -> list[Buffer]:
+    """Return an answer as it is sent, one piece after the other: arrays of many megabytes are not copied."""
+    return _column_buffers(answer) if isinstance(answer, ColumnAnswer) else [encode(plain(answer)).encode()]
 
 
 def pack(answer: ColumnAnswer) -> bytes:
-    """Header and arrays, each at a multiple of eight bytes.
+    """Return header and arrays, each at a multiple of eight bytes.
 
     >>> header, columns = unpack(pack(ColumnAnswer({"unit": "s"}, {"step": np.arange(3.0)})))
     >>> header["unit"], columns["step"]
     ('s', array([0., 1., 2.]))
     """
-    listed, parts, offset = [], [], 0
+    return b"".join(_column_buffers(answer))
+
+
+def _column_buffers(answer: ColumnAnswer) -> list[Buffer]:
+    listed: list[dict[str, Any]] = []
+    parts: list[Buffer] = []
+    offset = 0
     for name, column in answer.columns.items():
         column = np.ascontiguousarray(column)
         listed.append({"name": name, "dtype": _kind(column), "shape": list(column.shape), "offset": offset})
-        parts += [column.data if column.size else b"", bytes(-column.nbytes % _STEP)]
+        parts += [column.data.cast("B") if column.size else b"", bytes(-column.nbytes % _STEP)]
         offset += column.nbytes + -column.nbytes % _STEP
     header = encode(plain({**answer.header, "columns": listed})).encode()
     header += b" " * (-(4 + len(header)) % _STEP)
-    return b"".join([len(header).to_bytes(4, "little"), header, *parts])
+    return [len(header).to_bytes(4, "little") + header, *filter(len, parts)]
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, npt.NDArray[Any]]]:

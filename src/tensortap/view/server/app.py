@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tensortap.errors import NotARunError, TensortapError
-from tensortap.view.api.service import PATHS, Api
+from tensortap.view.api.service import PATHS, Api, EncodedAnswer
 from tensortap.view.server.control import PageControl
 from tensortap.view.server.events import Poller, state_of, stream
 from tensortap.view.server.launch import NOT_BUILT, STATIC, is_loopback
@@ -43,6 +43,21 @@ _HEADERS: Final = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+
+
+class BuffersResponse(Response):
+    """Sends an answer piece by piece: put together first, a heat map would be copied once more."""
+
+    def __init__(self, sent: EncodedAnswer, headers: dict[str, str]) -> None:
+        self._buffers = sent.buffers
+        super().__init__(None, headers={**headers, "Content-Length": str(sent.nbytes)}, media_type=_KINDS[sent.kind])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for buffer in self._buffers if scope["method"] != "HEAD" else ():
+            await send({"type": "http.response.body", "body": buffer, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
 
 class LocalPageMiddleware:
@@ -133,7 +148,7 @@ def _answering(api: Api, limit: CapacityLimiter) -> Callable[[Request], Awaitabl
             sent = await to_thread.run_sync(work, limiter=limit)
         except Exception as error:
             return _explained(error)
-        return Response(sent.data, headers={**_HEADERS, "Cache-Control": "no-store"}, media_type=_KINDS[sent.kind])
+        return BuffersResponse(sent, {**_HEADERS, "Cache-Control": "no-store"})
 
     return answer
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from typing import Any, Final
 
 import numpy as np
@@ -9,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import distributed
 
-from tensortap.distributed.ranks import World
+from tensortap.distributed.ranks import SPAWNED, World
 
 AVAILABLE: Final = distributed.is_available()  # whether PyTorch was built with it
 
@@ -20,10 +22,20 @@ def has_group() -> bool:
 
 
 def world() -> World | None:
-    """Return this rank and the number of ranks, once there is a process group."""
-    if not has_group():
-        return None
-    return World(distributed.get_rank(), distributed.get_world_size())
+    """Return this rank and the number of ranks, once there is a process group or in a spawned process."""
+    if has_group():
+        return World(distributed.get_rank(), distributed.get_world_size())
+    index, count = spawned_index(), os.environ.get(SPAWNED, "")
+    return World(index, int(count), independent=True) if index is not None and count.isdigit() else None
+
+
+def spawned_index() -> int | None:
+    """Return which process of `torch.multiprocessing.spawn` this is, as its function is told; None if it is none."""
+    process: Any = multiprocessing.current_process()
+    target, args = getattr(process, "_target", None), tuple(getattr(process, "_args", ()))
+    started = getattr(target, "__module__", "") == "torch.multiprocessing.spawn"
+    index: Any = args[1] if started and len(args) > 1 else None  # of (function, index, arguments, …)
+    return index if isinstance(index, int) else None
 
 
 def summed(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
