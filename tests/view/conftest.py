@@ -60,8 +60,8 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Client]]:
     """A function that serves a folder and gives a client."""
     with ExitStack() as started:
 
-        def start(folder: str | Path = tmp_path, **more: Any) -> Client:
-            return Client(*started.enter_context(served(folder, **more)))
+        def start(folder: str | Path = tmp_path, *more: Any, **named: Any) -> Client:
+            return Client(*started.enter_context(served(folder, *more, **named))[:2])
 
         yield start
 

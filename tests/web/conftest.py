@@ -23,6 +23,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 STATIC = ROOT / "src" / "tensortap" / "view" / "static"
 ARTEFACTS = HERE / "artefacts"
+AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PICTURES = bool(os.environ.get("TENSORTAP_PICTURES"))
 FAILED = pytest.StashKey[bool]()
 FLAGS = [
@@ -61,12 +62,12 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def serving() -> Callable[[Path], AbstractContextManager[str]]:
+def serving() -> Callable[..., AbstractContextManager[str]]:
     """A function that serves another folder, from this process; its address."""
 
     @contextmanager
-    def serve_here(folder: Path) -> Iterator[str]:
-        with serving_folder(folder) as started:
+    def serve_here(folder: Path, **more: Any) -> Iterator[str]:
+        with serving_folder(folder, **more) as started:
             yield started.address
 
     return serve_here
@@ -161,6 +162,24 @@ def picture() -> Callable[[Any, str], None]:
             _draw(page, name)
 
     return keep
+
+
+@pytest.fixture(scope="session")
+def violations(built: Path) -> Callable[[Any], list[Any]]:
+    """A function that returns what axe-core complains of on a page."""
+    if not AXE.exists():
+        pytest.skip("axe-core is not installed: cd web && npm ci")
+    source = AXE.read_text(encoding="utf-8")
+
+    def complaints(page: Any) -> list[Any]:
+        if not page.evaluate("'axe' in window"):
+            page.evaluate(source)
+        found: list[Any] = page.evaluate(
+            "axe.run().then((said) => said.violations.map((one) => [one.id, one.nodes[0].html]))"
+        )
+        return found
+
+    return complaints
 
 
 @pytest.fixture

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 
 sync_api = pytest.importorskip("playwright.sync_api")
-ROOT = Path(__file__).resolve().parents[2]
-AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = {
     "runs": "#/runs",
     "overview": "#/overview?run=jump",
@@ -138,7 +136,7 @@ def test_numbers_and_pictures_can_be_kept(at, heat):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_pages_fit_every_width_and_are_accessible(at, name, picture):
+def test_pages_fit_every_width_and_are_accessible(at, name, picture, violations):
     """From a phone to a wide screen nothing overflows, the room is used, and axe finds nothing, light or dark."""
     page = at(PAGES[name], size=(390, 844))
     page.locator(READY[name]).first.wait_for(state="attached")
@@ -151,12 +149,3 @@ def test_pages_fit_every_width_and_are_accessible(at, name, picture):
         picture(page, f"{name}-{width}")
         if width in (390, 2560):
             assert violations(page) == []
-
-
-def violations(page):
-    """What axe-core complains of on a page."""
-    if not AXE.exists():
-        pytest.skip("axe-core is not installed: cd web && npm ci")
-    if not page.evaluate("'axe' in window"):
-        page.evaluate(AXE.read_text())
-    return page.evaluate("axe.run().then((said) => said.violations.map((one) => [one.id, one.nodes[0].html]))")

@@ -14,7 +14,7 @@ sync_api = pytest.importorskip("playwright.sync_api")
 torch = pytest.importorskip("torch")
 
 
-def test_a_harvest_can_be_looked_at(built, visit, serving, tmp_path: Path):
+def test_a_harvest_can_be_looked_at(built, visit, serving, violations, tmp_path: Path):
     """The address of a harvest shows it at once; a dead dimension is listed, and clicking it shows its samples."""
     torch.manual_seed(0)
     layer = torch.nn.Sequential(torch.nn.Embedding(50, 24), torch.nn.Linear(24, 24))
@@ -33,3 +33,6 @@ def test_a_harvest_can_be_looked_at(built, visit, serving, tmp_path: Path):
         sync_api.expect(page.get_by_role("heading", name="What activates dimension 5 most")).to_be_visible()
         sync_api.expect(page.locator("section.panel table").last.locator("tbody tr")).to_have_count(20)
         sync_api.expect(page.locator(".harvest-bars i")).to_have_count(96)
+        assert violations(page) == []
+        page.set_viewport_size({"width": 390, "height": 844})
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -164,7 +164,7 @@ export class Chart {
           splits: (_, __, from, to) => this.ticksOf(from, to),
           values: (_, ticks) => ticks.map((tick) => this.nameOf(tick)),
         },
-        { ...line, size: gutter, space: 22, ...(log ? POWERS : {}), values: (_, ticks) => ticks.map((tick) => this.label(tick)) },
+        { ...line, size: gutter, space: 22, ...(log ? POWERS : {}), values: (_, ticks) => this.labels(ticks) },
       ],
       series: [{}, ...this.series.map((one) => drawn(one))],
       bands: this.bands(),
@@ -193,16 +193,14 @@ export class Chart {
     pen.rect(left, top, width, height);
     pen.clip();
     pen.fillStyle = NONFINITE;
-    const bad = this.bad;
-    Array.from(bad?.count ?? []).forEach((count, i) => {
+    const places = Array.from(this.bad?.x ?? [], (step) => plot.valToPos(step, "x", true));
+    Array.from(this.bad?.count ?? []).forEach((count, i) => {
       if (!(count > 0)) return;
-      const x = plot.valToPos(bad!.x[i]!, "x", true);
-      const next = bad!.x[i + 1] === undefined ? x : plot.valToPos(bad!.x[i + 1]!, "x", true);
-      const wide = Math.max(2, Math.min(next - x || 4, 24));
+      const [from, to] = around(places, i);
       pen.globalAlpha = 0.16;
-      pen.fillRect(x - wide / 2, top, wide, height);
+      pen.fillRect(from, top, to - from, height);
       pen.globalAlpha = 1;
-      pen.fillRect(x - wide / 2, top + height - 5, wide, 5);
+      pen.fillRect(from, top + height - 5, to - from, 5);
     });
     this.series.forEach((one, at) => one.quiet || this.beyond(plot, this.columns[at]!, one.colour ?? token("series")));
     pen.restore();
@@ -247,9 +245,13 @@ export class Chart {
     return this.options.xName ? this.options.xName(x) : count(Math.floor(x));
   }
 
-  private label(value: number | null): string {
-    if (value === null) return "";
-    return this.options.format ? this.options.format(value) : number(value, 3);
+  /** The names of ticks, with as many digits as tell them apart: 31.98, 32.02. */
+  private labels(ticks: readonly (number | null)[]): string[] {
+    const format = this.options.format;
+    const named = (digits: number) => ticks.map((tick) => (tick === null ? "" : format ? format(tick) : number(tick, digits)));
+    const apart = (names: string[]) => new Set(names.filter(Boolean)).size === names.filter(Boolean).length;
+    for (let digits = 3; digits < 8; digits++) if (apart(named(digits))) return named(digits);
+    return named(8);
   }
 
   private moved(): void {
@@ -300,7 +302,7 @@ export class Chart {
 
   private told(one: Series, value: number, named: boolean): HTMLElement {
     const swatch = h("i", { class: "swatch line", style: `background: ${one.colour ?? token("series")}` });
-    return h("span", {}, named ? [swatch, `${one.name} `] : null, h("b", {}, this.label(value)));
+    return h("span", {}, named ? [swatch, `${one.name} `] : null, h("b", {}, this.labels([value])[0]!));
   }
 
   private selected(plot: uPlot): void {
@@ -319,4 +321,13 @@ export class Chart {
     const { from, to } = this.span;
     this.options.zoom({ from: about - (about - from) * factor, to: about + (to - about) * factor });
   }
+}
+
+/** Where the bar of one of several places begins and ends: half-way to its neighbours, so that bars leave no slits. */
+function around(places: readonly number[], i: number): [number, number] {
+  const here = places[i]!;
+  const before = places[i - 1] ?? 2 * here - (places[i + 1] ?? here + 4);
+  const after = places[i + 1] ?? 2 * here - before;
+  const from = Math.round((before + here) / 2);
+  return [from, Math.max(from + 2, Math.round((here + after) / 2))];
 }

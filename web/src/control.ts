@@ -2,11 +2,19 @@
 
 import { fill, h } from "./dom.ts";
 
+interface Probe {
+  number: number;
+  sites: string[];
+  keep: string[];
+  when: string;
+}
+
 interface Reply {
   ok: boolean;
   said: string;
   rank?: number;
   state?: string;
+  probes?: Probe[];
 }
 
 interface Answer {
@@ -25,7 +33,10 @@ const STYLE = `
 .control input, .control select { font: inherit; min-width: 0; width: 100%; box-sizing: border-box; }
 .control .wide { flex-basis: 100%; }
 .control .steps { flex: 0 0 64px; }
-.control p { margin: 8px 0 0; overflow-wrap: anywhere; }`;
+.control p { margin: 8px 0 0; overflow-wrap: anywhere; }
+.control ul { margin: 8px 0 0; padding: 0; list-style: none; max-height: 30vh; overflow: auto; }
+.control li { display: flex; gap: 6px; justify-content: space-between; align-items: baseline; margin-top: 4px;
+  overflow-wrap: anywhere; }`;
 
 export class ControlPanel {
   private readonly said = h("p", { role: "status" }, "");
@@ -33,24 +44,34 @@ export class ControlPanel {
   private readonly keep = h("select", {}, ...["full", "stats", "histogram", "sample:256", "hash"].map(option));
   private readonly steps = h("input", { type: "number", min: 1, value: 1 });
   private readonly text = h("input", { type: "text", placeholder: "halved the rate" });
+  private readonly probes = h("ul", { "aria-label": "Probes", tabindex: 0 });
   readonly element: HTMLDetailsElement;
 
   constructor(private readonly token: string) {
     const capture = h("form", { onsubmit: (event: SubmitEvent) => this.capture(event) },
       labelled("Sites", this.sites, "wide"), labelled("Keep", this.keep), labelled("Steps", this.steps, "steps"),
-      h("button", { type: "submit" }, "Capture"));
+      h("button", { type: "submit" }, "Capture"),
+      h("button", { type: "button", onclick: () => this.add() }, "Add as probe"));
     const note = h("form", { onsubmit: (event: SubmitEvent) => this.note(event) },
       labelled("Note", this.text), h("button", { type: "submit" }, "Add"));
     const others = h("form", {}, ...["snapshot", "pause", "resume"].map((action) =>
       h("button", { type: "button", onclick: () => void this.act({ action }) }, titled(action))));
-    this.element = h("details", { class: "control" }, h("summary", {}, "Control"), capture, note, others, this.said);
+    const parts = [capture, note, others, this.probes, this.said];
+    this.element = h("details", { class: "control" }, h("summary", {}, "Control"), ...parts);
     this.element.addEventListener("toggle", () => this.element.open && void this.status());
   }
 
   private capture(event: SubmitEvent): void {
     event.preventDefault();
-    const sites = this.sites.value.split(/\s+/).filter(Boolean);
-    void this.act({ action: "capture", sites, keep: [this.keep.value], steps: Number(this.steps.value) });
+    void this.act({ action: "capture", ...this.chosen(), steps: Number(this.steps.value) });
+  }
+
+  private add(): void {
+    if (this.sites.reportValidity()) void this.act({ action: "probe add", ...this.chosen() });
+  }
+
+  private chosen() {
+    return { sites: this.sites.value.split(/\s+/).filter(Boolean), keep: [this.keep.value] };
   }
 
   private note(event: SubmitEvent): void {
@@ -59,13 +80,27 @@ export class ControlPanel {
   }
 
   private async status(): Promise<void> {
-    this.show(await this.ask(`/api/control?run=${encodeURIComponent(shownRun())}`, {}));
+    const answer = await this.ask(`/api/control?run=${encodeURIComponent(shownRun())}`, {});
+    this.show(answer);
+    this.list(answer);
+  }
+
+  /** The probes of the first rank that answers, each with a button that removes it. */
+  private list(answer: Answer): void {
+    const probes = answer.answers?.find((reply) => reply.probes)?.probes ?? [];
+    const remove = (number: number) => void this.act({ action: "probe remove", probe: number });
+    fill(this.probes, ...probes.map(({ number, sites, keep, when }) => h("li", {},
+      h("span", { title: `keep ${keep.join(", ")}, ${when}` }, `${number}: ${sites.join(", ")}`),
+      h("button", { type: "button", "aria-label": `Remove probe ${number}`, onclick: () => remove(number) }, "Remove"))));
+    this.probes.hidden = !probes.length;
   }
 
   private async act(request: Record<string, unknown>): Promise<void> {
     fill(this.said, "waits for the step to end …");
     const body = JSON.stringify({ run: shownRun(), ...request });
-    this.show(await this.ask("/api/control", { method: "POST", body }));
+    const answer = await this.ask("/api/control", { method: "POST", body });
+    if (!answer.error) await this.status();
+    this.show(answer);
   }
 
   private async ask(path: string, init: RequestInit): Promise<Answer> {
@@ -105,5 +140,5 @@ function shownRun(): string {
 /** Show the panel where the address has a token. */
 export function startControl(): void {
   const token = new URLSearchParams(location.search).get("token");
-  if (token) document.body.append(h("style", {}, STYLE), new ControlPanel(token).element);
+  if (token) document.body.append(h("style", {}, STYLE), h("aside", { "aria-label": "Control" }, new ControlPanel(token).element));
 }

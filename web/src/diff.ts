@@ -10,7 +10,7 @@ import { twoSided } from "./scales.ts";
 import { empty, failed, loading } from "./states.ts";
 import { type Rows, Table } from "./table.ts";
 import type { DiffAnswer, RunInfo, Runs } from "./types.ts";
-import type { Context, Span, View } from "./view.ts";
+import { type Context, labelOf, type Span, type View } from "./view.ts";
 
 export class DiffPage implements View {
   readonly element = h("div", { class: "page column diff" });
@@ -143,7 +143,7 @@ export class DiffPage implements View {
   private headline(answer: DiffAnswer): HTMLElement {
     const first = answer.first;
     const text = first
-      ? `They part first in ${first.site} at step ${count(first.step)}`
+      ? `They part first in ${this.named(first.site)} at step ${count(first.step)}`
       : `Same within tolerance: ${many(answer.sites, "site")}, ${many(answer.steps.length, "step")}`;
     const said = (answer.headline ?? "").replace(/^differs first in .*?: /, "");
     const notes: [string, unknown][] = [
@@ -174,12 +174,17 @@ export class DiffPage implements View {
     const row = first ? heat.sites.indexOf(first.site) : -1;
     return {
       rows: heat.sites.length,
-      name: (i) => heat.sites[i] ?? "",
+      name: (i) => this.named(heat.sites[i] ?? ""),
       line: (i) => ({ values: values[i]!, bad: null, start: 0, edges }),
       scale: twoSided(low, high),
       all,
       spot: first && row >= 0 ? { row, step: first.step } : null,
     };
+  }
+
+  /** A site as people call it: the root by its class. */
+  private named(site: string): string {
+    return labelOf(site, this.context.run);
   }
 
   private read(point: Point): string[] {
@@ -192,7 +197,7 @@ export class DiffPage implements View {
         : value > 0
           ? `${number(10 ** value)} times the tolerance`
           : `within tolerance (${number(10 ** value)} of it)`;
-    return [heat.sites[point.row] ?? "", `step ${count(heat.steps[at])}: ${told}`];
+    return [this.named(heat.sites[point.row] ?? ""), `step ${count(heat.steps[at])}: ${told}`];
   }
 
   private open(point: Point): void {

@@ -242,7 +242,7 @@ export class HarvestPage implements View {
       );
     };
     const head = h("thead", {}, h("tr", {}, HEAD.map((name) => h("th", { scope: "col" }, name))));
-    return h("table", {}, head, h("tbody", {}, this.info!.sites.map(row)));
+    return wide("Sites", h("table", {}, head, h("tbody", {}, this.info!.sites.map(row))));
   }
 
   private choosers(): HTMLElement[] {
@@ -276,9 +276,9 @@ export class HarvestPage implements View {
     }));
     return h(
       "figure",
-      { class: "chart", role: "img", "aria-label": "Histogram of all elements" },
+      { class: "chart", "aria-label": "Histogram of all elements" },
       h("div", { class: "chart-readout" }, h("span", { class: "chart-title" }, "Histogram of all elements"), h("span", { class: "quiet" }, "logarithmic")),
-      h("div", { class: "harvest-bars" }, bars),
+      h("div", { class: "harvest-bars", role: "img", "aria-label": "Histogram of all elements" }, bars),
       h("div", { class: "harvest-ends quiet" }, h("span", {}, number(head.low)), h("span", {}, number(head.high))),
       table.element,
     );
@@ -366,7 +366,7 @@ export class HarvestPage implements View {
       ? null
       : h("p", { class: "quiet" }, "With a tokenizer the text is shown: ", h("code", {}, "tensortap view ACTS --tokenizer tokenizer.json"));
     const head = h("thead", {}, h("tr", {}, names.map((name) => h("th", { scope: "col" }, name))));
-    return h("div", {}, h("table", {}, head, h("tbody", {}, body)), hint);
+    return h("div", {}, wide("Samples", h("table", {}, head, h("tbody", {}, body))), hint);
   }
 }
 
@@ -397,6 +397,11 @@ export function harvestTable(harvests: HarvestSummary[]): HTMLElement {
     "section",
     {},
     h("h2", {}, "Harvests"),
-    h("table", {}, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, harvests.map(row))),
+    wide("Harvests", h("table", {}, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, harvests.map(row)))),
   );
+}
+
+/** A table that scrolls sideways by itself where the window is narrow. */
+function wide(label: string, table: HTMLElement): HTMLElement {
+  return h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": label }, table);
 }

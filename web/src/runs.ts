@@ -44,7 +44,7 @@ export class RunsPage implements View {
       if (!harvests.length) this.nothing();
       return;
     }
-    const search = h("input", { type: "search", placeholder: "filter by name, tag, note, state, model", "aria-label": "Filter runs" });
+    const search = h("input", { type: "search", placeholder: "name, tag, note or state", "aria-label": "Filter runs" });
     search.addEventListener("input", () => {
       this.filter = search.value.trim().toLowerCase();
       this.draw();

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 import pyarrow as pa
 
 from tensortap import text
-from tensortap.sinks.plain import plain
+from tensortap.sinks.plain import PlainDict, plain
 from tensortap.text import printable
 from tensortap.types import DTYPES
 
@@ -119,9 +119,9 @@ SCHEMA: Final = pa.schema(
 )  # fmt: skip
 
 
-def pair_to_dict(pair: Pair) -> dict[str, Any]:
+def pair_to_dict(pair: Pair) -> PlainDict:
     """Return a pair as plain values, with its verdict."""
-    return plain({**asdict(pair), "differs": pair.differs})  # type: ignore[no-any-return]
+    return PlainDict({name: plain(getattr(pair, name)) for name in SCHEMA.names} | {"differs": pair.differs})
 
 
 def batch_of(pairs: Sequence[Pair]) -> Any:

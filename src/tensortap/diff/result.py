@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from tensortap import text
 from tensortap.diff.cause import Cause
 from tensortap.diff.pair import SCHEMA, SHORT, Pair, pair_to_dict
-from tensortap.sinks.plain import plain
+from tensortap.sinks.plain import PlainDict, plain
 from tensortap.store.blocks import array_of
 from tensortap.text import printable
 
@@ -42,7 +42,8 @@ class SiteDiff:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""
         first = None if self.first is None else self.first.step
-        return {"pairs": self.pairs, "differing": self.differing, "first_step": first, **pair_to_dict(self.worst)}
+        said = {"pairs": self.pairs, "differing": self.differing, "first_step": first}
+        return PlainDict(said | pair_to_dict(self.worst))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

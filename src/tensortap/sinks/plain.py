@@ -13,6 +13,14 @@ from tensortap.record.step import Record
 from tensortap.reduce.statistics import COLUMNS
 
 
+class PlainDict(dict[str, Any]):
+    """A dict that holds plain values only: `plain` leaves it as it is."""
+
+
+class PlainList(list[Any]):
+    """A list that holds plain values only: `plain` leaves it as it is."""
+
+
 def plain(value: Any) -> Any:
     """Return the value with lists for arrays and null for what is not finite.
 
@@ -22,6 +30,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
+        return value
+    if isinstance(value, (PlainDict, PlainList)):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist() if value.dtype.kind in "iub" else plain(value.tolist())

@@ -239,7 +239,7 @@ def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, col
     files = snapshot.files
     files.check(name)
     source = files.path(name) if files.local is not None else files.open(name)
-    with pq.ParquetFile(source, page_checksum_verification=True) as file:
+    with pq.ParquetFile(source, read_dictionary=list(WORDS), page_checksum_verification=True) as file:
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         ends = np.cumsum(sizes)
         group = np.searchsorted(ends, rows, "right")

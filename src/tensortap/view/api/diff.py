@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tensortap.diff.result import PairExcess
 from tensortap.diff.runs import Side, diff_snapshots
 from tensortap.errors import RunError
+from tensortap.sinks.plain import PlainList
 from tensortap.view.api.about import site_name
 from tensortap.view.api.query import Query, RequestError
 
@@ -44,12 +45,15 @@ def _heat(pairs: PairExcess, steps: Array, every: int, order: list[str]) -> dict
     numbers = sorted(present.tolist(), key=lambda i: known.get(pairs.sites[i], len(known)))
     row = np.zeros(len(pairs.sites), np.int64)
     row[numbers] = np.arange(len(numbers))
-    value = np.full((len(numbers), -(-len(steps) // every)), np.nan)
-    np.fmax.at(value, (row[pairs.site], np.searchsorted(steps, pairs.step) // every), pairs.excess)
+    width = -(-len(steps) // every)
+    value = np.full(len(numbers) * width, np.nan)
+    np.fmax.at(value, row[pairs.site] * width + np.searchsorted(steps, pairs.step) // every, pairs.excess)
+    value = value.reshape(len(numbers), width)
     sites = [pairs.sites[i] for i in numbers]
-    drawn = np.round(_log(value), _DIGITS).tolist()
+    drawn = np.round(_log(value), _DIGITS)
+    cells = PlainList(np.where(np.isnan(drawn), None, drawn).tolist())
     rows = [known.get(site, -1) for site in sites]
-    return {"sites": sites, "rows": rows, "steps": steps[::every].tolist(), "value": drawn}
+    return {"sites": sites, "rows": rows, "steps": steps[::every].tolist(), "value": cells}
 
 
 def _log(excess: Array) -> Array:

@@ -86,7 +86,7 @@ def _clause(group: Sequence[Finding], model: str) -> str:
         when = "" if step == _LATEST else f" from step {step}"
         return f"{_kind(one)}{when}, first in {_name(one.site, model)}"
     more = f" and {text.counted(len(places) - 1, 'other place')}" if len(places) > 1 else ""
-    where = f" in {_name(one.site, model)}{more}" if one.site else ""
+    where = f" in {_name(one.site, model)}{more}" if one.site and not one.site.startswith("metric ") else ""
     when = f" from step {step}" if 0 < step < _LATEST else ""
     return f"{one.rule.replace('_', ' ')}{where}{when}"
 
