@@ -12,7 +12,7 @@ from tensortap.diagnose.code_lines import with_lines
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import Looks, NoData, Rule, as_rules
 from tensortap.finding import Finding, Findings
-from tensortap.store.catalog import retry_if_moved
+from tensortap.store.files import retry_if_moved
 from tensortap.store.run import Run, open_run
 
 Rules = Iterable[Rule | Looks | str] | Rule | Looks | str | None

@@ -24,7 +24,7 @@ from tensortap.diff.tolerance import Precision, changed
 from tensortap.distributed.mesh import require_all_ranks
 from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
-from tensortap.store.catalog import retry_if_moved
+from tensortap.store.files import retry_if_moved
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
 from tensortap.store.queries import records_in, shards, table
 from tensortap.store.run import Run, open_run

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeVar
+from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,7 @@ from tensortap.store.segments import (
 )
 
 _RANK: Final = pa.field("rank", pa.int32())
-_TRIES: Final = 10
 MOSTLY_ZERO: Final = (*COUNTS, "recomputed")
-T = TypeVar("T")
 Steps = npt.NDArray[np.int64]
 
 
@@ -396,14 +394,3 @@ def tail_outline(table: Any) -> Outline:
     said = outline(table)
     phases = frozenset(pc.unique(table["phase"]).to_pylist()) if "phase" in table.column_names else frozenset[str]()
     return Outline(_places(said[PLACES]), _steps(said[STEPS], table.num_rows), table.num_rows, frozenset(), phases)
-
-
-def retry_if_moved(read: Callable[[], T]) -> T:
-    """Read again when a file was sealed or compacted away between listing and opening it."""
-    for attempt in range(_TRIES):
-        try:
-            return read()
-        except FileNotFoundError:
-            if attempt == _TRIES - 1:
-                raise
-    raise AssertionError("unreachable")

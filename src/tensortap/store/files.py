@@ -7,15 +7,18 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final, TypeVar
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from tensortap.errors import RunError
 from tensortap.store.names import hidden_name
+
+_TRIES: Final = 10
+T = TypeVar("T")
 
 
 class Files:
@@ -186,3 +189,14 @@ def _sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def retry_if_moved(read: Callable[[], T]) -> T:
+    """Read again when a file was sealed or compacted away between listing and opening it."""
+    for attempt in range(_TRIES):
+        try:
+            return read()
+        except FileNotFoundError:
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError("unreachable")

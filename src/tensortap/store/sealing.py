@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from tensortap.errors import RunError
 from tensortap.store import segments
-from tensortap.store.catalog import Catalog, RankFiles, retry_if_moved
+from tensortap.store.catalog import Catalog, RankFiles
 from tensortap.store.claim import Lock, alone, compacting
-from tensortap.store.files import Files
+from tensortap.store.files import Files, retry_if_moved
 from tensortap.store.names import LOCK, is_hidden_name, rank_folder, rank_folders, segment_id, segment_name, tail_id
 from tensortap.store.tail import Tail, remove_orphans
 from tensortap.store.tail_reader import read_tail, row_kind

@@ -23,11 +23,11 @@ from tensortap.store.catalog import (
     TensorFiles,
     expanded,
     plain_rows,
-    retry_if_moved,
     steps_by_phase,
     tail_outline,
 )
 from tensortap.store.claim import is_locked
+from tensortap.store.files import retry_if_moved
 from tensortap.store.rank_state import read_state
 from tensortap.store.tail_reader import (
     EVENT_ROWS,
