@@ -48,12 +48,12 @@ def _heat(pairs: PairExcess, steps: Array, every: int, order: list[str]) -> dict
     width = -(-len(steps) // every)
     value = np.full(len(numbers) * width, np.nan)
     np.fmax.at(value, row[pairs.site] * width + np.searchsorted(steps, pairs.step) // every, pairs.excess)
-    value = value.reshape(len(numbers), width)
     sites = [pairs.sites[i] for i in numbers]
-    drawn = np.round(_log(value), _DIGITS)
-    cells = PlainList(np.where(np.isnan(drawn), None, drawn).tolist())
+    drawn = np.round(_log(value.reshape(len(numbers), width)), _DIGITS)
+    cells = drawn.astype(object)
+    cells[np.isnan(drawn)] = None
     rows = [known.get(site, -1) for site in sites]
-    return {"sites": sites, "rows": rows, "steps": steps[::every].tolist(), "value": cells}
+    return {"sites": sites, "rows": rows, "steps": steps[::every].tolist(), "value": PlainList(cells.tolist())}
 
 
 def _log(excess: Array) -> Array:
