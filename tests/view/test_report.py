@@ -208,8 +208,8 @@ def test_without_the_extra_it_says_what_to_install(monkeypatch):
         launch.view("runs")
 
 
-# Once in two whole runs the process aborted at its end (SIGABRT); the cause is unknown. 22 interrupts beside other work,
-# with one request and with three, all ended well.
+# Once in two whole runs the process aborted at its end (SIGABRT); the cause is unknown. 22 interrupts beside other
+# work, with one request and with three, all ended well.
 @pytest.mark.thorough
 def test_the_view_command_serves_until_interrupted(run):
     """It prints the address, answers there, listens on loopback alone, and Ctrl-C ends it without a word."""
