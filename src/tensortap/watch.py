@@ -120,7 +120,9 @@ class Tap(AbstractContextManager["Tap"]):
         steps, closer = self.steps, self._closer
         steps.explicit = True
         if not metrics:
-            if closer.requested is not None or closer.asks_every_step or not self.recorder.pass_by():
+            recorder = self.recorder
+            asked = not recorder.current.idle or closer.requested is not None or closer.asks_every_step
+            if asked or not recorder.pass_by():
                 steps.finish()
             return
         numbers: dict[str, Any] = {

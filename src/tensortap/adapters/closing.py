@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tensortap.adapters.lookup import framework_named
 from tensortap.adapters.nonfinite import NonFiniteMonitor
 from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter
-from tensortap.adapters.steps import StepOver
 from tensortap.distributed.hash_board import HashBoard
 from tensortap.distributed.ranks import World
 from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing
-from tensortap.record.recorder import Recorder
+from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.record.replicas import ReplicaMonitor
 from tensortap.record.writer import Writer
 from tensortap.store.folder import RunFolder
@@ -50,10 +49,9 @@ class StepCloser:
         """What all ranks together saw in the last step that was shared."""
         return None if self._sharing is None else self._sharing.latest
 
-    def __call__(self, event: StepOver) -> None:
+    def __call__(self, step: OpenStep, metrics: Mapping[str, float]) -> None:
         """Close a step. An origin of a NaN is told when the step is safe: that may raise."""
-        begin = time.perf_counter()
-        step, recorder = event.step, self._recorder
+        begin, recorder = time.perf_counter(), self._recorder
         self._adapter.collect(step)
         if self._sharing is not None and step is recorder.current and not self.alone:
             self._sharing.share(step, recorder.names)
@@ -61,7 +59,7 @@ class StepCloser:
         origin = None if self._monitor.action is None else self._monitor.look(step, recorder.names)
         if self.requested is not None:
             self._do_requested()
-        for finished in recorder.close(event.metrics, step=step):
+        for finished in recorder.close(metrics, step=step):
             self._writer.put(finished)
         if recorder.events.waiting:
             self.write_events()

@@ -23,7 +23,7 @@ class _Silence(threading.local):
 
 
 _SILENT: Final = _Silence()
-_UNDECIDED: Final = Point(Place(""), -1, 0, 0)
+_UNDECIDED: Final = Point(Place(""), -1, 0, 0, 0)
 
 
 def tap(value: T, name: str) -> T:

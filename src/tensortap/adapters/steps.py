@@ -1,7 +1,7 @@
 """Step detectors: find where steps begin and end by the calls of what is watched, and report each step that is over.
 
     hooks of a framework ──┐
-    tap.step(), tap.span() ┴─► StepDetector ── StepOver ─► the listener (the tap's `StepCloser`)
+    tap.step(), tap.span() ┴─► StepDetector ── (step, metrics) ─► the listener (the tap's `StepCloser`)
 
 Events go one way. A detector forgets a step before it reports it, and the listener never calls back.
 """
@@ -12,19 +12,15 @@ import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import MappingProxyType
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from tensortap.record import serial
 from tensortap.record.recorder import OpenStep, Recorder
 
 NO_METRICS: Final[Mapping[str, float]] = MappingProxyType({})
 
-
-class StepOver(NamedTuple):
-    """The event: this step is over. `metrics` are what the user gave to `tap.step()`."""
-
-    step: OpenStep
-    metrics: Mapping[str, float] = NO_METRICS
+StepListener = Callable[[OpenStep, Mapping[str, float]], None]
+"""What is called when a step is over, with the step and the metrics that the user gave to `tap.step()`."""
 
 
 class ThreadState:
@@ -70,7 +66,7 @@ class StepDetector(Generic[S]):
         self.between: Callable[[], None] | None = None  # called once, as soon as no call is going on
         self.called = False  # whether the root was ever seen to be called
         self.home: int | None = None  # the thread
-        self._listener: Callable[[StepOver], None] = _ignore
+        self._listener: StepListener = _ignore
         self._new_state = state
         self._local = threading.local()
         self._home_state = state()
@@ -88,7 +84,7 @@ class StepDetector(Generic[S]):
         """Whether nothing has shown where steps begin and end."""
         return not (self.called or self.explicit)
 
-    def listen(self, listener: Callable[[StepOver], None]) -> None:
+    def listen(self, listener: StepListener) -> None:
         """Report every step that is over to this function."""
         self._listener = listener
 
@@ -141,7 +137,7 @@ class StepDetector(Generic[S]):
         """Report that a step is over, inside `serial.run`."""
         over = self.recorder.current if step is None else step
         self.forget(over)
-        self._listener(StepOver(over, metrics))
+        self._listener(over, metrics)
 
     def forget(self, step: OpenStep) -> None:
         """Reset what is known of a step."""
@@ -247,7 +243,7 @@ def run_between(detector: StepDetector[Any]) -> None:
         serial.run(act)
 
 
-def _ignore(event: StepOver) -> None:
+def _ignore(step: OpenStep, metrics: Mapping[str, float]) -> None:
     """Nobody listens: a quick look at one call, in which the user's `with` block is the step."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -26,17 +27,18 @@ class ProbeTriggers:
         self._budget = budget
         self._counters = counters
         self._metrics = _MetricCheck({name for probe in probes for name in probe.when.metrics()}, counters)
-        self._all = (1 << len(probes)) - 1
         self.keep_history = not all(probe.when.scheduled for probe in probes)  # then each has to see every step
-        # Why every step is kept, by probe; None where some trigger has to be asked.
-        self.constant: dict[int, str] | None = (
-            {i: str(probe.when) for i, probe in enumerate(probes)} if all(p.when.always for p in probes) else None
-        )
+        # Why every step is kept, by the probes that want every one; the others are asked.
+        self.always = {i: str(probe.when) for i, probe in enumerate(probes) if probe.when.always}
+        self._always = sum(1 << i for i in self.always)
+        self._others = [probe.when for probe in probes if not probe.when.always]
+        # In these steps it is known, before they come, that only the probes that want every one want them.
+        self.known = range(0) if self._others else range(sys.maxsize)
 
-    def arm(self, number: int, *, paused: bool) -> Armed:
+    def arm(self, number: int, paused: bool) -> Armed:
         """Ask every trigger about a step that is about to begin."""
-        if self.constant is not None and self._budget is None:
-            return number, 0 if paused else self._all, 0, self.histogram_probes
+        if number in self.known and self._budget is None:
+            return number, 0 if paused else self._always, 0, self.histogram_probes
         armed = maybe = 0
         for i, probe in enumerate(self._probes):
             try:
@@ -47,6 +49,8 @@ class ProbeTriggers:
             if answer is not Answer.NO:
                 armed |= 1 << i
                 maybe |= (answer is Answer.MAYBE) << i
+        if armed == self._always != 0 and not maybe and not self.keep_history:
+            self.known = range(number, number + 1 + self._unwanted_by_others(number))
         armed = 0 if paused else armed
         if self._budget is None:
             return number, armed, maybe, self.histogram_probes
@@ -55,12 +59,14 @@ class ProbeTriggers:
 
     def unwanted_after(self, number: int) -> int:
         """Return how many steps that follow a step no trigger wants, as far as that is known before them."""
-        if self.keep_history or self._budget is not None:
+        return 0 if self._always or self._budget is not None else self._unwanted_by_others(number)
+
+    def _unwanted_by_others(self, number: int) -> int:
+        if self.keep_history:
             return 0
-        triggers = [probe.when for probe in self._probes]
         try:
             for ahead in range(1, _FARTHEST):
-                if any(trigger.before(number + ahead) is not Answer.NO for trigger in triggers):
+                if any(trigger.before(number + ahead) is not Answer.NO for trigger in self._others):
                     return ahead - 1
         except Exception:  # counted when the step comes
             return 0

@@ -5,7 +5,8 @@ The kernels write rows through the addresses in `header`. Memory grows by doubli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -41,12 +42,18 @@ ROWS, ROW_CAPACITY, HIST, HIST_CAPACITY, DIMS, DIMS_CAPACITY, NONFINITE_ROWS, FI
 
 
 class Columns:
-    """Rows as columns of arrays, with room for more.
+    """Rows as columns of arrays, with room for `capacity` of them.
 
     >>> columns = Columns(rows=8, hist=8, dims=8, keys=8)
     >>> columns.rows, len(columns.columns["mean"])
     (0, 8)
     """
+
+    settle: Callable[[int], bool]
+    """Write the step's number into all rows; return whether the last step had the same, but for their values."""
+
+    reopen: Callable[[int, int], None]
+    """`reopen(time, hash_probes)`: forget all rows and take others. A time of 0 has the kernel read the clock."""
 
     def __init__(self, rows: int, hist: int, dims: int, keys: int) -> None:
         self.header = np.zeros(kernels.HEADER_LENGTH, np.int64)
@@ -56,6 +63,7 @@ class Columns:
         self.columns: dict[str, Array] = {}
         self.generation = 0
         self.allocated = 0
+        self.capacity = 0
         self.allocate(rows, hist, dims, keys)
 
     @property
@@ -74,10 +82,15 @@ class Columns:
         except KeyError:
             raise AttributeError(name) from None
 
-    def settle(self, step: int) -> bool:
-        """Write the step's number into all rows; return whether the last step had the same, but for their values."""
-        if kernels.settle is not None:
-            return bool(kernels.settle(self.bound, self._settling_at, step))
+    def _reopen(self, time: int, hash_probes: int) -> None:
+        counts = self._counts
+        counts[ROW_CAPACITY] = 0
+        counts[ROWS] = counts[HIST] = counts[DIMS] = counts[NONFINITE_ROWS] = 0
+        counts[FIXED_TIME], counts[HASH_PROBES] = time, hash_probes
+        self.columns["calls"].fill(0)
+        counts[ROW_CAPACITY] = self.capacity
+
+    def _settle(self, step: int) -> bool:
         rows, columns = self.rows, self.columns
         columns["step"][:rows] = step
         names = ("key", "probes", "recomputed")
@@ -118,7 +131,12 @@ class Columns:
         self.bound = kernels.bind(self)
         columns = ("step", "key_before", "probes_before", "recomputed_before")
         self._settling = np.array([*(self.columns[name].ctypes.data for name in columns), -1], np.int64)
-        self._settling_at = self._settling.ctypes.data
+        self.capacity = rows
+        if kernels.settle is None or kernels.reopen is None:
+            self.settle, self.reopen = self._settle, self._reopen
+        else:  # called in every step: what C is given is put together once
+            self.settle = functools.partial(kernels.settle, self.bound, self._settling.ctypes.data)
+            self.reopen = functools.partial(kernels.reopen, self.bound, rows)
         self.allocated = sum(array.nbytes for array in self.columns.values())
         self.generation += 1
         self.header[[HIST_CAPACITY, DIMS_CAPACITY, KEY_CAPACITY]] = hist, dims, keys

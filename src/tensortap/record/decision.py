@@ -27,20 +27,23 @@ class StepDecision:
     def __init__(
         self, probes: Sequence[Probe], names: Names, lookback: LookBack, reuse: Callable[[StepTable], None]
     ) -> None:
-        self._count = len(probes)
-        self._all_probes = (1 << self._count) - 1
+        self._all_probes = (1 << len(probes)) - 1
         self._lookback = lookback
         self._reuse = reuse
         self._rows = _RowFinisher(probes, names)
 
-    def decide(self, step: Step, maybe: int, reasons: Mapping[int, str]) -> list[Step]:
+    def decide(self, step: Step, armed: int, maybe: int, reasons: Mapping[int, str]) -> list[Step]:
         """Return what is to be written now, oldest first: look-back steps, then this one.
 
-        `maybe` are the probes that could not say before the step whether they want it; `reasons` has those that do.
+        `armed` are the probes that its rows are of, `maybe` those of them that could not say before the step whether
+        they want it; `reasons` has those that do.
         """
-        fired = self._all_probes if len(reasons) == self._count else sum(1 << i for i in reasons)
-        if fired == self._all_probes and not self._lookback.steps and step.table.rows:
-            self._rows.finish(step, fired, 0, reasons)
+        fired = 0
+        for i in reasons:
+            fired |= 1 << i
+        all_wanted = fired == self._all_probes or not (maybe or armed & ~fired)
+        if all_wanted and fired and not self._lookback.steps and step.table.rows:
+            self._rows.finish_rows(step, fired, 0, reasons)
             return [step]
         for table in self._lookback.expire(step.number):
             self._reuse(table)
@@ -76,9 +79,11 @@ class _RowFinisher:
         self._quantiles = [(1 << i, probe.quantiles) for i, probe in enumerate(probes) if probe.quantiles]
 
     def finish(self, step: Step, fired: int, waiting: int, reasons: Mapping[int, str], prefix: str = "") -> None:
+        if step.table.rows:
+            self.finish_rows(step, fired, waiting, reasons, prefix)
+
+    def finish_rows(self, step: Step, fired: int, waiting: int, reasons: Mapping[int, str], prefix: str = "") -> None:
         table = step.table
-        if not table.rows:
-            return
         filled = (fired, step.phase, prefix, reasons)
         table.same = table.settle(step.number) and table.filled == filled  # mostly they are
         if not table.same:

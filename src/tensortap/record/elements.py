@@ -14,7 +14,7 @@ from tensortap.record.open_step import Point
 from tensortap.record.pending import HostCopy
 from tensortap.record.table import Kept, StepTable, Value
 from tensortap.reduce.buffers import array_of, buffer_of, view_of
-from tensortap.reduce.reducers import Keeper
+from tensortap.reduce.reducers import Full, Keeper
 from tensortap.select.probes import Probe
 from tensortap.types import Buffer
 
@@ -34,6 +34,7 @@ class ElementReducers:
         self._reducers = [entry for entry in reducers if entry[1] or entry[2]]
         self._counters = counters
         self.probes = sum(bit for bit, _, _ in self._reducers)
+        self.whole = sum(bit for bit, keepers, customs in self._reducers if keepers == (Full(),) and not customs)
         self.with_functions = sum(bit for bit, _, customs in self._reducers if customs)
 
     def keep(self, table: StepTable, row: int, point: Point, armed: int, buffer: Buffer, value: Any) -> None:

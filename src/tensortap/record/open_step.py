@@ -12,13 +12,14 @@ from tensortap.types import Place
 class Point:
     """One place to observe: its number in the run, and the probes (as bits) that matched it, decided once."""
 
-    __slots__ = ("keeping", "key", "place", "probes", "text")
+    __slots__ = ("keeping", "key", "place", "probes", "text", "whole")
 
-    def __init__(self, place: Place, key: int, probes: int, keeping: int) -> None:
+    def __init__(self, place: Place, key: int, probes: int, keeping: int, whole: int) -> None:
         self.place = place
         self.key = key
         self.probes = probes
         self.keeping = keeping  # those of the probes that keep elements or call the user's functions
+        self.whole = whole  # those of them that keep the whole tensor and nothing else of it
         self.text = str(place)
 
 

@@ -94,16 +94,19 @@ class Recorder:
         with self._lock:
             known = self._points.get((place, probes))
             if known is None:
-                known = Point(place, self.names.key(place), probes, probes & self.elements.probes)
+                elements = self.elements
+                keeping, whole = probes & elements.probes, probes & elements.whole
+                known = Point(place, self.names.key(place), probes, keeping, whole)
                 self._points[place, probes] = known
             return known
 
     def open(self, phase: str = "") -> OpenStep:
         """Begin a step: ask every trigger before any data is touched. While muted, no probe wants it."""
-        step = self._open(phase)
-        if self.muted:
-            step.armed = 0
-        return step
+        with self._lock:
+            step = self._open(phase)
+            if self.muted:
+                step.armed = 0
+            return step
 
     def observe(
         self, point: Point, buffer: Buffer, value: Any = None, *, recomputed: bool = False, step: OpenStep | None = None
@@ -129,7 +132,7 @@ class Recorder:
     def restart(self, step: OpenStep) -> None:
         """Forget what an open step has recorded so far."""
         with self._lock:
-            step.table.reset(_microseconds(self._clock))
+            step.table.reset(0 if self._clock is None else _microseconds(self._clock))
             step.origin = None
             step.calls.clear()
 
@@ -175,7 +178,7 @@ class Recorder:
             if step.table.rows:
                 step.number = number
             else:
-                step.begin(self._triggers.arm(number, paused=self.paused))
+                step.begin(self._triggers.arm(number, self.paused))
                 self._mute_again()
             step.phase = phase
             return True
@@ -199,7 +202,7 @@ class Recorder:
                 triggers = self._triggers
                 if triggers.keep_history:
                     triggers.fired(closing.number, _NOTHING_SEEN)
-                closing.begin(triggers.arm(self._numbers.take(), paused=self.paused))
+                closing.begin(triggers.arm(self._numbers.take(), self.paused))
                 self._unwanted = triggers.unwanted_after(closing.number) if closing.idle else 0
                 if self._armed_before_mute is not None:
                     self._mute_again()
@@ -227,11 +230,10 @@ class Recorder:
             self._spare.append(step.table)
 
     def _open(self, phase: str = "") -> OpenStep:
-        with self._lock:
-            self._unwanted = 0  # it takes a number
-            table = self._spare.pop() if self._spare else StepTable()
-            table.reset(_microseconds(self._clock), self.hash_probes)
-            return OpenStep(table, self._triggers.arm(self._numbers.take(phase), paused=self.paused))
+        self._unwanted = 0  # it takes a number
+        table = self._spare.pop() if self._spare else StepTable()
+        table.reset(0 if self._clock is None else _microseconds(self._clock), self.hash_probes)
+        return OpenStep(table, self._triggers.arm(self._numbers.take(phase), self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
         # It stays armed: a tensor that comes now, from another thread or a signal handler, is refused and counted.
@@ -241,8 +243,8 @@ class Recorder:
         if table.pending:
             table.start_copies()
         triggers = self._triggers
-        reasons = triggers.constant
-        if reasons is None:
+        reasons = triggers.always
+        if closing.number not in triggers.known:
             reasons = triggers.fired(closing.number, _outcome(metrics, closing, self.names, self.replicas))
             triggers.check_metrics(metrics)
         if closing is self.current:
@@ -263,15 +265,15 @@ class Recorder:
             owner=closing.owner,
             numbered_by_phase=self._numbers.by_phase,
         )
-        return self._decision.decide(step, closing.maybe, reasons)
+        return self._decision.decide(step, closing.armed, closing.maybe, reasons)
 
     def _mute_again(self) -> None:
         if self._armed_before_mute is not None:
             self._armed_before_mute, self.current.armed = self.current.armed, 0
 
 
-def _microseconds(clock: Callable[[], float] | None) -> int:
-    return int(clock() * 1e6) if clock else 0  # 0: the kernel reads the clock for each row
+def _microseconds(clock: Callable[[], float]) -> int:
+    return int(clock() * 1e6)
 
 
 class _LazyOutcome(StepOutcome):

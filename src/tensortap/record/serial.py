@@ -37,16 +37,16 @@ def run(call: Callable[..., None], *args: Any) -> None:
     try:
         call(*args)
     finally:
-        _end(deferred)
+        here.calls = None
+        if deferred:  # asked for only now: a handler may have come just before the line above
+            _make_deferred(deferred)
 
 
-def _end(deferred: list[Callable[[], None]]) -> None:
-    while True:
+def _make_deferred(deferred: list[Callable[[], None]]) -> None:
+    while deferred:
+        _DEFERRED.calls = deferred
         try:
             while deferred:
                 deferred.pop(0)()
         finally:
             _DEFERRED.calls = None
-        if not deferred:  # a handler may have come between the last look and the line above
-            return
-        _DEFERRED.calls = deferred

@@ -47,11 +47,17 @@ class GuardedSinks:
 
     def append(self, step: Step) -> list[Sink]:
         """Give a closed step to the journals; return the sinks that have more to do with it on the thread."""
-        pending = step.pending  # then journals have to wait for its values, which the thread does
         later: list[Sink] = []
-        for sink in self.journals:
-            if pending or self._append(sink, step):
-                later.append(sink)
+        if step.table.pending or (step.metrics and step.pending):
+            later += self.journals  # they have to wait for its values, which the thread does
+        else:
+            for sink in self.journals:
+                try:
+                    if sink.append(step):
+                        later.append(sink)
+                except Exception as error:
+                    self.lose(step)
+                    self._counters.failed("sink_errors", _name(sink), error)
         if self.others and (step.table.rows or step.metrics):
             later += self.others
         return later
@@ -99,14 +105,6 @@ class GuardedSinks:
                 self._counters.note(count, what, error)
             if self._counters.strict and self.error is None:
                 self.error = error
-            return False
-
-    def _append(self, sink: Journal, step: Step) -> bool:
-        try:
-            return sink.append(step)
-        except Exception as error:
-            self.lose(step)
-            self._counters.failed("sink_errors", _name(sink), error)
             return False
 
     def _append_pending(self, sink: Journal, step: Step) -> bool:

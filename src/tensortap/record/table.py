@@ -9,15 +9,17 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tensortap.distributed.shards import Shard
-from tensortap.record.columns import DIMS, FIXED_TIME, HASH_PROBES, HIST, NONFINITE_ROWS, ROW_CAPACITY, ROWS, Columns
+from tensortap.record.columns import HASH_PROBES, ROW_CAPACITY, Columns
 from tensortap.record.pending import HostCopy, PendingRows
 from tensortap.reduce import kernel as kernels
+from tensortap.reduce.buffers import NUMPY_DTYPES
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.types import PHASES, Place
 
@@ -66,6 +68,7 @@ class StepTable(Columns):
 
     def __init__(self, rows: int = 256, hist: int = 0, dims: int = 1024, keys: int = 256) -> None:
         self.tensors: list[Kept] = []
+        self.whole: list[tuple[int, int, bytearray, int, tuple[int, ...]]] = []  # kept by C, as csrc/hook.h has it
         self.values: list[Value] = []
         self.pending: list[PendingRows] = []
         self.when_copied: list[Callable[[], None]] = []
@@ -154,22 +157,18 @@ class StepTable(Columns):
         with self._lock:  # a step closes often: without `_alone`, whose context manager costs more than this
             self._closed = True
             self._counts[ROW_CAPACITY] = 0
+            if self.whole:
+                self._take_whole()
 
     def reset(self, time: int = 0, hash_probes: int | None = None) -> None:
         """Forget all rows and take new ones; keep the memory. `hash_probes` ask for the content hash, or as before."""
-        counts = self._counts
         with self._lock:
-            counts[ROW_CAPACITY] = 0
+            self._counts[ROW_CAPACITY] = 0
             self.epoch += 1
-            counts[ROWS] = counts[HIST] = counts[DIMS] = counts[NONFINITE_ROWS] = 0
-            counts[FIXED_TIME] = time
-            if hash_probes is not None:
-                counts[HASH_PROBES] = hash_probes
-            self.columns["calls"].fill(0)
-            self.tensors, self.values = [], []
+            self.tensors, self.values, self.whole = [], [], []
             self.pending, self.when_copied = [], []
             self._closed = False
-            counts[ROW_CAPACITY] = len(self.columns["key"])
+            self.reopen(time, self._counts[HASH_PROBES] if hash_probes is None else hash_probes)
 
     def take(self, rows: npt.NDArray[np.intp]) -> StepTable:
         """A table of its own with the chosen rows and what was kept of them."""
@@ -188,6 +187,15 @@ class StepTable(Columns):
         self.record_tensor = functools.partial(kernels.record_tensor, self.bound)
         self._commit = self._one_by_one(kernels.commit)
 
+    def _take_whole(self) -> None:
+        """Put the tensors that C has copied among the others, in the order of their rows."""
+        kept = [
+            Kept(row, "full", np.ndarray(shape, NUMPY_DTYPES[dtype], data), probe)
+            for row, probe, data, dtype, shape in self.whole
+        ]
+        self.whole = []
+        self.tensors = sorted([*self.tensors, *kept], key=itemgetter(0)) if self.tensors else kept
+
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """While this lasts, no other thread writes a row."""
@@ -198,7 +206,7 @@ class StepTable(Columns):
                 yield
             finally:
                 self._busy = False
-                self.header[ROW_CAPACITY] = 0 if self._closed else len(self.columns["key"])
+                self.header[ROW_CAPACITY] = 0 if self._closed else self.capacity
 
     def _with_room(self, write: Callable[[], int], key: int, dims: int, hist: int) -> int:
         """The number of a row that is written, once there is room for it; −1 when the table is closed."""

@@ -118,7 +118,7 @@ else:
 """The base class of hooks that C answers as far as it can. See csrc/hook.h.
 
 `connect(reader, python, position)` says what to ask, what to call where C gives up, and where among a call's arguments
-the tensor is; `use_point(key, probes, keeping)` says how it is recorded.
+the tensor is; `use_point(key, probes, keeping, whole)` says how it is recorded.
 `Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder)` is what they ask; without C None.
 """
 
@@ -172,6 +172,9 @@ settle = None if ACTIVE == "numpy" else getattr(_kernel, "settle", None)
 
 charge = None if ACTIVE == "numpy" else getattr(_kernel, "charge", None)
 """`charge(bound, totals_address, length, around) -> seconds`: add up what rows cost by key; None without C."""
+
+reopen = None if ACTIVE == "numpy" else getattr(_kernel, "reopen", None)
+"""`reopen(bound, capacity, time, hash_probes)`: forget all rows of a table and take others; None without C."""
 
 xla = None if ACTIVE == "numpy" else _kernel.xla
 """`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""

@@ -240,7 +240,7 @@ class NativeHook:
     def connect(self, reader: object, python: object, position: int) -> None:
         """Do nothing."""
 
-    def use_point(self, key: int, probes: int, keeping: int) -> None:
+    def use_point(self, key: int, probes: int, keeping: int, whole: int) -> None:
         """Do nothing."""
 
 

@@ -202,7 +202,7 @@ class RunFolder:
                 self.counters.add("dropped_events", len(events))
                 return
             try:
-                self._tail("events").append(event_batch(events))
+                (self._tails.get("events") or self._begin("events")).append(event_batch(events))
             except (OSError, pa.ArrowException):
                 self._abandon()
                 raise
@@ -257,14 +257,15 @@ class RunFolder:
                 state.lines = step.names.lines
             if len(step.names.parts) != state.parts or step.numbered_by_phase:
                 state.note_layout(step.names.parts, step.phase if step.numbered_by_phase else None)
-            self._batches.append(self._tail("records"), step)
+            self._batches.append(self._tails.get("records") or self._begin("records"), step, rows)
         state.count_step(step.number, rows)
 
     def _append_metrics(self, step: Step) -> None:
         if step.metrics and not step.tensors_only:
-            self._metrics.append(self._tail("metrics"), step)
+            self._metrics.append(self._tails.get("metrics") or self._begin("metrics"), step)
         if step.labels and not step.tensors_only:
-            self._tail("metrics").append(self._metrics.of_labels(step.number, step.time, step.labels, step.phase))
+            tail = self._tails.get("metrics") or self._begin("metrics")
+            tail.append(self._metrics.of_labels(step.number, step.time, step.labels, step.phase))
 
     def _append_tensors(self, step: Step) -> bool:
         """Small tensors ride in a tail of their own. False when they are left to the thread."""
@@ -277,10 +278,7 @@ class RunFolder:
             self._tails.append_to_another(step, layout)
         return True
 
-    def _tail(self, what: str) -> Tail:
-        known = self._tails.get(what)
-        if known is not None:
-            return known
+    def _begin(self, what: str) -> Tail:
         self._look_after()
         return self._tails.begin(what)
 

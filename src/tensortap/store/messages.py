@@ -7,6 +7,7 @@ schema's. So Arrow makes it once for each table, and in every step only the leng
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
@@ -68,20 +69,18 @@ def record_writer(table: StepTable, batch: Any) -> RowWriter | None:
     if (layout.nodes, layout.buffers) != (len(nodes), buffers):
         return None
     plan = np.array([*layout.positions, len(nodes), *(number for node in nodes for number in _plan(node))], np.int64)
-    return _RecordWriter(kernels.append_rows, table, plan, layout.metadata)
+    return _RecordWriter(plan, table.columns, kernels.append_rows, table.bound, plan.ctypes.data, layout.metadata)
 
 
-class _RecordWriter:
-    """Keeps the arrays whose addresses are in the plan."""
+class _RecordWriter(functools.partial[int]):
+    """A call of C, in every step. It keeps the arrays whose addresses are in the plan."""
 
-    __slots__ = ("_columns", "_given", "_plan", "_write")
+    _kept: tuple[Any, ...]
 
-    def __init__(self, write: Callable[..., int], table: StepTable, plan: Array, metadata: bytes) -> None:
-        self._write, self._plan, self._columns = write, plan, table.columns
-        self._given = (table.bound, plan.ctypes.data, metadata)
-
-    def __call__(self, into: bytearray, file: int) -> int:
-        return self._write(*self._given, into, file)
+    def __new__(cls, plan: Array, columns: dict[str, Array], write: Callable[..., int], *given: Any) -> _RecordWriter:
+        made = super().__new__(cls, write, *given)
+        made._kept = (plan, columns)
+        return made
 
 
 def _plan(node: _Node) -> list[int]:

@@ -74,9 +74,10 @@ WORDS: Final = ("phase", "site", "port", "slot", "op", "dtype", "reason")
 
 
 class _BoundTable(NamedTuple):
-    """What was made for a table, while its memory and the words are as they were: `version` says so."""
+    """What was made for a table, while its memory and the words are as they were: `generation` and `words` say so."""
 
-    version: tuple[int, int]
+    generation: int
+    words: int
     batch: Any
     write: RowWriter | None
 
@@ -106,23 +107,25 @@ class Batches:
         write(self._message, -1)
         return self._message
 
-    def append(self, tail: Tail, step: Step) -> None:
-        """Append the rows of a step to a tail: as a message when the tail has all words already."""
+    def append(self, tail: Tail, step: Step, rows: int) -> None:
+        """Append the rows of a step, so many, to a tail: as a message when the tail has all words already."""
         table, words = step.table, self._names.size
-        write = self._bind(table).write if tail.vocabulary == words and not table.values else None
-        if write is None:
+        known: _BoundTable | None = table.derived.get(self)
+        if known is None or known.generation != table.generation or known.words != words:
+            known = self._bind(table)
+        if known.write is None or table.values or tail.vocabulary != words:
             tail.append(self.of(step), words)
         else:
-            tail.append_rows(write, self._message, table.rows)
+            tail.append_rows(known.write, self._message, rows)
 
     def _bind(self, table: StepTable) -> _BoundTable:
-        version = (table.generation, self._names.size)
-        known: _BoundTable | None = table.derived.get(self)
-        if known is None or known.version != version:
-            arrays = [self._array(table, field) for field in RECORDS]
-            batch = pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
-            known = table.derived[self] = _BoundTable(version, batch, record_writer(table, batch))
-        return known
+        words, known = self._names.size, table.derived.get(self)
+        if isinstance(known, _BoundTable) and (known.generation, known.words) == (table.generation, words):
+            return known
+        arrays = [self._array(table, field) for field in RECORDS]
+        batch = pa.RecordBatch.from_arrays(arrays, schema=RECORDS)
+        bound = table.derived[self] = _BoundTable(table.generation, words, batch, record_writer(table, batch))
+        return bound
 
     def _array(self, table: StepTable, field: Any) -> Any:
         columns, capacity = table.columns, len(table.columns["key"])

@@ -34,6 +34,7 @@ class Tail:
         self.path = path
         self.opened = now
         self.rows = 0
+        self.size = 0  # bytes in its files
         self.vocabulary = -1  # how many words the stream has, once a batch is in it
         self._file = TailFile(path)
         self._checks = TailFile(checks_path(path))
@@ -42,6 +43,7 @@ class Tail:
         self._checked = 0
         self._check_lock = threading.Lock()
         self._buffer.flush()
+        self.size = self._file.size
 
     def append(self, batch: Any, vocabulary: int = -1) -> None:
         """Write one batch. Its checksum follows on the thread: after a kill the last batches are read without.
@@ -60,20 +62,18 @@ class Tail:
 
     def append_rows(self, write: Callable[[bytearray, int], int], into: bytearray, rows: int) -> None:
         """Write one batch by a function that makes its message in `into` and writes it to a file."""
-        self._file.write_by(write, into)
+        file = self._file
+        file.write_by(write, into)
         self.rows += rows
-        if self._file.size - self._checked > _PENDING_BYTES:
+        self.size = file.size
+        if self.size - self._checked > _PENDING_BYTES:
             self.write_checks()
 
     def _appended(self, rows: int) -> None:
         self.rows += rows
-        if self._file.size - self._checked > _PENDING_BYTES:
+        self.size = self._file.size
+        if self.size - self._checked > _PENDING_BYTES:
             self.write_checks()
-
-    @property
-    def size(self) -> int:
-        """Return how many bytes it has."""
-        return self._file.size
 
     def sync(self) -> None:
         """Have the operating system write it to the disk. Any thread may: it does not touch the open file."""

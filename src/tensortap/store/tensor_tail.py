@@ -114,11 +114,6 @@ class TensorTail(Tail):
         self._data = TailFile(data_path(path), room)
         self._free = room - header_bound([])
 
-    @property
-    def size(self) -> int:
-        """Return how many bytes it has."""
-        return super().size + self._data.size
-
     def append_tensors(self, step: Step, layout: TensorLayout) -> bool:
         """Append the tensors of a step; False, with nothing written, when the header has no room for them."""
         if self._free < layout.bound:
@@ -131,6 +126,7 @@ class TensorTail(Tail):
             self.append_message(message, len(raw))
         else:  # Arrow begins a stream with the schema
             self.append(batch_of_message(message))
+        self.size += self._data.size
         return True
 
     def more_room(self) -> int:

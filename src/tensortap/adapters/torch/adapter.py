@@ -163,7 +163,9 @@ class TorchAdapter(Adapter):
             return
         if step is self._recorder.current:
             self._parameters.record_rest(step)
-        self._hooks.collect(step)
+        origins = self._hooks.placement.origins
+        if origins is not None:  # of a non-finite value, known only now
+            origins.collect(step)
         if not self._observer.leaves:
             return
         done = [leaf for leaf in self._observer.leaves if leaf.step is step]

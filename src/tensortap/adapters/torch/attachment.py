@@ -32,7 +32,6 @@ from tensortap.adapters.torch.ops.hooks import place_hooks
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
 from tensortap.adapters.torch.ops.visibility import COMPILED
 from tensortap.adapters.torch.steps import TorchStepDetector
-from tensortap.record.recorder import OpenStep
 
 
 class ModelHooks:
@@ -137,11 +136,6 @@ class ModelHooks:
         if self.compile_status.compiled:
             self._reset_compiled()
         self.compile_status.release()
-
-    def collect(self, step: OpenStep) -> None:
-        """Before a step closes: name the origin of a non-finite value that is known only now."""
-        if self.placement.origins is not None:
-            self.placement.origins.collect(step)
 
     def unseen(self, names: dict[str, str]) -> dict[str, str]:
         """Return what was wanted but never observed, each with the reason; `names` may mean operations instead."""

@@ -143,9 +143,10 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     def forget(self, step: OpenStep) -> None:
         """Reset what is known of a step."""
         if step is self.recorder.current:
-            state, home = self._state(), self._home_state
+            home = self._home_state
             home.reset()
-            if state is not home:
+            state: TorchThreadState | None = getattr(self._local, "state", None)
+            if state is not None and state is not home:
                 state.optimizers.clear()
         else:
             super().forget(step)

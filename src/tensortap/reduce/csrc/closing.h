@@ -1,4 +1,4 @@
-/* What is done with all rows of a table when its step closes. */
+/* What is done with all rows of a table when its step closes, and with an empty one when another begins. */
 
 enum { STEP_AT, KEYS_AT, PROBES_AT, RECOMPUTED_AT, ROWS_THEN };
 
@@ -61,4 +61,25 @@ static PyObject *py_charge(PyObject *module, PyObject *const *args, Py_ssize_t c
         sum += seconds;
     }
     return PyFloat_FromDouble(sum);
+}
+
+/* Forget all rows, and take as many as there is room for. The capacity comes last: by it other threads know. */
+static PyObject *py_reopen(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    (void)module;
+    if (expect("reopen(layout_address, capacity, time, hash_probes)", count, 4))
+        return NULL;
+    int64_t *header = PyLong_AsVoidPtr(args[0]);
+    const int64_t capacity = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[1]);
+    const int64_t time = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
+    const uint64_t hashed = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLongMask(args[3]);
+    if (PyErr_Occurred())
+        return NULL;
+    header[ROW_CAPACITY] = 0;
+    header[ROWS] = header[HIST] = header[DIMS] = header[NONFINITE] = 0;
+    header[FIXED_TIME] = time;
+    header[HASH_PROBES] = (int64_t)hashed;
+    memset(COLUMN(int32_t, CALLS), 0, 2 * (size_t)header[KEY_CAPACITY] * sizeof(int32_t));
+    header[ROW_CAPACITY] = capacity;
+    Py_RETURN_NONE;
 }

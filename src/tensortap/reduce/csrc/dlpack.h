@@ -57,12 +57,15 @@ static int dl_dtype(const DLTensor *t)
     return -1;
 }
 
-/* One dense run on the host, with elements. Single elements are left to Python: they may be lazily negated. */
+/* One dense run on the host, with elements. Left to Python are single elements, which may be lazily negated, and complex
+ * numbers, which may be lazily conjugated. */
 static int dl_plan(const DLTensor *t, Plan *p, int64_t *dims)
 {
     int64_t step = 1;
     const int dtype = dl_dtype(t);
-    if (t->device_type != DL_CPU || dtype < 0 || t->ndim < 1 || t->ndim > MAX_DIMS || t->shape[t->ndim - 1] == 1)
+    if (t->device_type != DL_CPU || dtype < 0 || dtype == C64 || dtype == C128)
+        return -1;
+    if (t->ndim < 1 || t->ndim > MAX_DIMS || t->shape[t->ndim - 1] == 1)
         return -1;
     for (int i = t->ndim - 1; i >= 0; i--) {
         if (t->shape[i] < 1 || (t->strides && t->shape[i] != 1 && t->strides[i] != step))

@@ -4,7 +4,8 @@
  *     is at work. It is made anew for each tap and has no state but the address of the step it saw last.
  * NativeHook: the base class of the hooks in adapters/torch. Called, it records one tensor and returns None. Whatever it
  *     cannot decide (subclasses, other devices, kept elements, a full table, tracing, compiling) goes to the Python method
- *     that the class shows as its `__call__`, which does all of it again: nothing is half done by then.
+ *     that the class shows as its `__call__`, which does all of it again: nothing is half done by then. Of kept elements
+ *     whole tensors are copied here: (row, probe, bytes, dtype, shape) in the list `whole` of the step's table.
  *
  * Errors of the short way are dropped for the same reason: the long way meets them again and counts them. */
 
@@ -22,13 +23,13 @@ typedef struct {
     PyObject *python;
     int position; /* of what it records: 0 a node's gradients, 1 a module's arguments, 2 its output */
     int64_t key; /* -1 until the first tensor has made the point */
-    uint64_t probes, keeping;
+    uint64_t probes, keeping, whole;
 } NativeHook;
 
 enum { LEAVE = -1, NOTHING, RECORD }; /* leave it to Python, nothing to do, record it */
 
 static struct {
-    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *bound, *closed, *step, *call, *index;
+    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *whole, *bound, *closed, *step, *call, *index;
 } names;
 static PyTypeObject *reader_type, *hook_type;
 
@@ -89,7 +90,7 @@ static int may_read(const Reader *r)
     return PyDict_GetItemWithError(r->compiler, names.is_compiling) == Py_False && returns_none(r->tracing) == 1;
 }
 
-/* Whether a step wants a point, and what the row is to be. */
+/* Whether a step wants a point, and what the row is to be. One probe may want the whole tensor. */
 static int aim(Reader *r, const NativeHook *hook, PyObject *step, Target *t)
 {
     uint64_t armed, hist;
@@ -98,7 +99,8 @@ static int aim(Reader *r, const NativeHook *hook, PyObject *step, Target *t)
     t->probes = armed & hook->probes;
     if (!t->probes)
         return NOTHING;
-    if (t->probes & hook->keeping)
+    const uint64_t keeping = t->probes & hook->keeping;
+    if (keeping & ~hook->whole || keeping & (keeping - 1))
         return LEAVE;
     t->header = header_of(r, step);
     t->key = hook->key;
@@ -113,16 +115,80 @@ static int is_plain_type(const Reader *r, PyObject *tensor)
     return type == r->tensor || type == r->parameter;
 }
 
+/* The elements of a dense run as a bytearray. A long copy does not hold the GIL. */
+static PyObject *copied_elements(const Plan *p)
+{
+    const size_t size = (size_t)p->numel * (size_t)item_size[p->dtype];
+    PyObject *copy = PyByteArray_FromStringAndSize(size < 1 << 16 ? p->base : NULL, (Py_ssize_t)size);
+    if (copy && size >= 1 << 16) {
+        char *to = PyByteArray_AsString(copy);
+        Py_BEGIN_ALLOW_THREADS
+        memcpy(to, p->base, size);
+        Py_END_ALLOW_THREADS
+    }
+    return copy;
+}
+
+static PyObject *tuple_of(const int64_t *dims, int ndim)
+{
+    PyObject *shape = PyTuple_New(ndim);
+    for (int i = 0; shape && i < ndim; i++) {
+        PyObject *length = PyLong_FromLongLong(dims[i]);
+        if (!length)
+            Py_CLEAR(shape);
+        else
+            PyTuple_SetItem(shape, i, length);
+    }
+    return shape;
+}
+
+/* The list of whole tensors of a step's table, as it is now: another step that uses the table has another list. */
+static PyObject *whole_of(PyObject *step)
+{
+    PyObject *table = PyObject_GetAttr(step, names.table), *list = table ? PyObject_GetAttr(table, names.whole) : NULL;
+    Py_XDECREF(table);
+    if (list && !PyList_CheckExact(list))
+        Py_CLEAR(list);
+    return list;
+}
+
+/* The entry of a whole tensor, whose row is to be filled in. */
+static PyObject *whole_entry(const Plan *p, const int64_t *dims, int ndim, uint64_t probe)
+{
+    PyObject *copy = copied_elements(p), *shape = copy ? tuple_of(dims, ndim) : NULL;
+    PyObject *entry = shape ? Py_BuildValue("OKOiO", Py_None, (unsigned long long)probe, copy, p->dtype, shape) : NULL;
+    Py_XDECREF(shape);
+    Py_XDECREF(copy);
+    return entry;
+}
+
+/* Record a dense run and keep all of it. The entry is made before the row: what fails is left to Python, and between row and
+ * list nothing is allocated that a collection would follow, in which another thread could close the step. */
+static int64_t record_whole(const Target *t, Plan *p, const int64_t *dims, int ndim, PyObject *step, uint64_t probe)
+{
+    int64_t row = NOT_PLAIN;
+    PyObject *list = whole_of(step), *entry = list ? whole_entry(p, dims, ndim, probe) : NULL;
+    if (entry && (row = record_row(t, p, dims, ndim)) >= 0) {
+        PyObject *number = PyLong_FromLongLong(row);
+        if (!number || PyTuple_SetItem(entry, 0, number) || PyList_Append(list, entry))
+            PyErr_Clear(); /* the row is there: Python must not write another */
+    }
+    Py_XDECREF(entry);
+    Py_XDECREF(list);
+    return row;
+}
+
 /* The row of a tensor; negative where Python has to record it. */
-static int64_t record_plain(const Target *t, PyObject *tensor)
+static int64_t record_plain(const NativeHook *hook, const Target *t, PyObject *step, PyObject *tensor)
 {
     Plan p;
     DLTensor view;
     int64_t dims[MAX_DIMS];
+    const uint64_t whole = t->probes & hook->whole;
     if (tensor_from_object(tensor, &view) || dl_plan(&view, &p, dims))
         return NOT_PLAIN;
     p.histogram = t->want ? TRACKED : NONE;
-    return record_row(t, &p, dims, view.ndim);
+    return whole ? record_whole(t, &p, dims, view.ndim, step, whole) : record_row(t, &p, dims, view.ndim);
 }
 
 static int is_recomputation(const Reader *r)
@@ -143,7 +209,7 @@ static int record_in_open_step(Reader *r, const NativeHook *hook, PyObject *tens
     int done = step ? aim(r, hook, step, &t) : LEAVE;
     if (done == RECORD) {
         t.recomputed = is_recomputation(r);
-        done = t.recomputed >= 0 && record_plain(&t, tensor) >= 0 ? RECORD : LEAVE;
+        done = t.recomputed >= 0 && record_plain(hook, &t, step, tensor) >= 0 ? RECORD : LEAVE;
     }
     Py_XDECREF(step); /* it kept the table alive */
     return done;
@@ -188,7 +254,7 @@ static int record_gradient(Reader *r, const NativeHook *hook, PyObject *gradient
     PyObject *closed = step ? PyObject_GetAttr(step, names.closed) : NULL;
     int done = closed == Py_False ? aim(r, hook, step, &t) : LEAVE;
     if (done == RECORD) {
-        const int64_t row = record_plain(&t, tensor);
+        const int64_t row = record_plain(hook, &t, step, tensor);
         if (row < 0)
             done = LEAVE;
         else if (number_call(hook, t.header, row))
@@ -370,12 +436,13 @@ static PyObject *hook_connect(PyObject *self, PyObject *args)
 static PyObject *hook_use_point(PyObject *self, PyObject *args)
 {
     NativeHook *hook = (NativeHook *)self;
-    PyObject *probes, *keeping;
+    PyObject *probes, *keeping, *whole;
     long long key;
-    if (!PyArg_ParseTuple(args, "LO!O!", &key, &PyLong_Type, &probes, &PyLong_Type, &keeping))
+    if (!PyArg_ParseTuple(args, "LO!O!O!", &key, &PyLong_Type, &probes, &PyLong_Type, &keeping, &PyLong_Type, &whole))
         return NULL;
     hook->probes = PyLong_AsUnsignedLongLongMask(probes);
     hook->keeping = PyLong_AsUnsignedLongLongMask(keeping);
+    hook->whole = hook->keeping & PyLong_AsUnsignedLongLongMask(whole);
     hook->key = hook->reader ? key : -1;
     Py_RETURN_NONE;
 }
@@ -383,7 +450,7 @@ static PyObject *hook_use_point(PyObject *self, PyObject *args)
 static PyMethodDef hook_methods[] = {
     {"connect", hook_connect, METH_VARARGS, 
      "connect(reader, python, position): what to ask, what to call where C gives up, and which argument is recorded"},
-    {"use_point", hook_use_point, METH_VARARGS, "use_point(key, probes, keeping): record single tensors in C, as this point"},
+    {"use_point", hook_use_point, METH_VARARGS, "use_point(key, probes, keeping, whole): record single tensors in C, as this point"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot hook_slots[] = {
@@ -424,7 +491,7 @@ static int add_hooks(PyObject *module)
         const char *text;
     } interned[] = {
         {&names.is_compiling, "_is_compiling_flag"}, {&names.spread, "spread"}, {&names.current, "current"},
-        {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.bound, "bound"},
+        {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.whole, "whole"}, {&names.bound, "bound"},
         {&names.closed, "closed"}, {&names.step, "step"}, {&names.call, "call"}, {&names.index, "index"},
     };
     for (size_t i = 0; i < sizeof interned / sizeof *interned; i++)

@@ -1499,6 +1499,8 @@ static PyMethodDef functions[] = {
     {"crc32", py_crc32, METH_O, "crc32(data) -> int: as zlib's; None where the processor has no instruction for it"},
     {"charge", (PyCFunction)(void (*)(void))py_charge, METH_FASTCALL,
      "charge(layout_address, totals_address, length, around) -> seconds: add up by key what the rows cost"},
+    {"reopen", (PyCFunction)(void (*)(void))py_reopen, METH_FASTCALL,
+     "reopen(layout_address, capacity, time, hash_probes): forget all rows and take others"},
     {"reduce_columns", py_reduce_columns, METH_VARARGS,
      "reduce_columns(out_address, address, dtype, rows, width): statistics of every column of a dense matrix"},
     {"round_bfloat16", py_round_bfloat16, METH_VARARGS,

@@ -18,6 +18,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from contract import Contract
@@ -106,10 +107,60 @@ def test_c_answers_the_hooks() -> None:
         hook = hook_of(model[0])
         hook.connect(hook.observer.reader(hook.steps), lambda *given: calls.append(given), 2)
         point = hook.port.point("")
-        hook.use_point(point.key, point.probes, point.keeping)
+        hook.use_point(point.key, point.probes, point.keeping, point.whole)
         model(x)
         watching.step()
     assert not calls and len(memory.records) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_whole_tensors_are_the_same_by_both_ways(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C copies dense tensors; views, single elements, several probes and lazily conjugated numbers go to Python."""
+    probes = (tt.probe("0", "2", keep=tt.full()), tt.probe("1", "2", keep=[tt.full(), tt.sample(3)]))
+    torch.manual_seed(0)
+    x = (5 * torch.randn(6, 4, 3)).to(dtype)
+    seen = []
+    for way in ("c", "python"):
+        monkeypatch.setenv(HOOK_VARIABLE, way)
+        model = nn.Sequential(nn.Identity(), nn.Identity(), nn.Identity())
+        with tt.watch(model, *probes, to=(memory := tt.Memory())) as watching:
+            for given in (x, x + x, x.mT, x[:1, :1, :1], x[::2].contiguous(), x.conj()):
+                computed = given.clone(memory_format=torch.preserve_format)
+                model(computed)
+                computed.zero_()  # what is kept is a copy
+                watching.step()
+        kept = [(k.record.step, str(k.record.place), k.kind, str(k.array.dtype), k.array.shape) for k in memory.tensors]
+        seen.append((kept, [k.array.tobytes() for k in memory.tensors]))
+    assert seen[0] == seen[1] and len(seen[0][0]) == 6 * 6
+    assert memory.tensors[0].array.tobytes() == x.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def test_a_conjugated_tensor_is_kept_as_its_values_are() -> None:
+    """Lazy conjugation is a flag of the tensor: its memory has the numbers before it."""
+    model, x = nn.Sequential(nn.Identity()), torch.randn(3, 4, dtype=torch.complex64)
+    with tt.watch(model, tt.probe("0", keep=[tt.full(), tt.hash()]), to=(memory := tt.Memory())) as watching:
+        for given in (x, x.conj(), x.conj().resolve_conj()):
+            model(given)
+        watching.step()
+    assert np.array_equal(memory.tensors[1].array, x.numpy().conj())
+    first, second, third = (record["hash"] for record in memory.records)
+    assert first != second == third
+
+
+def test_whole_tensors_are_kept_by_c() -> None:
+    """Python is not called for a whole tensor, except for the first one of a place."""
+    model, x = block(), torch.randn(3, 4)
+    with tt.watch(model, tt.probe("0", keep=tt.full()), to=(memory := tt.Memory())) as watching:
+        expected = [model[0](x).detach().numpy()]
+        model(x)
+        hook, point = hook_of(model[0]), hook_of(model[0]).plain
+        hook.connect(hook.observer.reader(hook.steps), lambda *given: pytest.fail("Python was called"), 2)
+        hook.use_point(point.key, point.probes, point.keeping, point.whole)
+        model(x + 1)
+        expected.append(model[0](x + 1).detach().numpy())
+        watching.step()
+    arrays = [kept.array for kept in memory.tensors]
+    assert [np.array_equal(arrays[i], expected[j]) for i, j in ((0, 0), (1, 0), (2, 1), (3, 1))] == [True] * 4
 
 
 def test_a_hook_shows_python_and_runs_c() -> None:
@@ -129,7 +180,7 @@ def test_odd_calls_reach_python(given: tuple[Any, ...]) -> None:
             (hook,) = hooks.values()
             seen: list[Any] = []
             hook.connect(hook.observer.reader(hook.steps), lambda *rest, seen=seen: seen.append(rest), position)
-            hook.use_point(0, 1, 0)
+            hook.use_point(0, 1, 0, 0)
             hook(*given)
             assert seen == [(hook, *given)]
 

@@ -87,7 +87,7 @@ class NodeHook(PendingGradient):
         point = self.port.points.get(self.slot)
         self.connect(None if point is None else self.observer.reader(self.steps), NodeHook.__call__, GRADIENTS)
         if point is not None:
-            self.use_point(point.key, point.probes, point.keeping)
+            self.use_point(point.key, point.probes, point.keeping, point.whole)
         self.index = index
         node.register_prehook(self)
 

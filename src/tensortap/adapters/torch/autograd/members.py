@@ -77,15 +77,11 @@ class MemberPorts:
             for kind, group in ports.items()
         }
         self._bits = {kind: bits_of(group) for kind, group in ports.items()}
-        self._all_bits = bits_of([port for group in ports.values() for port in group])
+        self.bits = bits_of([port for group in ports.values() for port in group])  # of the probes that want any
 
     def are_wanted(self, kind: str, armed: int) -> bool:
         """Return whether an armed probe wants any port of this kind."""
         return armed & self._bits.get(kind, 0) != 0
-
-    def any_wanted(self, armed: int) -> bool:
-        """Return whether an armed probe wants any of the ports."""
-        return armed & self._all_bits != 0
 
     def parameters(self, kind: str, armed: int, ids: set[int] | None) -> Iterator[tuple[MemberPort, nn.Parameter]]:
         """Yield the wanted ports of a kind with their parameters; with `ids`, only the parameters of these ids.

@@ -81,7 +81,7 @@ class ParameterTaps:
 
     def record_rest(self, step: OpenStep) -> None:
         """End a step: record parameters, gradients and buffers that no optimizer has shown, as they are now."""
-        if self.members.any_wanted(step.armed):
+        if step.armed & self.members.bits:
             self._record("param", step, skip=self._recorded)
             self._record("grad", step, skip=self._recorded)
             self._record_buffers(step)
@@ -107,7 +107,7 @@ class ParameterTaps:
             self._record_updates(step)
 
     def _observe(self, optimizer: Any, step: OpenStep, gradients: bool) -> None:
-        if not self.members.any_wanted(step.armed):
+        if not step.armed & self.members.bits:
             return
         ids = _ids(optimizer)
         self._record("param", step, ids)

@@ -150,7 +150,7 @@ class LoopState:
             self._backwards,
             tuple(states),
             has_gradients,
-            tuple(sorted(k for k, n in self._calls.items() if n)),
+            tuple(sorted(self._calls)),
         )
         self._same[record.number] += 1
         if self._told.get(record.number) == signature:
@@ -187,5 +187,8 @@ class LoopState:
 
 def _since_reset(states: list[str]) -> list[str]:
     """Return the states of the backwards whose gradients are still there."""
-    last = max((i for i, state in enumerate(states) if state in (FRESH, RESET)), default=0)
+    last = 0
+    for i, state in enumerate(states):
+        if state in (FRESH, RESET):
+            last = i
     return states[last:]

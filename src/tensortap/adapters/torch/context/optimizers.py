@@ -39,6 +39,7 @@ class OptimizerRecord:
         self.code = code
         self.steps = 0
         self.rates: list[Rates] = rates_of(optimizer)
+        self._seen: list[tuple[Any, ...]] = []  # the rates as the groups had them when they were last compared
         self.parameters = parameters_of(optimizer)
         self.told = False
 
@@ -51,7 +52,13 @@ class OptimizerRecord:
     def changed(self) -> list[dict[str, Any]]:
         """Return which rates differ from those that were told last by more than a percent."""
         optimizer = self.optimizer()
+        groups = [] if optimizer is None else optimizer.param_groups
+        seen = [(g.get("lr"), g.get("momentum"), g.get("weight_decay")) for g in groups]
+        if seen == self._seen:
+            return []
         now = [] if optimizer is None else rates_of(optimizer)
+        # A tensor may change where it lies: it has to be read every time.
+        self._seen = [] if any(isinstance(rate, Tensor) for rates in seen for rate in rates) else seen
         if now == self.rates:
             return []
         pairs = itertools.zip_longest(self.rates, now)

@@ -235,5 +235,7 @@ class Patches:
 
 def scalar_of(tensors: Any) -> Tensor | None:
     """Return the loss among what backward was called on."""
-    given = tensors if isinstance(tensors, (list, tuple)) else [tensors]
-    return next((tensor for tensor in given if isinstance(tensor, Tensor) and tensor.grad_fn is not None), None)
+    for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
+        if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+            return tensor
+    return None

@@ -105,7 +105,7 @@ class OutputHook(Hook, kernels.NativeHook):
 
     def _plain(self) -> Point:
         self.plain = point = self.port.point("")
-        self.use_point(point.key, point.probes, point.keeping)
+        self.use_point(point.key, point.probes, point.keeping, point.whole)
         return point
 
 
@@ -171,7 +171,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
                 for slot, tensor in given:
                     self.observer.take(point := port.point(slot), tensor, step, recomputed)
                     if self.alone and not slot:
-                        self.use_point(point.key, point.probes, point.keeping)
+                        self.use_point(point.key, point.probes, point.keeping, point.whole)
             if self.grad_inputs:
                 with without_torch_function():
                     self.calls.push(self, given)

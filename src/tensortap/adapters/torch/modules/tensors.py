@@ -101,7 +101,7 @@ class TensorObserver:
             if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
                 # Lazy negation comes with views of complex numbers, of which only single elements are contiguous.
-                if (shape and shape[-1] != 1) or not tensor.is_neg():
+                if ((shape and shape[-1] != 1) or not tensor.is_neg()) and not tensor.is_conj():
                     code, address = CODES[tensor.dtype], tensor.data_ptr()
                     row = table.record_if_room(point.key, armed, want, recomputed, code, address, shape, None)
                     if row < 0:

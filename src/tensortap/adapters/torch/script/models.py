@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from tensortap.adapters.plan import Plan, Port
 from tensortap.adapters.protocol import Adapter, AdapterOptions
-from tensortap.adapters.steps import StepDetector, StepOver, ThreadState
+from tensortap.adapters.steps import StepDetector, StepListener, ThreadState
 from tensortap.adapters.torch.adapter import TorchAdapter
 from tensortap.adapters.torch.capabilities import CAPABILITIES
 from tensortap.adapters.torch.context.recorder import CONTEXT
@@ -79,7 +79,7 @@ class ScriptModel:
         own = [replace(known, patterns=mine.patterns) for known, mine in zip(recorder.probes, probes, strict=False)]
         return self.choose([*own, *recorder.probes[len(own) :]])
 
-    def attach(self, recorder: Recorder, probes: Sequence[Probe], over: Callable[[StepOver], None]) -> None:
+    def attach(self, recorder: Recorder, probes: Sequence[Probe], over: StepListener) -> None:
         """Attach its hooks. Steps are found for all models together, so its adapter does not look for them."""
         plan = self.plan(recorder, probes)
         self.adapter.attach(recorder, plan)
@@ -264,9 +264,9 @@ class SharedStepDetector(StepDetector[ThreadState]):
         """Return the calling thread's step."""
         return self._models[0].adapter.steps.current()
 
-    def over(self, event: StepOver) -> None:
+    def over(self, step: OpenStep, metrics: Mapping[str, float]) -> None:
         """Report what one model's detector has found."""
-        self.finish(*event)
+        self.finish(step, metrics)
 
     def forget(self, step: OpenStep) -> None:
         """Let every model's detector forget a step."""
