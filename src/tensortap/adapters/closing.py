@@ -55,7 +55,8 @@ class StepCloser:
         self._adapter.collect(step)
         if self._sharing is not None and step is recorder.current and not self.alone:
             self._sharing.share(step, recorder.names)
-        observed = step.table.rows > 0
+        account = recorder.account
+        observed = account.budget is not None and step.table.rows > 0  # only a budget asks
         origin = None if self._monitor.action is None else self._monitor.look(step, recorder.names)
         if self.requested is not None:
             self._do_requested()
@@ -65,7 +66,7 @@ class StepCloser:
             self.write_events()
         self._adapter.arm()
         now = time.perf_counter()
-        recorder.account.closed(now - begin, now - self._last, observed)
+        account.closed(now - begin, now - self._last, observed)
         self._last = now
         if origin is not None:
             self._monitor.tell(origin, step.number)
