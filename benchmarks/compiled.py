@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 import torch._dynamo
-from overhead import Transformer
+from models import Transformer
 from torch import nn
 
 import tensortap as tt
