@@ -118,7 +118,8 @@ else:
 """The base class of hooks that C answers as far as it can. See csrc/hook.h.
 
 `connect(reader, python, position)` says what to ask, what to call where C gives up, and where among a call's arguments
-the tensor is; `use_point(key, probes, keeping, whole)` says how it is recorded.
+the tensor is; `use_point(key, probes, keeping)` says how it is recorded, `keep_whole(probes)` for which of the probes
+that keep elements C copies the whole tensor.
 `Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder)` is what they ask; without C None.
 """
 

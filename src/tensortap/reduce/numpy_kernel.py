@@ -240,7 +240,10 @@ class NativeHook:
     def connect(self, reader: object, python: object, position: int) -> None:
         """Do nothing."""
 
-    def use_point(self, key: int, probes: int, keeping: int, whole: int) -> None:
+    def use_point(self, key: int, probes: int, keeping: int) -> None:
+        """Do nothing."""
+
+    def keep_whole(self, probes: int) -> None:
         """Do nothing."""
 
 

@@ -436,21 +436,31 @@ static PyObject *hook_connect(PyObject *self, PyObject *args)
 static PyObject *hook_use_point(PyObject *self, PyObject *args)
 {
     NativeHook *hook = (NativeHook *)self;
-    PyObject *probes, *keeping, *whole;
+    PyObject *probes, *keeping;
     long long key;
-    if (!PyArg_ParseTuple(args, "LO!O!O!", &key, &PyLong_Type, &probes, &PyLong_Type, &keeping, &PyLong_Type, &whole))
+    if (!PyArg_ParseTuple(args, "LO!O!", &key, &PyLong_Type, &probes, &PyLong_Type, &keeping))
         return NULL;
     hook->probes = PyLong_AsUnsignedLongLongMask(probes);
     hook->keeping = PyLong_AsUnsignedLongLongMask(keeping);
-    hook->whole = hook->keeping & PyLong_AsUnsignedLongLongMask(whole);
+    hook->whole = 0;
     hook->key = hook->reader ? key : -1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *hook_keep_whole(PyObject *self, PyObject *probes)
+{
+    const uint64_t whole = PyLong_AsUnsignedLongLongMask(probes);
+    if (whole == UINT64_MAX && PyErr_Occurred())
+        return NULL;
+    ((NativeHook *)self)->whole = whole & ((NativeHook *)self)->keeping;
     Py_RETURN_NONE;
 }
 
 static PyMethodDef hook_methods[] = {
     {"connect", hook_connect, METH_VARARGS, 
      "connect(reader, python, position): what to ask, what to call where C gives up, and which argument is recorded"},
-    {"use_point", hook_use_point, METH_VARARGS, "use_point(key, probes, keeping, whole): record single tensors in C, as this point"},
+    {"use_point", hook_use_point, METH_VARARGS, "use_point(key, probes, keeping): record single tensors in C, as this point"},
+    {"keep_whole", hook_keep_whole, METH_O, "keep_whole(probes): copy whole tensors for these of the point's probes"},
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot hook_slots[] = {

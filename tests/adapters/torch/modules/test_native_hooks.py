@@ -27,7 +27,7 @@ from torch import nn
 
 import tensortap as tt
 from tensortap.adapters.torch.modules.hooks import ForwardPreHook, OutputHook
-from tensortap.adapters.torch.modules.tensors import HOOK_VARIABLE
+from tensortap.adapters.torch.modules.tensors import HOOK_VARIABLE, use_point
 from tensortap.reduce import kernel as kernels
 from tensortap.reduce.statistics import COLUMNS
 
@@ -107,7 +107,7 @@ def test_c_answers_the_hooks() -> None:
         hook = hook_of(model[0])
         hook.connect(hook.observer.reader(hook.steps), lambda *given: calls.append(given), 2)
         point = hook.port.point("")
-        hook.use_point(point.key, point.probes, point.keeping, point.whole)
+        use_point(hook, point)
         model(x)
         watching.step()
     assert not calls and len(memory.records) == 2
@@ -155,7 +155,7 @@ def test_whole_tensors_are_kept_by_c() -> None:
         model(x)
         hook, point = hook_of(model[0]), hook_of(model[0]).plain
         hook.connect(hook.observer.reader(hook.steps), lambda *given: pytest.fail("Python was called"), 2)
-        hook.use_point(point.key, point.probes, point.keeping, point.whole)
+        use_point(hook, point)
         model(x + 1)
         expected.append(model[0](x + 1).detach().numpy())
         watching.step()
@@ -180,7 +180,7 @@ def test_odd_calls_reach_python(given: tuple[Any, ...]) -> None:
             (hook,) = hooks.values()
             seen: list[Any] = []
             hook.connect(hook.observer.reader(hook.steps), lambda *rest, seen=seen: seen.append(rest), position)
-            hook.use_point(0, 1, 0, 0)
+            hook.use_point(0, 1, 0)
             hook(*given)
             assert seen == [(hook, *given)]
 

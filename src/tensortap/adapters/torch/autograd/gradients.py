@@ -23,6 +23,7 @@ from tensortap.adapters.torch.modules.tensors import (
     GRADIENTS,
     TensorObserver,
     answered_in_c,
+    use_point,
     without_torch_function,
 )
 from tensortap.record.recorder import OpenStep
@@ -87,7 +88,7 @@ class NodeHook(PendingGradient):
         point = self.port.points.get(self.slot)
         self.connect(None if point is None else self.observer.reader(self.steps), NodeHook.__call__, GRADIENTS)
         if point is not None:
-            self.use_point(point.key, point.probes, point.keeping, point.whole)
+            use_point(self, point)
         self.index = index
         node.register_prehook(self)
 

@@ -38,6 +38,7 @@ from tensortap.adapters.torch.modules.tensors import (
     OUTPUT,
     TensorObserver,
     answered_in_c,
+    use_point,
     without_torch_function,
 )
 from tensortap.record.recorder import OpenStep, Point
@@ -105,7 +106,7 @@ class OutputHook(Hook, kernels.NativeHook):
 
     def _plain(self) -> Point:
         self.plain = point = self.port.point("")
-        self.use_point(point.key, point.probes, point.keeping, point.whole)
+        use_point(self, point)
         return point
 
 
@@ -171,7 +172,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
                 for slot, tensor in given:
                     self.observer.take(point := port.point(slot), tensor, step, recomputed)
                     if self.alone and not slot:
-                        self.use_point(point.key, point.probes, point.keeping, point.whole)
+                        use_point(self, point)
             if self.grad_inputs:
                 with without_torch_function():
                     self.calls.push(self, given)

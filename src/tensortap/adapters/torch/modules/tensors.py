@@ -213,6 +213,13 @@ def without_torch_function() -> Any:
     return torch._C.DisableTorchFunction()
 
 
+def use_point(hook: kernels.NativeHook, point: Point) -> None:
+    """Have a hook record the tensors of a point in C from now on."""
+    hook.use_point(point.key, point.probes, point.keeping)
+    if point.whole and hasattr(hook, "keep_whole"):  # not in an extension that was built before
+        hook.keep_whole(point.whole)
+
+
 def answered_in_c(cls: type[H]) -> type[H]:
     """Have C answer the calls of a subclass of NativeHook, and call the class's own `__call__` where it gives up.
 
