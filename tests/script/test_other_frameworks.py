@@ -70,6 +70,7 @@ def test_a_trainer_of_transformers(scripts):
     assert run.info["model"]["class"] == "BertForSequenceClassification"
 
 
+@pytest.mark.thorough  # tests/adapters/keras/test_script.py has it in a process that has imported Keras
 def test_a_keras_script(scripts):
     """Every batch is recorded with its loss, on a backend whose layers are PyTorch modules."""
     done, run = scripts.observe(KERAS, process=True, KERAS_BACKEND="torch")

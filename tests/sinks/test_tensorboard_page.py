@@ -53,6 +53,7 @@ def address(make_step, tmp_path):
         server.communicate()
 
 
+@pytest.mark.thorough  # test_tensorboard.py reads the files back; this starts TensorBoard and a browser
 def test_page(address, tmp_path):
     """Modules are groups, each with a histogram that is drawn, the one with NaN too; metrics are beside them."""
     with sync_api.sync_playwright() as playwright:

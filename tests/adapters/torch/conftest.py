@@ -131,22 +131,25 @@ def _torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
     return torchrun
 
 
-def torchrun(out: Path, ranks: int, script: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    out: Path, ranks: int, script: str, *more: str, check: bool = True
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Start a script on so many ranks, or with 0 by itself."""
     by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    words = [sys.executable, *by, str(PARALLEL / script), str(out)]
+    words = [sys.executable, *by, str(PARALLEL / script), str(out), *more]
     done = subprocess.run(words, env=env, cwd=out, capture_output=True, text=True, timeout=150, check=False)
     assert not check or done.returncode == 0, done.stderr[-4000:]
     return done
 
 
 @pytest.fixture(scope="session")
-def ranks_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ranks_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """What all scenarios wrote: they are played in one start, which imports PyTorch once and forks the ranks."""
     out = tmp_path_factory.mktemp("ranks")
-    torchrun(out, 0, "world.py")
+    thorough = request.config.option.markexpr != "not thorough"
+    torchrun(out, 0, "world.py", *(["thorough"] if thorough else []))
     return out
 
 

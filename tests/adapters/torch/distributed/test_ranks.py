@@ -18,7 +18,8 @@ MOMENTS = ("mean", "std", "l1", "l2")
 Play = Callable[[int, str], Any]
 SCENES = [
     *((2, name) for name in ("ddp", "inner", "fsdp", "tensors", "gpipe", "1f1b")),
-    *((4, name) for name in ("ddp", "fsdp", "hybrid", "tensors", "1f1b", "grid")),
+    *((4, name) for name in ("hybrid", "tensors", "grid")),
+    *(pytest.param(4, name, marks=pytest.mark.thorough) for name in ("ddp", "fsdp", "1f1b")),
 ]
 scenes = pytest.mark.parametrize(("ranks", "name"), SCENES)
 
@@ -129,7 +130,9 @@ def test_recomputed_activations_are_told_apart(play: Play) -> None:
         assert marks.count(True) == marks.count(False) == 2 * 2 * 3  # blocks, micro-batches, steps
 
 
-@pytest.mark.parametrize(("ranks", "name"), [(2, "gpipe"), (2, "1f1b"), (4, "1f1b")])
+@pytest.mark.parametrize(
+    ("ranks", "name"), [(2, "gpipe"), (2, "1f1b"), pytest.param(4, "1f1b", marks=pytest.mark.thorough)]
+)
 def test_stages_have_sites_of_their_own(play: Play, ranks: int, name: str) -> None:
     """Each rank has its stage's names, its own module tree, and the microbatches of a step as calls of it."""
     run = play(ranks, name).run
