@@ -240,12 +240,16 @@ class Fuzz:
             assert not good - rows, f"{where}: {sum((good - rows).values())} good rows of other files lost"
 
     def _unknowable(self, name: str, file: Path) -> bool:
-        """Whether nobody can know: a deleted tail, or without checksums a cut that looks like a torn end."""
+        """Whether nobody can know: a deleted tail; of version 1, which has neither checksums nor names in its files, a
+        cut that looks like a torn end, and another whole segment in a segment's place.
+        """
         if not file.exists():
             return not self.checksums or "seg-" not in name
         if self.checksums or not file.is_file():
             return False
         whole, rest = (self.run / name).read_bytes(), file.read_bytes()
+        if "seg-" in name and rest in [(self.run / other).read_bytes() for other in self.files if "seg-" in other]:
+            return True
         return whole.startswith(rest) or (len(rest) < len(whole) and rest.startswith(whole[: last_message(whole)]))
 
     def _rows_without(self, name: str) -> Counter[str]:

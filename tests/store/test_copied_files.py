@@ -165,3 +165,15 @@ def test_older_checksums_are_believed(run: Path) -> None:
     data[len(data) // 2] ^= 1
     tail.write_bytes(data)
     assert open_run(run).counts["damaged_tails"] == 1
+
+
+def test_tensors_of_version_1_are_held_against_the_name_of_their_file(tmp_path: Path) -> None:
+    """Its files do not say how they were called; a name says which steps and whose, and what is there is read."""
+    run = Path(shutil.copytree(Path(__file__).parent / "fixtures" / "v1", tmp_path / "v1"))
+    assert len(list(open_run(run).tensors())) > 0 and open_run(run).counts == {}
+    first, second = sorted(run.glob("rank=0/tensors/*.safetensors"))[:2]
+    shutil.copyfile(first, second)
+    opened = open_run(run)
+    kept = [(key.rank, key.name()) for key, _ in opened.tensors()]
+    assert len(kept) == len(set(kept)) > 0 and opened.counts == {"damaged_tensors": 1}
+    assert "other steps" in opened.damage[str(second.relative_to(run))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -104,7 +104,7 @@ def _of_rank(snapshot: Snapshot, files: TensorFiles, step: int | None) -> Iterat
     for name in files.names:
         found = tensor_file(name.rpartition("/")[2])
         if found and (step is None or found.first <= step <= found.last):
-            yield from _of_file(snapshot, name)
+            yield from _of_file(snapshot, name, files.rank)
     for path in files.tails:
         table = snapshot.tensor_rows(path)
         tensors, whole = tail_tensors(table, path) if table is not None else ([], True)
@@ -115,7 +115,7 @@ def _of_rank(snapshot: Snapshot, files: TensorFiles, step: int | None) -> Iterat
             yield tensor.name, TensorEntry(key, partial(_guarded, snapshot, path, tensor.read))
 
 
-def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, TensorEntry]]:
+def _of_file(snapshot: Snapshot, name: str, rank: int) -> Iterator[tuple[str, TensorEntry]]:
     try:
         with snapshot.files.open(name) as file:
             reader = TensorReader(file)
@@ -126,8 +126,16 @@ def _of_file(snapshot: Snapshot, name: str) -> Iterator[tuple[str, TensorEntry]]
     except DAMAGE as error:
         snapshot.catalog.mark_damaged(name, error)
         return
+    if not _fits_name(name, rank, keys.values()):  # older files do not tell under which name they were written
+        snapshot.catalog.mark_damaged(name, "it holds tensors of other steps, or of another rank, than its name says")
     for tensor, key in keys.items():
         yield tensor, TensorEntry(key, lambda tensor=tensor: _read(snapshot, name, reader, tensor))  # type: ignore[misc]
+
+
+def _fits_name(name: str, rank: int, keys: Iterable[TensorKey]) -> bool:
+    """Return whether the tensors of a file are of the steps in its name and of the rank of its folder."""
+    said = tensor_file(name.rpartition("/")[2])
+    return said is not None and all(said.first <= key.step <= said.last and key.rank == rank for key in keys)
 
 
 def _read(snapshot: Snapshot, name: str, reader: TensorReader, tensor: str) -> Array:
