@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import json
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,8 @@ def test_nothing_found(zoo: Any) -> None:
     done = check(path, "--all")
     assert "nothing found by" in done.stdout
     assert "no data: drift: no reference run was given" in done.stdout
+    line = next(line for line in check(path).stdout.splitlines() if line.startswith("no data"))
+    assert re.fullmatch(r"no data: \d+ rules; --all names them, and says why", line)
 
 
 def test_no_run(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ from tensortap.diagnose.rules.context.structure import (
 from tensortap.diagnose.rules.drift import drift
 from tensortap.diagnose.rules.finite import nonfinite
 from tensortap.diagnose.rules.gradients import exploding_gradients, vanishing_gradients
-from tensortap.diagnose.rules.inputs import inputs_not_normalised, never_ran
+from tensortap.diagnose.rules.inputs import inputs_not_normalised, never_ran, sample_out_of_size
 from tensortap.diagnose.rules.loss import loss_not_decreasing, loss_spike
 from tensortap.diagnose.rules.parameters import poor_initialisation, unchanged, update_ratio
 from tensortap.diagnose.rules.precision import low_precision
@@ -157,6 +157,7 @@ __all__ = [
     "replicas_differ",
     "representation_collapse",
     "rule",
+    "sample_out_of_size",
     "saturated",
     "scheduler_never_stepped",
     "scheduler_per_batch",

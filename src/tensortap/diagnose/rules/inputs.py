@@ -10,6 +10,7 @@ import numpy as np
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.samples import outsized_sample
 from tensortap.diagnose.rules.shared import named
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS
@@ -91,6 +92,15 @@ def _given(history: RunHistory) -> list[SiteHistory]:
     outputs = history.sites("output", duplicates=True)
     first = outputs[0].module if outputs else None
     return root or [site for site in sites if site.module == first]
+
+
+@rule("sample_out_of_size", severity="info")
+def sample_out_of_size(history: RunHistory) -> Iterator[Finding]:
+    """One sample's values are far larger than those of its batch and of the batches before, at a usual loss."""
+    if not history.events("model"):
+        raise NoData("no training context was recorded: record with tensortap run or tt.watch(model, context=True)")
+    if (found := outsized_sample(history)) is not None:
+        yield found
 
 
 @rule("never_ran")

@@ -50,12 +50,25 @@ def spike_of_one_sample(history: RunHistory, factor: float) -> Finding | None:
     return with_sample(history, Finding("", "info", "", when, evidence, message, "", first.code))
 
 
+def outsized_sample(history: RunHistory) -> Finding | None:
+    """Return the first batch in which one sample is far larger than the others, though the loss was usual."""
+    found = [e for e in history.events("samples") if e.name == "outsized" and e.data.get("clear")]
+    found = [e for e in found if e.data["rows"][0].get("size", 0.0) > _LARGE]
+    if not found:
+        return None
+    first, row = found[0], found[0].data["rows"][0]
+    evidence = {"size": row["size"], "batches": len(found), "samples": first.data["rows"], "sample_is_clear": True}
+    when = Steps(first.step, found[-1].step, len(found))
+    message = f"One sample is out of size. {sentence(first.data, 'stands out')}"
+    return Finding("", "", ":input", when, evidence, message, _look_at(row), first.code)
+
+
 def _jump(event: TrainingEvent) -> float:
     loss, before = event.data.get("loss"), event.data.get("before")
     return loss - before if isinstance(loss, float) and isinstance(before, float) else 0.0
 
 
-def sentence(data: dict[str, Any]) -> str:
+def sentence(data: dict[str, Any], did: str = "did it") -> str:
     """Say which sample it is, and why.
 
     >>> row = {"row": 3, "index": 17, "dataset": "Digits", "bad_inputs": 2, "size": 1.0}
@@ -66,7 +79,7 @@ def sentence(data: dict[str, Any]) -> str:
     when = "Sample {} of {}".format(row["row"], "its batch" if not data.get("steps_back") else "the batch before")
     index = f", index {row['index']} of {row['dataset']}" if "index" in row else ""
     key = f", {row['key']}" if row.get("key") else ""
-    return f"{when} of {data['count']}{index}{key}, did it: {_why(row)}."
+    return f"{when} of {data['count']}{index}{key}, {did}: {_why(row)}."
 
 
 def _why(row: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from tensortap.diagnose.rule import REGISTRY
 from tensortap.errors import ProbeError
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
-from tensortap.text import printable
+from tensortap.text import counted, printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import shorten
 from tensortap.view.terminal.overview import about
@@ -112,8 +112,10 @@ def _prose(said: str, screen: Screen, style: str = "") -> Text:
 
 
 def _skipped(found: Findings, every: bool) -> Iterator[Text]:
+    few = len(found.skipped) <= _AT_ONCE
     if not every:
-        yield Text(f"no data: {', '.join(found.skipped)}; --all says why", style="dim")
+        which = ", ".join(found.skipped) if few else counted(len(found.skipped), "rule")
+        yield Text(f"no data: {which}; --all {'says why' if few else 'names them, and says why'}", style="dim")
     for name, reason in found.skipped.items() if every else ():
         yield Text(f"no data: {name}: {printable(reason)}{_option(name)}", style="dim")
     if not every and any(_option(name) for name in found.skipped):

@@ -193,6 +193,47 @@ def test_samples_run_alone():
     assert all(map(torch.equal, before, (*model.parameters(), *model.buffers()))) and model.training
 
 
+def test_minus_infinity_that_stays_is_no_mask():
+    """A logarithm of zero is located; minus infinity that a softmax takes away, as that of a mask, is not."""
+
+    class Log(nn.Module):
+        def forward(self, x):
+            return x.log()
+
+    class Mask(nn.Module):
+        def forward(self, x):
+            return x.masked_fill(x > 0.9, -torch.inf)
+
+    x = torch.linspace(0.1, 0.8, 32).reshape(8, 4)
+    x[5, 1] = 0.0
+    found = tt.rank_samples(nn.Sequential(nn.Identity(), Log()), x)
+    assert [(sample.row, sample.site) for sample in found[:2]] == [(5, "1:output"), (0, "")]
+    x[5, 1] = 1.0
+    found = tt.rank_samples(nn.Sequential(Mask(), nn.Softmax(1), nn.Linear(4, 2)), x)
+    assert {sample.site for sample in found} == {""}
+
+
+def test_a_sample_out_of_size_at_a_usual_loss(tmp_path):
+    """A sample a thousand times as large as the others is named, though its answer is right and nothing jumps."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 4)
+    y = (x[:, 0] > 0).long()
+    x[50] = 4000.0 * y[50] - 2000.0
+    model = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with tt.watch(model, ":output", context=True, to=tmp_path / "run") as tap:
+        for a, b in DataLoader(TensorDataset(x, y), 8):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(a), b)
+            loss.backward()
+            optimizer.step()
+            tap.step(loss=loss.detach())
+    assert not tap.run.findings(["loss_spike", "nonfinite"])
+    (found,) = tap.run.findings("sample_out_of_size")
+    assert (found.severity, found.steps.first, found.evidence["samples"][0]["index"]) == ("info", 6, 50)
+    assert "stands out: its values are" in found.message
+
+
 def test_per_sample_reducer(tmp_path):
     """`per_sample()` keeps three numbers for each sample, here and on a device."""
     x = poisoned().numpy()

@@ -47,18 +47,27 @@ class _Alone:
         self.gradient = 0.0
         with traced(subject.model) as trace:
             output = subject.output(batch, gradients=gradients)
-        self.site = next((f"{t.path}:{t.port}" for t in trace if t.port == "output" and _is_bad(t.tensor)), "")
-        try:
-            loss = subject.loss(output, _target(subject, count, row))
-        except NotApplicableError:
-            return
-        self.loss = float(loss.detach())
-        if gradients and loss.requires_grad:
+        loss = self._loss(subject, output, count, row)
+        if loss is not None:
+            self.loss = float(loss.detach())
+        # A mask's minus infinity is gone after its softmax; one that reaches the output or the loss is no mask.
+        ends_bad = any(_is_bad(t, True) for _, t in tensors_in(output)) or not math.isfinite(self.loss or 0.0)
+        outputs = [t for t in trace if t.port == "output"]
+        self.site = next((f"{t.path}:{t.port}" for t in outputs if _is_bad(t.tensor, ends_bad)), "")
+        if gradients and loss is not None and loss.requires_grad:
             self.gradient = _norm(subject, loss)
 
+    @staticmethod
+    def _loss(subject: CheckedModel, output: Any, count: int, row: int) -> torch.Tensor | None:
+        try:
+            return subject.loss(output, _target(subject, count, row))
+        except NotApplicableError:
+            return None
 
-def _is_bad(tensor: torch.Tensor) -> bool:
-    return bool((tensor.isnan() | (tensor == math.inf)).any())  # minus infinity may be a mask
+
+def _is_bad(tensor: torch.Tensor, minus_infinity: bool) -> bool:
+    """Return whether a tensor holds NaN or infinity; minus infinity only where it is asked for."""
+    return bool((~tensor.isfinite() if minus_infinity else tensor.isnan() | (tensor == math.inf)).any())
 
 
 def _row(tensor: torch.Tensor, count: int, row: int) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.context.sink import EventHub
 from tensortap.adapters.torch.samples.batches import RecentBatches
 from tensortap.adapters.torch.samples.rows import LossCall, call_behind
-from tensortap.adapters.torch.samples.suspects import LossHistory, rank
+from tensortap.adapters.torch.samples.suspects import InputSizes, LossHistory, rank
 from tensortap.context.events import SPARSE
 
 Parameters = Callable[[], Iterable[Tensor]]
@@ -28,6 +28,7 @@ class SampleMonitor:
         self._recent = recent
         self._parameters = parameters
         self._histories: dict[Any, LossHistory] = {}
+        self._sizes: dict[Any, InputSizes] = {}
         self._inputs: list[Any] = []  # weak, since a script may free what it gave
         self._call: LossCall | None = None
 
@@ -51,13 +52,35 @@ class SampleMonitor:
         if history is None:
             history = self._histories[key] = LossHistory()
         value, usual = loss.item(), history.usual
-        if why := history.judge(value):
+        if why := history.judge(value) or self._out_of_size():
             self._tell(why, value, usual, call or call_behind(loss))
+
+    def _out_of_size(self) -> str:
+        """Return `outsized` where the model's input is far larger than those before it, though the loss is usual."""
+        first = next((t for given in self._inputs if _can_be_read(t := _held(given))), None)
+        if first is None:
+            return ""
+        known = self._sizes.get(first.shape[1:])
+        if known is None:
+            known = self._sizes[first.shape[1:]] = InputSizes()
+        return "outsized" if known.judge(first) else ""
 
     def _tell(self, why: str, value: float, usual: float, call: LossCall | None) -> None:
         if not self._hub.due(("samples", why), first=16, then=SPARSE):
             return
-        inputs = [given() if isinstance(given, weakref.ref) else given for given in self._inputs]
+        inputs = [_held(given) for given in self._inputs]
         found = rank([each for each in inputs if each is not None], call, self._recent, self._parameters())
         if found:
             self._hub.add("samples", why, user_line(5), {"loss": value, "before": usual, **found})
+
+
+def _held(given: Any) -> Any:
+    return given() if isinstance(given, weakref.ref) else given
+
+
+def _can_be_read(given: Any) -> bool:
+    """Return whether an argument is a batch of floating-point samples, and reading it waits for no device."""
+    return (
+        isinstance(given, Tensor) and given.device.type == "cpu" and given.dim() > 1 and given.shape[0] > 1
+        and given.is_floating_point() and given.numel() > 0 and is_plain(given)
+    )  # fmt: skip

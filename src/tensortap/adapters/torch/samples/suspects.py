@@ -19,6 +19,8 @@ _WINDOW: Final = 10
 _FEWEST: Final = 5  # losses, before one can be a spike
 _FACTOR: Final = 2.0  # times the mean of the window; the rule that judges the whole run asks for more
 _SIGMA: Final = 3.0
+_OUT_OF_SIZE: Final = 30.0  # times the largest magnitude of the inputs before
+_LOOKED_AT: Final = 32  # elements of a sample, or a few more
 _SHOWN: Final = 5  # samples of an event
 _VALUES: Final = 8  # elements of a sample
 _CLEAR: Final = 0.3  # a suspicion above it that is twice the next one's names the sample
@@ -55,6 +57,25 @@ class LossHistory:
             return False
         spread = sum(abs(each - mean) for each in self._values) / len(self._values)
         return above >= _SIGMA * spread
+
+
+class InputSizes:
+    """The largest magnitudes of the last inputs of one shape, of a few elements of each sample."""
+
+    __slots__ = ("_largest",)
+
+    def __init__(self) -> None:
+        self._largest: deque[float] = deque(maxlen=_WINDOW)
+
+    def judge(self, tensor: Tensor) -> bool:
+        """Add an input; return whether it is out of size. It is read in every step: it must cost next to nothing."""
+        rows = tensor.detach().reshape(tensor.shape[0], -1)
+        value = float(rows[:, :: max(1, rows.shape[1] // _LOOKED_AT)].abs().max())
+        known = self._largest
+        far = len(known) >= _FEWEST and value > _OUT_OF_SIZE * max(known)
+        if math.isfinite(value) and not far:
+            known.append(value)
+        return far
 
 
 def rank(
