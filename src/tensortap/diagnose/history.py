@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from tensortap.diagnose.duplicates import Key, without_duplicates
 from tensortap.diagnose.metrics import MetricHistory
-from tensortap.diagnose.training import TrainingEvent, thin_ratios, thin_sites, training_events
+from tensortap.diagnose.training import TrainingEvent, prefixed_types, thin_ratios, thin_sites, training_events
 from tensortap.finding import Finding, Steps
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.statistics import NUMBERS
@@ -165,8 +165,11 @@ class RunHistory:
 
     @cached_property
     def modules(self) -> dict[str, str]:
-        """The class of each module by its path, in order of definition, where the run tells."""
-        return facts.module_types(self.snapshot.run_json)
+        """The class of each module by its path, in order of definition, where the run tells.
+
+        Of a script with several models `run.json` describes the first, and without the name that its sites begin with.
+        """
+        return prefixed_types(self.events("model")) or facts.module_types(self.snapshot.run_json)
 
     @cached_property
     def metrics(self) -> MetricHistory:

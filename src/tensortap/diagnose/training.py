@@ -46,6 +46,15 @@ def _data(text: str) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def prefixed_types(models: Sequence[TrainingEvent]) -> dict[str, str]:
+    """Return the class of each module by its path, where the sites of several models begin with a model's name."""
+    if not models or not all(event.name for event in models):
+        return {}
+    listed = [module for event in models for module in event.data.get("modules") or () if isinstance(module, dict)]
+    roots = {event.name: str(event.data.get("class", "")) for event in models}
+    return roots | {m["path"]: str(m.get("type", "")) for m in listed if isinstance(m.get("path"), str)}
+
+
 def _parameters(event: TrainingEvent, *columns: str) -> Iterator[tuple[Any, ...]]:
     """Yield what an event of parameters says of each; nothing where it has another form than was written."""
     lists = [event.data.get(name) for name in ("names", *columns)]

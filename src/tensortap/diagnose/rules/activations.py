@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import LAST, RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, lately, relu_like
+from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, kernels, lately, relu_like
 from tensortap.finding import Finding, Steps
 from tensortap.reduce.histogram import edges
 from tensortap.select.ports import FORWARD_PORTS
@@ -80,7 +80,7 @@ def _before_relu(history: RunHistory, reported: set[str]) -> list[SiteHistory]:
     after = dict(pairwise(paths))
     return [
         site
-        for site in history.sites("grad")
+        for site in kernels(history, "grad")[1:]  # that of the first is zero where the inputs are
         if site.type.startswith(WEIGHTED) and len(site.shape) > 1 and after.get(site.module, "") not in reported
         if history.modules.get(after.get(site.module, "")) in RELUS
     ]
@@ -107,7 +107,7 @@ def saturated(
     sites = [site for site in history.sites(*FORWARD_PORTS) if site.type in _BOUNDED]
     if not sites:
         raise NoData("no tanh or sigmoid module was recorded")
-    final = history.sites("output")[-1:] if history.modules else []
+    final = _last_of_each_model(history)
     outputs = {site.module for site in sites if site.place.port == "output"}
     for site in sites:
         kind = _BOUNDED[site.type]
@@ -143,6 +143,14 @@ def _near_bounds(history: RunHistory, site: SiteHistory, kind: str, margin: floa
     bound = 1 - (2 if kind == "sigmoid" else 1) * margin
     square = 4 * square - 4 * mean + 1 if kind == "sigmoid" else square
     return max(0.0, float((square - bound**2) / (1 - bound**2))), "at least, from mean and L2"
+
+
+def _last_of_each_model(history: RunHistory) -> list[SiteHistory]:
+    """Return the sites that give the models' own outputs, as the last module of a generator and of its critic."""
+    names = [event.name for event in history.events("model") if event.name] or [""]
+    outputs = history.sites("output") if history.modules else []
+    mine = [[s for s in outputs if not name or f"{s.place.site}.".startswith(f"{name}.")] for name in names]
+    return [site for sites in mine for site in sites[-1:]]
 
 
 def _outside(history: RunHistory, site: SiteHistory, low: float, high: float) -> float:

@@ -73,8 +73,11 @@ def _bad_rows(history: RunHistory) -> list[dict[str, Any]]:
 
 
 def _masks(history: RunHistory, rows: list[dict[str, Any]]) -> set[str]:
-    """Sites that hold −Inf, and nothing worse, at every step."""
+    """Sites that hold −Inf, and nothing worse, at every step; at any, where nothing worse ever came of it."""
     names = {_name(row) for row in rows} - {_name(row) for row in rows if row["nan"] or row["posinf"]}
+    worse = any(row["nan"] or row["posinf"] for row in rows) or _bad_metrics(history) is not None
+    if not worse and history.metrics:
+        return names
     ports = {row["port"] for row in rows if _name(row) in names}
     sites = [site for port in ports for site in history.sites(port, duplicates=True)]
     return {str(site) for site in sites if str(site) in names and np.all(site["neginf"] > 0)}

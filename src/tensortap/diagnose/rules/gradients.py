@@ -46,13 +46,15 @@ def vanishing_gradients(
     Taken of the gradients of kernels; where only `grad_output` was recorded, of those, with mean |g| below `mean`
     (SageMaker Debugger). It must hold at the last `steps` steps. What is exactly zero is for `all_zero` to report.
     """
-    depth, small = _of_kernels(history), norm
-    if depth is None:
-        depth, small = _of_outputs(history), mean
-    if depth is None:
+    known, small = _of_kernels(history), norm
+    if not known:
+        known, small = _of_outputs(history), mean
+    if not known:
         raise NoData("fewer than two layers' gradients were recorded at the same steps")
-    held = lately((depth.ratio < ratio) & (depth.sizes[0] < small) & (depth.sizes[0] > 0), steps)
-    if held.any() and not _reaches_embeddings(history, depth, held, ratio):
+    for depth in known:
+        held = lately((depth.ratio < ratio) & (depth.sizes[0] < small) & (depth.sizes[0] > 0), steps)
+        if not held.any() or _reaches_embeddings(history, depth, held, ratio):
+            continue
         first, last = (float(np.median(row[held])) for row in (depth.sizes[0], depth.sizes[-1]))
         where = depth.sharpest(held, -1)
         yield depth.layers[0].finding(
@@ -73,7 +75,7 @@ def exploding_gradients(
     Taken of the gradients of kernels and of `grad_output`: where activations shrink as gradients grow, only the latter
     show it. The L2 norm must be at least `least`: of two tiny gradients the ratio says nothing.
     """
-    known = [depth for depth in (_of_kernels(history), _of_outputs(history, norm=True)) if depth is not None]
+    known = [*_of_kernels(history), *_of_outputs(history, norm=True)]
     if not known:
         raise NoData("fewer than two layers' gradients were recorded at the same steps")
     for depth in known:
@@ -107,13 +109,20 @@ def _what(depth: Depth) -> str:
     return "The gradient's L2 norm" if depth.layers[0].place.port == "grad" else "Mean |gradient|"
 
 
-def _of_kernels(history: RunHistory) -> Depth | None:
-    return _aligned(kernels(history, "grad"), "l2")
+def _of_kernels(history: RunHistory) -> list[Depth]:
+    return _of_each_model(history, kernels(history, "grad"), "l2")
 
 
-def _of_outputs(history: RunHistory, norm: bool = False) -> Depth | None:
+def _of_outputs(history: RunHistory, norm: bool = False) -> list[Depth]:
     backwards = history.leaves("grad_output")
-    return _aligned(backwards[::-1], "l2" if norm else "l1")
+    return _of_each_model(history, backwards[::-1], "l2" if norm else "l1")
+
+
+def _of_each_model(history: RunHistory, layers: list[SiteHistory], stat: str) -> list[Depth]:
+    """Return the layers of each model by themselves: those of a critic say nothing about those of a generator."""
+    names = [event.name for event in history.events("model") if event.name]
+    mine = [[s for s in layers if f"{s.place.site}.".startswith(f"{name}.")] for name in names] if names else [layers]
+    return [depth for part in mine if (depth := _aligned(part, stat)) is not None]
 
 
 def _aligned(layers: list[SiteHistory], stat: str) -> Depth | None:

@@ -10,6 +10,7 @@ import numpy as np
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.context.shared import gets_on
 from tensortap.diagnose.rules.samples import outsized_sample
 from tensortap.diagnose.rules.shared import named
 from tensortap.finding import Finding, Steps
@@ -26,8 +27,9 @@ def inputs_not_normalised(
 ) -> Iterator[Finding]:
     """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`.
 
-    Nothing is said where the first layer normalises. It is only noted while values stay within `far`. Where the input
-    was not recorded, the training context is asked, and values must go beyond `far`.
+    Nothing is said where the first layer normalises. It is only noted while values stay within `far`, and where the
+    loss falls to a fifth all the same. Where the input was not recorded, the training context is asked, and values must
+    go beyond `far`.
     """
     if _normalises(history):
         return
@@ -41,7 +43,8 @@ def inputs_not_normalised(
             "the model's input holds no floats" if given
             else "the model's input was not recorded: tt.watch(model, ':input', ...)"
         )  # fmt: skip
-    for site in sites:
+    fine = gets_on(history)
+    for site in [site for site in sites if len(site.shape) != 1]:  # a number for each sample is a time, or a weight
         finite = np.maximum(site["numel"] - site["nan"] - site["posinf"] - site["neginf"], 0)
         weight = finite / max(finite.sum(), 1)
         center = float(np.nansum(weight * site["mean"]))
@@ -55,7 +58,7 @@ def inputs_not_normalised(
                 f"The input ranges from {text.number(low)} to {text.number(high)}, with mean {text.number(center)} "
                 f"and std {text.number(width)}.",
                 "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
-                severity="" if tiny or wide else "info",
+                severity="" if (tiny or wide) and not fine else "info",
             )  # fmt: skip
 
 
@@ -78,7 +81,7 @@ def _of_batches(history: RunHistory, far: float) -> Iterator[Finding]:
     if known and len(wide) > len(known) / 2:
         event, given = wide[0]
         yield Finding(
-            "", "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
+            "", "info" if gets_on(history) else "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
             f"The input ranges from {text.number(given['min'])} to {text.number(given['max'])}, with mean "
             f"{text.number(given['mean'])} and std {text.number(given['std'])}.",
             "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", event.code,

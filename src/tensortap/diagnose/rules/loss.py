@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.context.shared import needs_not_fall
 from tensortap.diagnose.rules.samples import spike_of_one_sample, with_sample
 from tensortap.finding import Finding
 
@@ -68,8 +69,8 @@ def loss_not_decreasing(
     still = [finding for part in parts if (finding := _not_falling(part, drop, noise)) is not None]
     some = len(still) < len(parts) and bool(_cuts(history))  # of a sweep or of folds, some may fail
     for finding in still:
-        rival = _plays_against_another(history, finding.site.removeprefix("metric "))
-        yield replace(finding, severity="info") if some or rival else finding
+        free = _may_rise(history, finding.site.removeprefix("metric "))
+        yield replace(finding, severity="info") if some or free else finding
 
 
 def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
@@ -90,9 +91,9 @@ def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
     )  # fmt: skip
 
 
-def _plays_against_another(history: RunHistory, name: str) -> bool:
-    """Return whether several models have losses of their own, as in a GAN: there neither has to fall."""
-    return "/" in name and sum(other.startswith("loss/") for other in history.metrics) > 1
+def _may_rise(history: RunHistory, name: str) -> bool:
+    """Return whether a loss need not fall: several models have their own, as in a GAN, or it is no error on data."""
+    return needs_not_fall(history) or ("/" in name and sum(other.startswith("loss/") for other in history.metrics) > 1)
 
 
 def _residual(values: npt.NDArray[np.float64]) -> float:
@@ -162,6 +163,7 @@ def loss_spike(
             "People lower or warm up the learning rate, clip gradients, and look at the batch of that step.",
         )  # fmt: skip
         noted = False
+        found = replace(found, severity="info") if _may_rise(history, name) else found
         yield with_sample(history, found)
     if noted and (small := spike_of_one_sample(history, factor)) is not None:
         yield small

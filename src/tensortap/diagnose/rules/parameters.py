@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.context.shared import goes_wrong
 from tensortap.diagnose.rules.shared import WEIGHTED, kernels, named
 from tensortap.finding import Finding
 from tensortap.reduce.statistics import STATISTICS
@@ -27,14 +29,17 @@ def unchanged(history: RunHistory, *, steps: int = 3, rtol: float = 0.0, atol: f
     """A parameter's statistics are the same at every step recorded, `steps` at least (UnchangedTensor).
 
     Exactly the same, unless `rtol` and `atol` say otherwise: what learns changes some of min, max, mean, std, L1 and L2
-    at least in the last bit. Parameters that get no gradient while others do were frozen on purpose, and only noted.
+    at least in the last bit. Parameters that get no gradient while others do were frozen on purpose, and only noted;
+    so are biases whose layer learns: in a difference of two outputs, or before a normalisation, they cancel out.
     """
     sites = [site for site in history.sites("param") if site.floating]
     if all(len(site.steps) < steps for site in sites):
         raise NoData(f"parameters were recorded at fewer than {steps} steps")
     still = [site for site in sites if len(site.steps) >= steps and _same(site, rtol, atol)]
     taught = _taught(history)
+    learning = {site.module for site in sites if site not in still}
     stuck = [site for site in still if not taught or site.place.site in taught]
+    stuck = [site for site in stuck if len(site.shape) > 1 or site.module not in learning]
     frozen = [site for site in still if site not in stuck]
     idle = not taught and len(still) == len(sites)
     if stuck:
@@ -43,7 +48,7 @@ def unchanged(history: RunHistory, *, steps: int = 3, rtol: float = 0.0, atol: f
             else "Look whether the optimizer was given it, and whether the learning rate is 0."
         ))  # fmt: skip
     if frozen:
-        yield _still(frozen, len(sites), "info", "It gets no gradient: frozen on purpose, or cut off by a detach()?")
+        yield _still(frozen, len(sites), "info", "Frozen on purpose, cancelled out, or cut off by a detach()?")
 
 
 def _taught(history: RunHistory) -> set[str]:
@@ -106,12 +111,19 @@ def poor_initialisation(
     outputs = [s for s in history.sites("output") if s.type.startswith(WEIGHTED) and s.steps[0] < _EARLY]
     if not early and len(outputs) < 2:
         raise NoData(f"neither parameters nor layers' outputs were recorded in the first {_EARLY} steps")
+    small = [site for site in early if _gain(site, history) < gain[0]]
+    meant = 2 * len(small) < len(early) and not goes_wrong(history)  # as people begin an output layer near zero
     for site in early:
-        yield from _weights(site, gain, _output_last(history))
+        found = _weights(site, gain, _output_last(history))
+        yield from (replace(f, severity="info") if meant and site in small and f.evidence["std"] else f for f in found)
     for site in history.sites("param"):
         yield from _table(site)
     if not early:
         yield from _outputs(outputs, variance)
+
+
+def _gain(site: SiteHistory, history: RunHistory) -> float:
+    return float(site["std"][0]) * math.sqrt(_fan_in(site, _output_last(history)))
 
 
 def _weights(site: SiteHistory, bounds: tuple[float, float], output_last: bool) -> Iterator[Finding]:

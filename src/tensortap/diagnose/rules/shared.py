@@ -14,6 +14,17 @@ from tensortap.select.ports import FORWARD_PORTS
 Mask = npt.NDArray[np.bool_]
 RELUS: Final = frozenset(("ReLU", "ReLU6", "Threshold", "relu", "relu_", "threshold", "relu6"))
 WEIGHTED: Final = ("Linear", "Conv", "Bilinear")
+MIXING: Final = (
+    *WEIGHTED,
+    "LSTM",
+    "GRU",
+    "RNN",
+    "MultiheadAttention",
+    "LazyLinear",
+    "LazyConv",
+    "Dense",
+    "EinsumDense",
+)
 _OTHERS: Final = (  # modules that are no ReLU, whatever their output looks like
     *WEIGHTED, "Norm", "Pool", "Dropout", "Flatten", "Identity", "Embedding", "Softmax", "Sigmoid", "Upsample", "Pad",
 )  # fmt: skip
@@ -50,8 +61,15 @@ def streak(mask: Mask, count: int) -> bool:
 
 
 def kernels(history: RunHistory, port: str) -> list[SiteHistory]:
-    """Parameters with two axes or more that mix their inputs, from the first layer to the last."""
+    """Parameters with two axes or more that mix their inputs, from the first layer to the last.
+
+    Parameters of a user's own module count where they are factors of a product, if the training context tells: tables
+    of positions and the like are only added.
+    """
     found = [site for site in history.sites(port) if len(site.shape) > 1 and "Embedding" not in site.type]
+    factors = {name for event in history.events("backward") for name in event.data.get("multiplied") or ()}
+    if factors:
+        found = [site for site in found if site.place.site in factors or site.type.startswith(MIXING)]
     ran = _execution_order(history)
     listed = {path: i for i, path in enumerate(history.modules)}
 

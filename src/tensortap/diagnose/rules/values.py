@@ -21,7 +21,7 @@ def all_zero(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     One finding for tensors, one for weights, one for gradients: the first in order of execution leads, what follows
     from it is counted. A ReLU that gives only zeros is a dead layer, and `dead_units` says so.
     """
-    forward = [site for site in history.sites(*FORWARD_PORTS) if site.type not in RELUS]
+    forward = [site for site in computed(history) if site.type not in RELUS]
     weights = [site for site in history.sites("param") if len(site.shape) > 1]
     yield from _folded(forward, steps, "Look for a dead layer, a mask or a zeroed weight before it.")
     yield from _folded(weights, steps, "A kernel of zeros passes nothing on: was it meant to be initialised or loaded?")
@@ -29,6 +29,15 @@ def all_zero(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
         history.sites(*GRADIENT_PORTS), steps,
         "Nothing is learnt here: look for a dead layer after it, a detach(), or a loss that does not depend on it.",
     )  # fmt: skip
+
+
+def computed(history: RunHistory) -> list[SiteHistory]:
+    """Return what modules compute, and the first input of a model; states, times and masks may well be constant."""
+    sites = history.sites(*FORWARD_PORTS)
+    roots = {"", *(event.name for event in history.events("model"))}
+    given = [site for site in sites if site.place.port == "input" and site.place.site in roots and site.floating]
+    others = {site for site in sites if site.place.port == "input"} - set(given[:1])
+    return [site for site in sites if site not in others]
 
 
 def _folded(sites: list[SiteHistory], steps: int, advice: str) -> Iterator[Finding]:
@@ -47,7 +56,7 @@ def _folded(sites: list[SiteHistory], steps: int, advice: str) -> Iterator[Findi
 @rule("constant", needs=FORWARD_PORTS)
 def constant(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is the same, other than zero, at the last `steps` steps and before: std is 0."""
-    for site in history.sites(*FORWARD_PORTS):
+    for site in computed(history):
         same = (site["min"] == site["max"]) & (site["min"] != 0) & (site["numel"] > 1)
         held = lately(same, steps, site.finite)
         if site.floating and held.any():

@@ -17,6 +17,7 @@ _TRANSPARENT: Final = frozenset(
     )
 ) | {"SqueezeBackward1", "SqueezeBackward2", "ViewBackward1", "UnbindBackward0"}  # fmt: skip
 _LINEAR: Final = {"AddmmBackward0": 1, "MmBackward0": 0, "LinearBackward0": 0}  # where the input is among the inputs
+_PRODUCTS: Final = ("Addmm", "Mm", "Linear", "Bmm", "Baddbmm", "Mv", "Convolution", "Trilinear")
 _NORMS: Final = ("PowBackward0", "LinalgVectorNormBackward0", "AbsBackward0", "MulBackward0", "NormBackward1")
 _ACTIVATIONS: Final = (
     "Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Tanh", "Sigmoid", "Softplus", "Hardtanh", "Hardswish", "Selu", "Celu",
@@ -73,6 +74,9 @@ class LossGraph:
         self.softmax_before: list[str] = []  # linear layers that are given a softmax's output
         self.activations = 0
         self.weighted = 0  # linear layers and convolutions
+        self.multiplied: set[str] = (
+            set()
+        )  # parameters that are a factor of a product, as kernels are and tables are not
         self.unnamed: list[Any] = []  # parameters of no model that is known
         self.attentions: list[Any] = []  # nodes of the softmax of an attention, or of a fused one
         self._uses: Counter[Any] = Counter()
@@ -94,7 +98,9 @@ class LossGraph:
         elif name in _LINEAR:
             self.weighted += 1
             self._pair(node, name_of)
-        elif name == "ConvolutionBackward0":
+        if name.startswith(_PRODUCTS):
+            self._factors(node, name_of)
+        if name == "ConvolutionBackward0":
             self.weighted += 1
         elif name.startswith(_ACTIVATIONS):
             self.activations += 1
@@ -104,9 +110,16 @@ class LossGraph:
         if count <= 80 and name in _NORMS and any(p is not None and p.name() == _LEAF for p, _ in node.next_functions):
             self.penalty = True
 
+    def _factors(self, node: Any, name_of: NameOf) -> None:
+        for parent, _ in node.next_functions[-2 if node.name().startswith(("Conv", "Lin")) else -1 :]:
+            variable = getattr(_skip(parent), "variable", None)
+            if variable is not None and (name := name_of(variable)) is not None:
+                self.multiplied.add(name)
+
     def _pair(self, node: Any, name_of: NameOf) -> None:
         below = _skip(node.next_functions[_LINEAR[node.name()]][0], self._uses)
-        if below is not None and below.name() == "SoftmaxBackward0" and (weight := _weight(node, name_of)):
+        layer = node.name() != "MmBackward0"  # without a bias it is a memory that is read
+        if layer and below is not None and below.name() == "SoftmaxBackward0" and (weight := _weight(node, name_of)):
             self.softmax_before.append(weight[0])
         if below is None or below.name() not in _LINEAR:
             return

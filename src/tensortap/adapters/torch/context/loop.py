@@ -91,7 +91,8 @@ class LoopState:
         self._per_backward: Counter[int] = Counter()
         self._plain_call: str | None = None  # the model that was called last, without gradients and in training mode
         self._evaluated: Counter[str] = Counter()  # calls of each model that look like evaluations in training mode
-        self._without_dropout = 0  # calls with gradients in evaluation mode since the last step
+        self._without_dropout: set[str] = set()  # models called with gradients in evaluation mode since the last step
+        self._in_eval_mode: Counter[str] = Counter()  # steps of training of each model in evaluation mode
         self._told: dict[int, tuple[Any, ...]] = {}
         self._same: Counter[int] = Counter()
 
@@ -103,7 +104,8 @@ class LoopState:
             self._plain_call = model
         elif not mode.endswith("no_grad"):
             self._pending_calls += 1
-            self._without_dropout += mode == "eval" and depends
+            if mode == "eval" and depends:
+                self._without_dropout.add(model)
             # The model goes on to train: what it gave without gradients was for nobody else.
             self._evaluated[model] += self._plain_call == model
             self._plain_call = None
@@ -144,7 +146,8 @@ class LoopState:
         self.counts["steps_without_backward"] += not self._backwards
         self.counts["steps_on_stale_gradients"] += bool(used) and used[0] == STALE
         self.counts["backwards_thrown_away"] += len(states) - len(used)
-        self.counts["trained_in_eval_mode"] += self._without_dropout > 0 and not self._calls["train"]
+        if not self._calls["train"]:
+            self._in_eval_mode.update(self._without_dropout)
         self.counts["steps_in_train_mode"] += self._calls["train"] > 0
         signature = (
             self._backwards,
@@ -170,18 +173,20 @@ class LoopState:
         for other in self._watches.values():
             other.states = []  # what was thrown away before is another optimizer's affair
         self._calls.clear()
-        self._without_dropout = 0
+        self._without_dropout.clear()
         self._backwards = self._losses = 0
 
     def totals(self, trained: Collection[str]) -> dict[str, Any]:
         """Return the counts of the whole training.
 
         `trained` are the models that an optimizer trains: a teacher, or the average of a model, gives targets in
-        training mode and is evaluated by nobody.
+        training mode and is evaluated by nobody; and what looks at pictures in evaluation mode is not trained.
         """
         per_backward = {str(calls): n for calls, n in self._per_backward.most_common(8)}
         evaluated = sum(n for model, n in self._evaluated.items() if model in trained)
+        in_eval_mode = max((n for model, n in self._in_eval_mode.items() if model in trained), default=0)
         return {**self.counts, "steps": self.steps, "calls_per_backward": per_backward,
+                "trained_in_eval_mode": in_eval_mode,
                 "eval_in_train_mode": evaluated, "calls_after_last_backward": self._pending_calls}  # fmt: skip
 
 

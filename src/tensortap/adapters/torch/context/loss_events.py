@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -22,6 +22,8 @@ from tensortap.adapters.torch.samples.monitor import SampleMonitor
 from tensortap.context.caller import frames_of_caller
 from tensortap.context.events import SPARSE
 from tensortap.context.origins import frames_of_user, lines_that_return, target_lines
+
+_MOST_NAMES: Final = 400  # of parameters in an event
 
 
 class LossEvents:
@@ -77,6 +79,7 @@ class LossEvents:
             "made_at": made_at, "computed_at": inside, "penalty": graph.penalty,
             "softmax_before": graph.softmax_before[:8],
             "activations": graph.activations, "weighted": graph.weighted,
+            "multiplied": sorted(graph.multiplied)[:_MOST_NAMES] if graph.complete else [],
             "operations": graph.top, "negated": graph.negated, "scaled": graph.scaled,
             "broadcasts": graph.broadcasts, "linear_pairs": graph.linear_pairs[:8], "trainable": len(trainable),
             "missing": shortened(missing), "missing_count": len(missing), "shape": list(loss.shape),

@@ -58,9 +58,11 @@ class ModelRecord:
             return {}
         named = list(root.named_parameters())
         frozen = [self.name(name) for name, p in named if not p.requires_grad]
+        kernels = [i for i, (_, p) in enumerate(named, 1) if p.requires_grad and p.dim() > 1]
         modules = list(_configured(root, self.name))[:_MOST_MODULES]
         return {
             "class": self.kind, "parameters": len(named), "frozen": frozen[:40], "frozen_count": len(frozen),
+            "last_trained": kernels[-1] / len(named) if kernels else 0.0,  # how far down the list, from 0 to 1
             "modules": modules, "ties": [[self.name(n) for n in names] for names in self.ties],
             "has_modes": self.has_modes, "dtypes": sorted({str(p.dtype).removeprefix("torch.") for _, p in named}),
         }  # fmt: skip

@@ -21,13 +21,19 @@ def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> 
     At least `calls` calls, at least `least` times.
     """
     found = [e for group in training_losses(history, *CLASSES).values() for e in group]
-    known = [e for e in found if e.data.get("target", {}).get("classes")]
+    known = [e for e in found if e.data.get("target", {}).get("classes") and not _compares(e.data)]
     if len(known) >= calls and all(e.data["target"]["classes"] == 1 for e in known):
         values = {e.data["target"]["most"] for e in known}
         size = sum(e.data["target"]["counts"][str(e.data["target"]["most"])] for e in known)
         if len(values) == 1 and size >= least * calls:
             yield cause(known, f"All {size} labels that were looked at are {values.pop()}.",
                         "Look at how labels are read; check the loss's target.")  # fmt: skip
+
+
+def _compares(data: dict[str, Any]) -> bool:
+    """Return whether the logits are similarities, of which the first is the right one, as in contrastive losses."""
+    operations = data.get("operations") or [""]
+    return str(operations[0]) in ("Div", "Mul", "Mm", "Bmm", "Sub", "Neg", "Cat")
 
 
 @rule("labels_sorted")

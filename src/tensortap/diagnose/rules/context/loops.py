@@ -109,7 +109,19 @@ def graph_detached(history: RunHistory) -> Iterator[Finding]:
                     "of the optimizer never get a gradient.",
                     "Look for detach(), .data, .item(), numpy or no_grad on the "
                     "way from it to the loss.", site=owner(first), places=names[:_MOST_PLACES],
-                    code=calls[0].code if calls and whole else "")  # fmt: skip
+                    code=calls[0].code if calls and whole else "",
+                    severity="info" if not whole and _is_side_branch(history, known, names) else "")  # fmt: skip
+
+
+def _is_side_branch(history: RunHistory, known: dict[str, Any], names: list[str]) -> bool:
+    """Return whether a layer or two are cut off while the first layer learns: an output that nobody asked for.
+
+    Whoever cuts the way from the loss cuts it for all that comes before.
+    """
+    cut = {owner(name) for name in names}
+    taught = {owner(name) for event in events(history, "parameters") for name in event.data.get("names") or ()}
+    ran = [place.site for place in history.places if place.port == "output" and place.site in cut | taught]
+    return known["unreached_count"] <= len(names) and len(cut) <= 2 and bool(ran) and ran[0] not in cut
 
 
 def _ran(module: str, ran: set[str]) -> bool:

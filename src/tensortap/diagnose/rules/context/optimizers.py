@@ -63,10 +63,17 @@ def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 
     rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
     lost = bool(rates) and 0 < float(rates[0] or 0) < 1e-6  # so small that weights may not change in their last digit
     moved = [r for r in ratios if r > 0 or lost]
-    if len(moved) >= steps and max(ratios) < ratio and not _clipped(history):
+    if len(moved) >= steps and max(ratios) < ratio and not _clipped(history) and not _warms_up(history):
         yield cause(found, f"A step moves the weights by at most {text.number(max(ratios))} of their size; 0.001 is "
                     f"usual. The learning rate is {text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
                     "Raise the learning rate.", code=_line(history), ratio=max(ratios))  # fmt: skip
+
+
+def _warms_up(history: RunHistory) -> bool:
+    """Return whether the learning rate is higher at the end than it was at first."""
+    rates = [group["lr"] for e in events(history, "rate") for group in e.data.get("groups", ())[:1] if group.get("lr")]
+    first = [g.get("before") for e in events(history, "rate")[:1] for g in e.data.get("groups", ())[:1]]
+    return bool(rates) and rates[-1] > 1.5 * float(first[0] or 0.0)
 
 
 @rule("updates_lost", severity="error")
@@ -263,7 +270,8 @@ def optimizer_stale(history: RunHistory) -> Iterator[Finding]:
     """An optimizer holds parameters that no model has, while a model has some that no optimizer holds."""
     known = totals(history)
     for event in events(history, "holds"):
-        if event.data.get("foreign") and known.get("untrained_count"):
+        inputs = event.data.get("foreign") == 1 and not event.data.get("held")  # a picture that is optimised
+        if event.data.get("foreign") and known.get("untrained_count") and not inputs:
             names = known["untrained"]
             yield cause([event], f"{event.name} holds {event.data['foreign']} parameters that are in no model, and "
                         f"{text.counted(known['untrained_count'], 'parameter')} that get gradients are in no "
@@ -282,7 +290,15 @@ def optimizer_incomplete(history: RunHistory) -> Iterator[Finding]:
         yield cause(_made(history)[:1], f"{text.counted(known['untrained_count'], 'parameter')} of "
                     f"{known['trainable']} get gradients, and no optimizer holds them.",
                     "Give the optimizer model.parameters(), or freeze them: requires_grad_(False).",
-                    site=owner(names[0]), places=names, untrained=known["untrained_count"])  # fmt: skip
+                    site=owner(names[0]), places=names, untrained=known["untrained_count"],
+                    severity="info" if _head_is_held(history, names, known) else "")  # fmt: skip
+
+
+def _head_is_held(history: RunHistory, names: list[str], known: dict[str, Any]) -> bool:
+    """Return whether the last layer is trained and only earlier ones are not: fine-tuning without freezing them."""
+    heads = {owner(e.data.get("produced_by")) for e in events(history, "loss") if e.data.get("train")} - {""}
+    listed = known["untrained_count"] <= len(names)
+    return bool(heads) and listed and not any(owner(name) in heads for name in names)
 
 
 @rule("frozen")
@@ -296,10 +312,16 @@ def frozen(history: RunHistory) -> Iterator[Finding]:
             and leaves
             and f"{leaves[-1]}.weight" in names
             and event.data["frozen_count"] < event.data["parameters"]
+            and not _has_adapters(event.data)
         ):
             yield cause([event], f"{event.data['frozen_count']} of {event.data['parameters']} parameters are frozen, "
                         f"{leaves[-1]}, the last layer, among them.", "Remove requires_grad = False where you train.",
                         site=leaves[-1], places=sorted(names)[:12])  # fmt: skip
+
+
+def _has_adapters(data: dict[str, Any]) -> bool:
+    """Return whether most is frozen, and kernels are trained down to the last layers, as those of adapters are."""
+    return data["frozen_count"] >= 0.4 * data["parameters"] and float(data.get("last_trained", 0.0)) > 0.7
 
 
 @rule("dropout_high")

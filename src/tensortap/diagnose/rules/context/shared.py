@@ -14,6 +14,7 @@ from tensortap.finding import Finding, Steps
 
 CLASSES: Final = ("cross_entropy", "nll_loss", "categorical_crossentropy", "sparse_categorical_crossentropy")
 _AROUND: Final = ("computed_at", "callers")  # further lines of the user's code that an event names
+_OF_VALUES: Final = frozenset(("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss"))
 BINARY: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "binary_crossentropy")
 
 
@@ -91,10 +92,36 @@ def loss_values(history: RunHistory) -> np.ndarray[Any, np.dtype[np.float64]]:
     return history.metrics[names[0]][1] if names else np.zeros(0)
 
 
-def goes_wrong(history: RunHistory) -> bool:
-    """Return whether the loss ends where it began, higher, or not finite."""
+def needs_not_fall(history: RunHistory) -> bool:
+    """Return whether a healthy training of this kind may have a loss that does not fall.
+
+    So it is where losses play against each other or are none of those that compare outputs with data (policy
+    gradients, critics), and where the targets are a model's own answers, as in Q-learning: of a model that is called
+    without gradients, in training mode, nearly as often as with them, or a varying number of times for each backward.
+    """
+    known = history.events("totals")
+    calls = known[-1].data if known else {}
+    if not calls.get("backwards"):
+        return False
+    kinds = {event.name for event in history.events("loss") if event.data.get("train")}
+    acting = sum(model.get("train_no_grad", 0) for model in calls.get("calls", {}).values())
+    episodes = len(calls.get("calls_per_backward", ())) >= 5
+    return not kinds or episodes or (kinds <= _OF_VALUES and acting >= 0.5 * calls["backwards"])
+
+
+def gets_on(history: RunHistory, *, least: float = 0.2) -> bool:
+    """Return whether the loss falls to less than `least` of what it began with."""
     values = loss_values(history)
-    if len(values) < 8:
+    if len(values) < 8 or not np.isfinite(values).all():
+        return False
+    k = max(2, len(values) // 8)
+    return bool(0 <= np.median(values[-k:]) < least * np.median(values[:k]))
+
+
+def goes_wrong(history: RunHistory) -> bool:
+    """Return whether the loss ends where it began, higher, or not finite, and ought to fall."""
+    values = loss_values(history)
+    if len(values) < 8 or (np.isfinite(values).all() and needs_not_fall(history)):
         return False
     if not np.isfinite(values).all():
         return True
