@@ -91,7 +91,6 @@ def run_all(
     `parts` are those that are scored only, or not. `share` is (i, n): every nth case, from the ith on.
     """
     torch.set_num_threads(1)
-    warm_up(*WARM)
     cases = [
         case
         for case in (*ALL_PAIRS, *TRAININGS)
@@ -150,6 +149,7 @@ def _run_healthy(case: Healthy, form: str) -> Result:
 
 def findings_of(source: str, form: str) -> tuple[list[dict[str, Any]], str]:
     """Run a script under `tensortap run` in a forked child; return its findings, and what went wrong."""
+    warm_up(*WARM)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "script.py").write_text(source)
         said = Path(folder) / "said.json"
