@@ -23,19 +23,25 @@ _USED_UNCALLED: Final = frozenset(("NonDynamicallyQuantizableLinear",))  # Multi
 
 @rule("inputs_not_normalised")
 def inputs_not_normalised(
-    history: RunHistory, *, bound: float = 1.0, mean: float = 0.2, std: float = 10.0, far: float = 10.0
+    history: RunHistory,
+    *,
+    bound: float = 1.0,
+    mean: float = 0.2,
+    std: float = 10.0,
+    far: float = 10.0,
+    extreme: float = 50.0,
 ) -> Iterator[Finding]:
     """The model's input leaves ±`bound` (UMLAUT), and its |mean| is above `mean` (SageMaker) or its std above `std`.
 
     Nothing is said where the first layer normalises. It is only noted while values stay within `far`, and where the
-    loss falls to a fifth all the same. Where the input was not recorded, the training context is asked, and values must
-    go beyond `far`.
+    loss falls to a fifth all the same, unless mean or std are beyond `extreme`. Where the input was not recorded, the
+    training context is asked, and values must go beyond `far`.
     """
     if _normalises(history):
         return
     given = _given(history)
     if not given and history.events("batch"):
-        yield from _of_batches(history, far)
+        yield from _of_batches(history, far, extreme)
         return
     sites = [site for site in given if site.floating]
     if not sites:
@@ -58,7 +64,7 @@ def inputs_not_normalised(
                 f"The input ranges from {text.number(low)} to {text.number(high)}, with mean {text.number(center)} "
                 f"and std {text.number(width)}.",
                 "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
-                severity="" if (tiny or wide) and not fine else "info",
+                severity="" if tiny or (wide and not (fine and max(width, abs(center)) < extreme)) else "info",
             )  # fmt: skip
 
 
@@ -68,7 +74,7 @@ def _normalises(history: RunHistory) -> bool:
     return first is not None and "Norm" in first.type
 
 
-def _of_batches(history: RunHistory, far: float) -> Iterator[Finding]:
+def _of_batches(history: RunHistory, far: float, extreme: float) -> Iterator[Finding]:
     events = [
         e for e in history.events("batch") if e.data.get("input", {}).get("dtype", "").startswith(("float", "bf"))
     ]
@@ -80,8 +86,9 @@ def _of_batches(history: RunHistory, far: float) -> Iterator[Finding]:
     wide = tiny if len(tiny) > len(known) / 2 else wide
     if known and len(wide) > len(known) / 2:
         event, given = wide[0]
+        fine = gets_on(history) and not tiny and max(given["std"], abs(given["mean"])) < extreme
         yield Finding(
-            "", "info" if gets_on(history) else "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
+            "", "info" if fine else "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
             f"The input ranges from {text.number(given['min'])} to {text.number(given['max'])}, with mean "
             f"{text.number(given['mean'])} and std {text.number(given['std'])}.",
             "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", event.code,
