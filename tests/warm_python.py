@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -147,6 +148,7 @@ def _serve(packages: Sequence[str], hidden: Sequence[str]) -> None:
     for package in packages:
         importlib.import_module(package)
     HiddenModules(hidden)
+    gc.freeze()  # what was imported is no garbage: a fork that looks through it would copy all of its memory
     for line in sys.stdin:
         print(json.dumps(_run(Task(*json.loads(line)))), flush=True)
     os._exit(0)  # there is nothing to tidy up, and modules take seconds to do it
