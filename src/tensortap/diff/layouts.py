@@ -308,6 +308,8 @@ class LayoutPairs:
         So it is with queries, keys and values in one layer, and with a gate beside its values. Where ranks have tokens
         from both ends of the sequence, they may still have heads or features in blocks.
         """
+        if is_backward(pair.place.port) and pair.factor != 1 and pair.a.record.summary.numel == 1:
+            yield pair._replace(factor=1.0)  # of a mean over a rank's own rows, such as a second loss, it is the same
         if pair.b.arrangement.sequence != "blocks":
             yield pair._replace(b=pair.b._replace(arrangement=pair.b.arrangement._replace(sequence="blocks")))
         if pair.b.arrangement.may_hold_several:

@@ -39,6 +39,35 @@ def test_parameters_gradients_and_updates(watch, same):
         assert ratio == pytest.approx(float(change.norm() / before[name].norm()), rel=1e-6)
 
 
+class Outer(torch.optim.Optimizer):
+    """Lets another optimizer do half of its work, and does the rest itself, as ZeroRedundancyOptimizer does."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {})
+        self.inner = torch.optim.SGD(self.param_groups[0]["params"][:2], 0.1)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        for parameter in self.param_groups[0]["params"][2:]:
+            parameter.sub_(parameter.grad)
+
+
+def test_an_optimizer_inside_another(watch, same):
+    """One row each: the update is all that the outer optimizer's step did, also to what the inner one does not hold."""
+    model = net()
+    optimizer = Outer(list(model.parameters()))
+    seen = watch(model, "**:{param,grad,update}")
+    for _ in range(2):
+        model(x()).square().sum().backward()
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        optimizer.step()
+        seen.tap.step()
+    for name, parameter in model.named_parameters():
+        assert same(seen.of(f"{name}:update")[1], parameter.detach() - before[name])
+        assert [len(seen.of(f"{name}:{port}")) for port in ("param", "grad", "update")] == [2, 2, 2]
+
+
 def test_gradients_are_summed_over_micro_batches(watch, same):
     """One record a step: the accumulated gradient."""
     model = net()

@@ -7,19 +7,21 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from tensortap.adapters.torch.autograd.parameters import ParameterTaps
+from tensortap.adapters.torch.autograd.parameters import ParameterTaps, ids_of
 from tensortap.adapters.torch.steps import TorchStepDetector
 
 
 class OptimizerHooks:
     """Pass the steps of optimizers that own one of the model's parameters on to the detector and the taps.
 
-    The hooks are global, so that no reference to the user's optimizer is needed.
+    The hooks are global, so that no reference to the user's optimizer is needed. An optimizer that steps inside another
+    which holds the same parameters, as ZeroRedundancyOptimizer's does, is a part of that one's step.
     """
 
     def __init__(self, steps: TorchStepDetector, parameters: ParameterTaps) -> None:
         self._steps = steps
         self._parameters = parameters
+        self._stepping: weakref.ref[Any] | None = None
         self._known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
         self._handles = [
             register_optimizer_step_pre_hook(self._before),
@@ -33,7 +35,8 @@ class OptimizerHooks:
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
-            if self._owns(optimizer):
+            if self._owns(optimizer) and not self._is_inside(optimizer):
+                self._stepping = weakref.ref(optimizer)
                 closure = _closure(args, kwargs)
                 self._steps.optimizer_starts(optimizer, closure)
                 self._parameters.before_step(optimizer, closure)
@@ -42,7 +45,8 @@ class OptimizerHooks:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
-            if self._owns(optimizer):
+            if self._owns(optimizer) and not self._is_inside(optimizer):
+                self._stepping = None
                 self._parameters.after_step(optimizer, _closure(args, kwargs))
                 self._steps.optimizer_stepped(optimizer)
         except Exception as error:
@@ -53,6 +57,10 @@ class OptimizerHooks:
         if known is None:
             known = self._known[optimizer] = self._parameters.owns(optimizer)
         return known
+
+    def _is_inside(self, optimizer: Any) -> bool:
+        outer = self._stepping() if self._stepping is not None else None
+        return outer is not None and outer is not optimizer and ids_of(optimizer) <= ids_of(outer)
 
     def _failed(self, error: Exception) -> None:
         self._steps.recorder.counters.failed("skipped_tensors", "observing an optimizer's step", error)

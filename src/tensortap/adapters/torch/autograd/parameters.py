@@ -90,7 +90,7 @@ class ParameterTaps:
 
     def owns(self, optimizer: Any) -> bool:
         """Return whether an optimizer holds any of the model's parameters."""
-        return self.members.any_of(_ids(optimizer))
+        return self.members.any_of(ids_of(optimizer))
 
     def before_step(self, optimizer: Any, closure: Any) -> None:
         """Record what an optimizer is about to use; with a closure it evaluates gradients itself."""
@@ -100,16 +100,16 @@ class ParameterTaps:
         """Record what an optimizer has used and changed."""
         step = self._steps.current()
         if closure is not None:
-            self._record("grad", step, _ids(optimizer), skip=self._unchanged_since_clipping())
+            self._record("grad", step, ids_of(optimizer), skip=self._unchanged_since_clipping())
         if self._clipped:
-            self._forget_clipped(_ids(optimizer))
+            self._forget_clipped(ids_of(optimizer))
         if self._before:
             self._record_updates(step)
 
     def _observe(self, optimizer: Any, step: OpenStep, gradients: bool) -> None:
         if not step.armed & self.members.bits:
             return
-        ids = _ids(optimizer)
+        ids = ids_of(optimizer)
         self._record("param", step, ids)
         self._record_buffers(step)
         if gradients:
@@ -237,5 +237,6 @@ def clip_factor(most: float, norm: Any) -> Tensor:
     return torch.clamp(most / (torch.as_tensor(norm).detach() + 1e-6), max=1.0)
 
 
-def _ids(optimizer: Any) -> set[int]:
+def ids_of(optimizer: Any) -> set[int]:
+    """Return the identities of the parameters that an optimizer holds."""
     return {id(p) for group in optimizer.param_groups for p in group["params"]}
