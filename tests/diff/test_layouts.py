@@ -175,6 +175,18 @@ def test_runs_that_share_no_site(spread):
         tt.diff(spread("one", {"fc": X}), spread("two", {"conv": X[:3]}, {"conv": X[:2]}))
 
 
+def test_counts_of_own_rows(spread):
+    """A buffer whose values on all ranks add up to the reference's is no difference; one that does not is."""
+    counts = np.array([3.0, 5.0, 0.0, 8.0], np.float32)
+    one = spread("one", {"fc": X, "moe.counts:buffer": counts})
+    halves, parts = np.split(X, 2), (np.array([1.0, 5, 0, 2], np.float32), np.array([2.0, 0, 0, 6], np.float32))
+    ranks = [{"fc": half, "moe.counts:buffer": part} for half, part in zip(halves, parts, strict=True)]
+    found = tt.diff(one, spread("same", *ranks))
+    assert found
+    ranks[1]["moe.counts:buffer"] = parts[1] + 1
+    assert tt.diff(one, spread("wrong", *ranks)).cause.kind == "buffer"
+
+
 def test_matrices_side_by_side(spread):
     """Parts of queries, keys and values in one tensor are pieces of three; another order is wrong."""
     whole = np.random.default_rng(2).normal(size=(4, 12)).astype(np.float32)

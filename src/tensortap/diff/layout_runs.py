@@ -130,6 +130,9 @@ class LayoutComparison:
             return self._of_own_rows(group)
         if not all(apart) or not add_up(group, [self._pairs.elements(paired) for paired, _ in group]):
             return list(group)
+        if first.place.port == "buffer":
+            note = f"the {len(group)} ranks' values add up to it: each counts its own rows"
+            return [(first, replace(pair, error=0.0, excess=0.0, note=note))]
         return [(paired, replace(pair, note=NOTE.format(len(group)))) for paired, pair in group]
 
     def _of_own_rows(self, group: Sequence[Compared]) -> list[Compared]:
