@@ -178,6 +178,8 @@ def test_runs_that_share_no_site(spread):
 def test_counts_of_own_rows(spread):
     """A buffer whose values on all ranks add up to the reference's is no difference; one that does not is."""
     counts = np.array([3.0, 5.0, 0.0, 8.0], np.float32)
+    equal = [{"fc": half, "moe.counts:buffer": counts / 2} for half in np.split(X, 2)]
+    assert tt.diff(spread("both", {"fc": X, "moe.counts:buffer": counts}), spread("equal", *equal))
     one = spread("one", {"fc": X, "moe.counts:buffer": counts})
     halves, parts = np.split(X, 2), (np.array([1.0, 5, 0, 2], np.float32), np.array([2.0, 0, 0, 6], np.float32))
     ranks = [{"fc": half, "moe.counts:buffer": part} for half, part in zip(halves, parts, strict=True)]

@@ -157,7 +157,7 @@ class LayoutPairs:
         for _, own in sorted(copies.items()):
             marks = tuple(sorted((tuple(sorted(p.at.items() - _at(p, arrangement.copied))), fingerprint(p.record))
                                  for p in own))  # fmt: skip
-            if marks in seen and math.prod(shape) > 1:
+            if marks in seen and math.prod(shape) > 1 and place.port != "buffer":  # equal counts add up too
                 continue
             seen.add(marks)
             whole = merged_whole(own, arrangement, shape, self.b.kept)
@@ -249,9 +249,8 @@ class LayoutPairs:
 
     def _sides_of_tokens(self, a: Records, b: Records, micro: tuple[int, int]) -> frozenset[str]:
         """Return the sides along which the model's input is cut behind its rows: ranks have tokens of their own."""
-        if _ROOT_INPUT not in a or _ROOT_INPUT not in b:
-            return frozenset()
-        pairs = self._pairs(_ROOT_INPUT, a[_ROOT_INPUT], b[_ROOT_INPUT], micro, ())
+        inputs = [place for place in a if (place.site, place.port) == ("", "input") and place in b]
+        pairs = (pair for place in inputs for pair in self._pairs(place, a[place], b[place], micro, ()))
         return frozenset(side for pair in pairs for side in pair.b.arrangement.cut_behind_rows)
 
     def _modules_with_right_gradients(
