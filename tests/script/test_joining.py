@@ -70,7 +70,7 @@ ACCELERATED = """
 import torch
 from accelerate import Accelerator
 from torch import nn
-accelerator = Accelerator()
+accelerator = Accelerator(cpu=True)
 model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
 model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
 for _ in range(3):
@@ -97,7 +97,7 @@ def test_processes_of_spawn_without_a_group_are_ranks_too(scripts):
     done, run = scripts.observe(SPAWN + ALONE, "--watch", "recommended", process=True)
     assert done.returncode == 0, done.stderr
     assert run.ranks == [0, 1] and run.steps == [0, 1, 2]
-    means = {record.rank: record.mean for record in run.records(steps=0) if str(record.place) == ":output"}
+    means = {record.rank: record["mean"] for record in run.records(steps=0) if str(record.place) == ":output"}
     assert len(set(means.values())) == 2
     assert "replicas_differ" not in {finding.rule for finding in run.findings()}
     assert "no process group" in run.findings().skipped["replicas_differ"]
@@ -152,7 +152,7 @@ LAUNCHERS = {
     "torchrun, a module": ["run", "--to", "run", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
     "torchrun first": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tensortap", "run",
                        "--to", "run"],
-    "accelerate launch": ["run", "--to", "run", "accelerate", "launch", "--cpu", "--num_processes=2", "--multi_gpu",
+    "accelerate launch": ["run", "--to", "run", "accelerate", "launch", "--num_processes=2", "--multi_gpu",
                           "--mixed_precision=no", "--num_machines=1", "--dynamo_backend=no"],
 }  # fmt: skip
 
@@ -168,7 +168,7 @@ def test_two_workers_of_a_launcher(scripts, words):
     assert done.returncode == 0, done.stderr
     run = tt.open(scripts.folder / "run")
     assert run.ranks == [0, 1] and run.steps == [0, 1, 2] and run.state == "finished"
-    means = {record.rank: record.mean for record in run.records(steps=0) if str(record.place) == ":output"}
+    means = {record.rank: record["mean"] for record in run.records(steps=0) if str(record.place) == ":output"}
     assert len(set(means.values())) == 2
     assert sum(line.startswith("Sequential: 3 steps") for line in ours(done)) == 1
 
