@@ -48,10 +48,10 @@ imports: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready browser
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line half-torch half-others
+	@$(MAKE) --no-print-directory --jobs=2 half-torch half-others
 
 thorough: $(VENV)/.ready browser  ## the tests of `make test`, and those that only repeat their mechanism at length
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line half-torch half-others MARKED='-m "thorough or not thorough"'
+	@$(MAKE) --no-print-directory --jobs=2 half-torch half-others MARKED='-m "thorough or not thorough"'
 
 half-torch:
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)

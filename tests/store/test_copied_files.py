@@ -177,3 +177,15 @@ def test_tensors_of_version_1_are_held_against_the_name_of_their_file(tmp_path: 
     kept = [(key.rank, key.name()) for key, _ in opened.tensors()]
     assert len(kept) == len(set(kept)) > 0 and opened.counts == {"damaged_tensors": 1}
     assert "other steps" in opened.damage[str(second.relative_to(run))]
+
+
+def test_compacting_leaves_tensors_of_another_file_where_they_are(tmp_path: Path) -> None:
+    """Tensors of two ranks have the same names: joined, the copied ones took the places of those that were there."""
+    run = Path(shutil.copytree(Path(__file__).parent / "fixtures" / "v1", tmp_path / "v1"))
+    mine = sorted(run.glob("rank=0/tensors/*.safetensors"))
+    shutil.copyfile(min(run.glob("rank=1/tensors/*.safetensors")), mine[1])
+    before = Counter(rows_of(open_run(run)))
+    compact(run)
+    opened = open_run(run)
+    assert Counter(rows_of(opened)) == before
+    assert mine[1].exists() and opened.counts == {"damaged_tensors": 1}

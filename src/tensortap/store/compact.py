@@ -23,7 +23,7 @@ from tensortap.store.sealing import (
     remove_unfinished,
     remove_unfinished_run_json,
 )
-from tensortap.store.tensors import Stored, TensorReader, index_entry, write_tensors
+from tensortap.store.tensors import Stored, TensorReader, index_entry, misplaced, write_tensors
 
 Progress = Callable[[int, int], None]
 _ROWS_AT_ONCE: Final = 500_000
@@ -224,7 +224,7 @@ def _join_tensors(files: Files, catalog: Catalog, rank: int, batch: list[str]) -
     joined: list[layout.TensorFile] = []
     for name in batch:
         try:
-            rows += list(_rows_of(files, name))
+            rows += list(_rows_of(files, name, rank))
             joined.append(layout.tensor_file(name.rpartition("/")[2]))  # type: ignore[arg-type]
         except FileNotFoundError:
             raise
@@ -240,9 +240,13 @@ def _join_tensors(files: Files, catalog: Catalog, rank: int, batch: list[str]) -
             files.remove(f"{folder}/{file.name}")
 
 
-def _rows_of(files: Files, name: str) -> Iterator[Stored]:
+def _rows_of(files: Files, name: str, rank: int) -> Iterator[Stored]:
+    """Yield the tensors of a file; one that holds those of another is left as it is: their names are taken."""
     with files.open(name) as file:
         reader = TensorReader(file)
         check_original(files, name, reader.written_as)
-        for tensor, key in reader.keys().items():
+        keys = reader.keys()
+        if why := misplaced(name, rank, keys.values()):
+            raise ValueError(why)
+        for tensor, key in keys.items():
             yield Stored(tensor, index_entry(key), reader.read(tensor))

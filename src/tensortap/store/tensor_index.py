@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,7 +14,7 @@ from tensortap.store.files import check_original
 from tensortap.store.names import tensor_file
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tensor_tail import tail_tensors
-from tensortap.store.tensors import Array, TensorKey, TensorReader, key_of
+from tensortap.store.tensors import Array, TensorKey, TensorReader, key_of, misplaced
 from tensortap.types import Place
 
 DAMAGE: Final = (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError, MemoryError)
@@ -126,16 +126,10 @@ def _of_file(snapshot: Snapshot, name: str, rank: int) -> Iterator[tuple[str, Te
     except DAMAGE as error:
         snapshot.catalog.mark_damaged(name, error)
         return
-    if not _fits_name(name, rank, keys.values()):  # older files do not tell under which name they were written
-        snapshot.catalog.mark_damaged(name, "it holds tensors of other steps, or of another rank, than its name says")
+    if why := misplaced(name, rank, keys.values()):
+        snapshot.catalog.mark_damaged(name, why)
     for tensor, key in keys.items():
         yield tensor, TensorEntry(key, lambda tensor=tensor: _read(snapshot, name, reader, tensor))  # type: ignore[misc]
-
-
-def _fits_name(name: str, rank: int, keys: Iterable[TensorKey]) -> bool:
-    """Return whether the tensors of a file are of the steps in its name and of the rank of its folder."""
-    said = tensor_file(name.rpartition("/")[2])
-    return said is not None and all(said.first <= key.step <= said.last and key.rank == rank for key in keys)
 
 
 def _read(snapshot: Snapshot, name: str, reader: TensorReader, tensor: str) -> Array:

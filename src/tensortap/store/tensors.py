@@ -16,6 +16,7 @@ from tensortap.record.step import Step
 from tensortap.reduce.buffers import NUMPY_DTYPES
 from tensortap.reduce.kernel import crc32
 from tensortap.store.files import load_json
+from tensortap.store.names import tensor_file
 from tensortap.types import Place
 
 Array = npt.NDArray[Any]
@@ -219,6 +220,16 @@ def array_of_bytes(dtype: str, shape: Sequence[int], data: bytes) -> Array:
 def index_entry(key: TensorKey) -> str:
     """Return what a file's metadata says of a tensor."""
     return json.dumps(key._asdict())
+
+
+def misplaced(name: str, rank: int, keys: Iterable[TensorKey]) -> str:
+    """Return why tensors do not belong into a file: files of version 1 do not tell under which name they were written.
+
+    Empty where they are of the steps in its name and of the rank of its folder.
+    """
+    said = tensor_file(name.rpartition("/")[2])
+    fits = said is not None and all(said.first <= key.step <= said.last and key.rank == rank for key in keys)
+    return "" if fits else "it holds tensors of other steps, or of another rank, than its name says"
 
 
 class TensorReader:
