@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from outside.layouts.reports.context import GatherSequence
+from outside.layouts.third.moe import EXPERTS, LENGTH, WIDTH, Expert
 from outside.layouts.third.scene import ROWS, Loop, Scene, average_gradients, begin, generator, mesh, share
 
-WIDTH, EXPERTS, LENGTH, VOCAB = 12, 4, 6, 24
+VOCAB = 24
 
 
 class Return(torch.autograd.Function):
@@ -33,18 +34,6 @@ class Return(torch.autograd.Function):
         ]
         dist.all_gather(parts, g.contiguous(), group=ctx.group)
         return torch.cat(parts), None
-
-
-class Expert(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w3 = nn.Linear(WIDTH, 16, bias=False), nn.Linear(WIDTH, 16, bias=False)
-        self.w2 = nn.Linear(16, WIDTH, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class Router(nn.Module):
