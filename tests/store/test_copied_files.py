@@ -136,7 +136,7 @@ def test_a_changed_digit_in_a_run_json_is_counted(run: Path) -> None:
 def test_a_run_json_without_a_checksum_is_read(run: Path) -> None:
     """As older versions wrote it."""
     said = json.loads((run / "run.json").read_text())
-    assert isinstance(said.pop("crc32"), int)
+    assert isinstance(said.pop("crc32"), int) and said.pop("checked") is True
     (run / "run.json").write_text(json.dumps(said))
     assert open_run(run).counts == {} and open_run(run).info["launch"] == said["launch"]
     (run / "run.json").write_text(json.dumps({**said, "crc32": 1, "schema": "none"}))
@@ -152,6 +152,15 @@ def test_checksums_of_another_tail_are_not_believed(run: Path, folder: str) -> N
     for other in run.rglob("_tail-*.crc"):
         shutil.copyfile(other, mine) if other != mine else None
         assert Counter(rows_of(open_run(run))) == whole
+
+
+@pytest.mark.parametrize("name", ["crc32", "checked"])
+def test_a_checksum_whose_name_is_damaged_is_missed(run: Path, name: str) -> None:
+    """A flipped bit in the name of the checksum does not make the file one of an older version, which had none."""
+    text = (run / "run.json").read_text()
+    assert text.count(f'"{name}"') == 1 and open_run(run).counts == {}
+    (run / "run.json").write_text(text.replace(f'"{name}"', f'"{name[:-1]}!"'))
+    assert open_run(run).counts == {"damaged_files": 1}
 
 
 def test_older_checksums_are_believed(run: Path) -> None:

@@ -10,12 +10,13 @@ from typing import Any, Final
 from tensortap.store.files import load_json
 
 _CHECKSUM: Final = "crc32"  # of all that the file says besides
+_CHECKED: Final = "checked"  # says that there is a checksum: its own name may be what was damaged
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
     """Return the text of a file that says this, with its checksum."""
-    plain = {name: value for name, value in content.items() if name != _CHECKSUM}
-    return json.dumps(plain | {_CHECKSUM: _checksum(plain)}, indent=1).encode()
+    plain = _plain(content)
+    return json.dumps({_CHECKED: True, **plain, _CHECKSUM: _checksum(plain)}, indent=1).encode()
 
 
 def decode(data: bytes) -> tuple[Any, str]:
@@ -27,11 +28,15 @@ def decode(data: bytes) -> tuple[Any, str]:
     ({'schema': 2}, 'its checksum does not hold: what it says may be wrong')
     """
     said = load_json(data)
-    if not isinstance(said, dict) or _CHECKSUM not in said:  # older versions wrote none
+    if not isinstance(said, dict) or not {_CHECKSUM, _CHECKED} & said.keys():  # older versions wrote none
         return said, ""
-    content = {name: value for name, value in said.items() if name != _CHECKSUM}
-    holds = said[_CHECKSUM] == _checksum(content)
+    content = _plain(said)
+    holds = said.get(_CHECKSUM) == _checksum(content)
     return content, "" if holds else "its checksum does not hold: what it says may be wrong"
+
+
+def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in content.items() if name not in (_CHECKSUM, _CHECKED)}
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
