@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -29,9 +30,14 @@ def name(path: Path) -> str:
     return path.relative_to(SOURCE).as_posix()
 
 
+@functools.cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
 def classes() -> Iterator[tuple[str, ast.ClassDef]]:
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef):
                 yield name(path), node
 
@@ -39,7 +45,7 @@ def classes() -> Iterator[tuple[str, ast.ClassDef]]:
 def identifiers(path: Path) -> set[str]:
     """The names of a file's functions, classes, parameters and variables, as words."""
     names: set[str] = {path.stem}
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
         elif isinstance(node, ast.arg):

@@ -25,6 +25,7 @@ FRAMEWORKS = (
     "tensorboard", "wandb", "trackio", "mlflow", "opentelemetry", "prometheus_client", "matplotlib",
     "transformers", "lightning", "accelerate",
 )  # fmt: skip
+PAGE = "tensortap/view/static"
 NOT_SOURCE = shutil.ignore_patterns("__pycache__", "*.so", "*.egg-info", "runs", "node_modules", "artefacts")
 
 LOOK = """
@@ -93,8 +94,22 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def wheel(sources: Path) -> Path:
-    return build(sources, "wheel")
+def archive(sources: Path) -> Path:
+    return build(sources, "sdist")
+
+
+@pytest.fixture(scope="module")
+def wheel(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel, built from the source archive alone and without optimization, which takes the compiler long."""
+    folder = tmp_path_factory.mktemp("archive")
+    with tarfile.open(archive) as opened:
+        # Debian's Python 3.11.2 has no filters yet; the archive is our own.
+        opened.extractall(folder, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+        root = opened.getnames()[0].partition("/")[0]
+    compiler = folder / "cc"
+    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
+    compiler.chmod(0o755)
+    return build(folder / root, "wheel", {**os.environ, "CC": str(compiler)})
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +118,9 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_wheel(wheel: Path) -> None:
-    """The wheel fits Python 3.11 and later, and holds the kernel and the type marker but no C and no tests."""
+    """The wheel fits Python 3.11 and later, and holds the kernel, the page, the type marker, but no C and no tests."""
     names = zipfile.ZipFile(wheel).namelist()
+    assert (f"{PAGE}/index.html" in names) == (ROOT / "src" / PAGE).is_dir()
     assert "cp311-abi3" in wheel.name
     assert any(re.fullmatch(r"tensortap/reduce/_kernel\.abi3\.so", name) for name in names)
     assert "tensortap/py.typed" in names
@@ -112,25 +128,15 @@ def test_wheel(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in names)
 
 
-def test_sdist(sources: Path, tmp_path: Path) -> None:
-    """A wheel can be built from the source archive alone."""
-    with tarfile.open(build(sources, "sdist")) as archive:
-        names = archive.getnames()
-        # Debian's Python 3.11.2 has no filters yet; the archive is our own.
-        archive.extractall(tmp_path, **({"filter": "data"} if hasattr(tarfile, "data_filter") else {}))
+def test_sdist(archive: Path) -> None:
+    """The source archive holds all that is built; the wheel of these tests is made from it alone."""
+    with tarfile.open(archive) as opened:
+        names = opened.getnames()
     root = names[0].partition("/")[0]
     for name in ("kernel.c", "body.h", "pass.h", "xla.h", "onnx.h"):
         assert f"{root}/src/tensortap/reduce/csrc/{name}" in names
     assert {f"{root}/web/package-lock.json", f"{root}/web/src/main.ts"} <= set(names)
     assert [name for name in names if "node_modules" in name] == []
-    compiler = tmp_path / "cc"  # what the optimizer makes of it is test_installed's
-    compiler.write_text('#!/bin/sh\nexec cc "$@" -O0\n')
-    compiler.chmod(0o755)
-    again = zipfile.ZipFile(build(tmp_path / root, "wheel", {**os.environ, "CC": str(compiler)})).namelist()
-    assert "tensortap/reduce/_kernel.abi3.so" in again
-
-
-PAGE = "tensortap/view/static"
 
 
 def without_page(sources: Path, folder: Path) -> Path:
@@ -139,6 +145,7 @@ def without_page(sources: Path, folder: Path) -> Path:
     return shutil.copytree(sources, folder, symlinks=True, ignore=ignored)
 
 
+@pytest.mark.thorough  # `make test` has installed the package, which made the page, and test_wheel finds it
 @pytest.mark.skipif(shutil.which("npm") is None, reason="the page is made by Node, which is not installed here")
 def test_the_page_is_made_where_node_is_and_comes_with_the_wheel(sources: Path, tmp_path: Path) -> None:
     """A wheel and a source archive built with Node hold the page: one script, one style sheet, under 300 kB gzip."""

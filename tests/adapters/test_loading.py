@@ -47,8 +47,8 @@ def test_importing_tensortap_loads_none():
     assert loaded(f"{code}print(json.dumps([name for name in {FRAMEWORKS!r} if name in sys.modules]))") == set()
 
 
-# Keras loads three frameworks itself, which takes ten seconds; import-linter holds its adapter to the same.
-SELDOM = {"keras": pytest.mark.thorough}
+# Keras loads three frameworks itself, which takes ten seconds, JAX four; import-linter holds adapters to the same.
+SELDOM = {"keras": pytest.mark.thorough, "jax": pytest.mark.thorough}
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SELDOM.get(name, ())) for name in SUBJECTS if name in OWN])

@@ -84,7 +84,7 @@ def test_show(run):
     assert rows[next(i for i, r in enumerate(rows) if r.startswith("site")) + 1].startswith("blocks.1.mlp:output")
 
 
-@pytest.mark.parametrize("width", [80, 120, 200])
+@pytest.mark.parametrize("width", [80, pytest.param(120, marks=pytest.mark.thorough), 200])
 def test_show_fits_a_real_terminal_and_is_coloured_there(run, width):
     """On a terminal NaN is red, and no line is wider than it."""
     drawn, code = on_terminal(width, "show", run)

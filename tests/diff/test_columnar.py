@@ -77,10 +77,10 @@ def pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.mark.parametrize(
     ("keep", "ranks", "changes"),
     [
-        ([tt.histogram()], 1, 0),
+        pytest.param([tt.histogram()], 1, 0, marks=pytest.mark.thorough),
         ([tt.histogram(), tt.sample(3)], 1, 4),
         ([tt.histogram()], 2, 200),
-        ([tt.stats(), tt.hash()], 3, 1),
+        pytest.param([tt.stats(), tt.hash()], 3, 1, marks=pytest.mark.thorough),
     ],
 )
 def test_the_result_is_that_of_comparing_every_pair(

@@ -110,6 +110,7 @@ def test_an_exception(trainer, data, tmp_path):
     assert watching.tap.run.state == "finished"
 
 
+@pytest.mark.thorough  # test_resumed has a second training
 def test_twice(trainer, tmp_path):
     """A second training with the same callback goes on in its run instead of failing."""
     watching = Watch("head", to=str(tmp_path / "run"))

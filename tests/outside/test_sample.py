@@ -8,10 +8,16 @@ from outside import language, loops, zoo
 from outside.checks import check
 
 ARCHITECTURES = ("gpt2", "t5", "vit", "mamba", "whisper")
-LOOPS = ("GAN", "LBFGS", "saves the whole model", "asks transformers before torch")
+LOOPS = ("GAN", "LBFGS", "saves the whole model")
 
 
-@pytest.mark.parametrize("subject", zoo.subjects(), ids=lambda subject: subject.name)
+def shapes():
+    """Every third; the others in `make thorough` and `make outside`."""
+    for number, subject in enumerate(zoo.subjects()):
+        yield pytest.param(subject, id=subject.name, marks=() if number % 3 == 0 else pytest.mark.thorough)
+
+
+@pytest.mark.parametrize("subject", list(shapes()))
 @pytest.mark.filterwarnings("ignore")
 def test_shapes_of_models(subject):
     """Every promise holds for models of unusual shapes."""
@@ -26,7 +32,8 @@ def test_architectures(kind):
     assert check(subject).failed == {}
 
 
-@pytest.mark.parametrize("name", LOOPS)
+# tests/script/test_imports.py has a library that imports PyTorch by itself.
+@pytest.mark.parametrize("name", [*LOOPS, pytest.param("asks transformers before torch", marks=pytest.mark.thorough)])
 def test_training_loops(name):
     """A script ends as it would without us, and is recorded."""
     assert next(s for s in loops.subjects() if s.name == f"loop/{name}").check().failed == {}

@@ -113,6 +113,7 @@ def test_levels_and_threads_are_checked():
         _kernel.set_threads(0)
 
 
+@pytest.mark.thorough  # gigabytes, for one addition of counts that test_merge.py has too
 def test_more_elements_than_a_count_can_hold():
     """Above 2^32 - 1 elements there is no histogram."""
     one = np.ones(1, np.int8)

@@ -82,6 +82,7 @@ def test_a_keras_script(scripts):
     assert ours(done)[-2].startswith("Sequential: 4 steps (3 train, 1 eval)")
 
 
+@pytest.mark.thorough  # test_a_jax_script has the way; only the words differ
 def test_a_jax_script_without_steps(scripts):
     """A script that compiles no training step is told how to show what it does."""
     done, run = scripts.observe(JAX, process=True)

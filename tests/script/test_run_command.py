@@ -189,17 +189,18 @@ def test_an_error_in_backward(tmp_path):
     text = TRAIN.format(steps=2) + "loss.backward()\n"
     name = script(tmp_path, text)
     done = observed("--to", "out", name, cwd=tmp_path)
-    same(done, python(name, cwd=tmp_path))
-    assert "second time" in done.stderr
+    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
+    said = theirs(done.stderr)
+    assert said.startswith(f'Traceback (most recent call last):\n  File "{tmp_path / name}", line ')
+    assert "second time" in said and "tensortap" not in said
     assert tt.open(tmp_path / "out").steps == [0, 1]
 
 
 def test_an_interrupt_while_training(tmp_path):
     """Ctrl-C ends the process as it ends `python`, and what was seen is kept."""
     name = script(tmp_path, TRAIN.format(steps=10**9))
-    bare, _ = _interrupted([name], tmp_path)
     code, stderr = _interrupted(["-m", "tensortap", "run", "--to", "out", name], tmp_path)
-    assert code == bare != 0
+    assert code in (1, -signal.SIGINT)  # 1 where PyTorch has replaced the handler of exceptions
     text = stderr.decode()
     assert theirs(text).startswith('Traceback (most recent call last):\n  File "' + str(tmp_path / name))
     assert theirs(text).endswith("KeyboardInterrupt\n")

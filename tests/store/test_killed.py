@@ -184,7 +184,7 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(
 
 def test_a_kill_before_any_change_to_a_file_loses_no_step(template: child.Template, fast_path: Path) -> None:
     """Killed before changes that recording, sealing and resuming make to files, whatever was handed over is there."""
-    for change in range(1, 200, 13):
+    for change in range(1, 200, 23):
         path = fast_path / f"run{change}"
         order = {"do": "write", "path": str(path), "seed": change, "die_at": change}
         promised: list[int] = []

@@ -69,6 +69,7 @@ def test_two_ranks_write_one_run_side_by_side(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "exp1/run.json").read_text())["schema"] == 1
 
 
+@pytest.mark.thorough  # test_ranks_overwrite_and_resume_together starts ranks at once
 def test_ranks_agree_on_a_default_path(tmp_path: Path) -> None:
     """With no path given, all ranks of a launch write to one new folder, and the next launch to another."""
     first, second = launch(tmp_path, 3), launch(tmp_path, 2)

@@ -149,6 +149,7 @@ def test_of_a_very_long_run_fewer_histograms_than_numbers_are_read(run, page, tm
     assert np.flatnonzero(np.isfinite(columns["q50"])).tolist() == list(range(0, 30, 6))
 
 
+@pytest.mark.thorough  # test_what_does_not_fit_is_left_out_and_told has the limit
 def test_200_sites_of_1000_steps_are_under_5_mb(bench, page, tmp_path):
     """The size that was promised, with numbers that hardly compress."""
     bench.build(tmp_path / "run", 200, 1000, folded=True)

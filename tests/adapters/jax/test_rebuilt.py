@@ -121,6 +121,7 @@ class Stack(eqx.Module):
         return eqx.filter_checkpoint(self.head)(self.features(x))
 
 
+@pytest.mark.thorough  # test_libraries.py has Equinox
 def test_equinox(memory, seen):
     """A stack of layers in a scan, and a layer that is computed again, are seen; classes of results are the user's."""
     model = Stack()
@@ -192,6 +193,7 @@ def test_two_taps_on_gradients_of_equinox():
     assert places[0] == places[1] and {("head:output", 0), ("blocks.weight:grad", 0)} <= set(places[0])
 
 
+@pytest.mark.thorough  # test_libraries.py has Haiku
 def test_haiku(memory, seen):
     """Haiku's own loops over layers, and what it computes again, with the cotangents' values."""
 

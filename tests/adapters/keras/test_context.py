@@ -58,9 +58,9 @@ def test_nothing_without_being_asked(tmp_path):
 
 @pytest.mark.parametrize(("options", "rule"), [
     ({"activation": "softmax"}, "constant_output"),
-    ({"activation": None}, "activation_loss_mismatch"),
+    pytest.param({"activation": None}, "activation_loss_mismatch", marks=pytest.mark.thorough),
     ({"activation": "sigmoid", "loss": keras.losses.BinaryCrossentropy(from_logits=True)}, "activation_loss_mismatch"),
-    ({"rate": 1e-9}, "learning_rate_low"),
+    pytest.param({"rate": 1e-9}, "learning_rate_low", marks=pytest.mark.thorough),
 ])  # fmt: skip
 def test_causes(tmp_path, options, rule):
     """The cause is named, at the output layer or the line."""

@@ -13,7 +13,6 @@ import tensortap as tt
 COMPARED = ("numel", "nan", "posinf", "zeros", "min", "max")
 MOMENTS = ("mean", "std", "l1", "l2")
 ALL = "**:{output,input,grad_output,grad_input,param,grad}"
-graph_or_xla = pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
 # XLA takes seconds to compile what another test compiles too.
 compiled_once = pytest.mark.parametrize(
     "jit", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["graph", "xla"]
@@ -51,7 +50,7 @@ def test_weights_after_training_are_the_same(make, fit, memory, jit):
     assert {record["phase"] for record in memory.records} == {"train"}
 
 
-@graph_or_xla
+@compiled_once
 def test_a_graph_gives_the_rows_of_an_eager_run(make, fit, jit):
     """Counts, ends and histograms are equal; moments agree to rounding; the smaller last batch has its own shape."""
     eager, graph = tt.Memory(), tt.Memory()
@@ -90,9 +89,7 @@ def test_the_row_in_a_graph_is_the_kernels(memory):
     [
         "float32",
         "bfloat16",
-        "int32",
-        "bool",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("float64", "float16", "uint8")),
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("float64", "float16", "int32", "uint8", "bool")),
     ],
 )
 def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
@@ -150,6 +147,7 @@ def test_what_predict_gives_is_what_is_recorded(make, data, memory):
     assert list(memory.records[0].numbers.values()) == [float(output.max())]
 
 
+@pytest.mark.thorough  # an XLA variant of test_loops.py
 def test_elements_under_xla_are_counted_as_skipped(make, fit, memory):
     """They are not there, which is said once; the statistics are."""
     model = make(jit_compile=True)
@@ -159,7 +157,7 @@ def test_elements_under_xla_are_counted_as_skipped(make, fit, memory):
     assert tap.counts["skipped_elements"] and steps(memory) == [0, 1] and not memory.tensors
 
 
-@graph_or_xla
+@compiled_once
 def test_every(make, fit, memory, jit):
     """Only the wanted steps are recorded, and no trigger retraces."""
     model = make(jit_compile=jit)
@@ -204,6 +202,7 @@ def test_lookback(make, fit, memory, losses):
     assert steps(memory) == [best - 1, best]
 
 
+@pytest.mark.thorough  # test_own_functions.py::test_nothing_stays
 def test_old_traces_are_given_back(make, fit, memory):
     """After closing, the model has the function it had, with its traces, and nothing of ours."""
     model = make()

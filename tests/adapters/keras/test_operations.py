@@ -23,7 +23,7 @@ def test_eager(make, memory):
     assert {record["op"] for record in memory.records} == {"MatMul", "BiasAdd"}
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["graph", "xla"])
+@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["graph", "xla"])
 def test_in_a_graph(make, fit, memory, jit):
     """So it is in `fit`, with the same values as the layer's output where that is all it computes."""
     model = make(jit_compile=jit)

@@ -1,4 +1,4 @@
-"""A small sample of what `benchmarks/layouts.py` runs: two ranks, four faults and three correct trainings."""
+"""A small sample of what `benchmarks/layouts.py` runs: two ranks, faults and correct trainings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ import pytest
 import tensortap as tt
 from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, scored_pairs, verdicts
 
-SAMPLE = (
-    "router not reduced", "same dropout seed on tensor-parallel ranks", "parameter frozen on one rank",
-    "fsdp2 fp32", "ddp2-accumulate2 bf16", "gradient of gates not summed", "scored ddp2 images bf16",
-)  # fmt: skip
-ALL = (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())
-CASES = [case for case in ALL if case.name in SAMPLE]
+SAMPLE = ("router not reduced", "same dropout seed on tensor-parallel ranks", "fsdp2 fp32", "ddp2-accumulate2 bf16")
+MORE = ("parameter frozen on one rank", "gradient of gates not summed", "scored ddp2 images bf16")  # `make thorough`
+ALL = {case.name: case for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())}
+CASES = [ALL[name] for name in SAMPLE] + [pytest.param(ALL[name], marks=pytest.mark.thorough) for name in MORE]
 
 
 def script_of_the_document() -> str:
@@ -30,13 +28,14 @@ def script_of_the_document() -> str:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """The runs of the sample, recorded in one start."""
     out = tmp_path_factory.mktemp("layouts")
+    names = SAMPLE if request.config.option.markexpr == "not thorough" else (*SAMPLE, *MORE)
     (out / "spread.py").write_text(script_of_the_document())
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "outside.layouts", str(out), *SAMPLE]
+    words = [sys.executable, "-m", "outside.layouts", str(out), *names]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return out

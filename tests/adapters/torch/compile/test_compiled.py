@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 import torch._dynamo
@@ -14,6 +17,7 @@ from compiling import (
     exactly,
     fresh,
     graphs,
+    in_a_function,
     in_place,
     rows,
     tokens,
@@ -41,11 +45,16 @@ def close_to(got: dict[tuple[str, int, int], tuple[float, ...]], want: dict[tupl
     return all(row == pytest.approx(want[place], rel=1e-4, abs=1e-5) for place, row in got.items())
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize(
-    ("first", "backend"),
-    [("watch", "eager"), ("compile", "aot_eager"), pytest.param("compile", "eager", marks=pytest.mark.thorough)],
-)
+def _orders() -> Iterator[Any]:
+    """Every way to compile, each with one backend; with the others only in `make thorough`."""
+    for way in WAYS:
+        usual = ("watch", "eager") if way in (in_place, in_a_function) else ("compile", "aot_eager")
+        for first, backend in (("watch", "eager"), ("compile", "aot_eager"), ("compile", "eager")):
+            marks = () if (first, backend) == usual else pytest.mark.thorough
+            yield pytest.param(way, first, backend, id=f"{first}-{backend}-{way.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("way", "first", "backend"), list(_orders()))
 def test_what_eager_mode_records(watch, eager, way, first, backend):
     """Outputs, inputs and both gradients, whichever came first and whatever was compiled; and not a graph more."""
     model = fresh()
@@ -137,7 +146,7 @@ def test_closing_leaves_nothing(watch):
     run = in_place(model, "eager")
     bare = train(run, model)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(3):
+        for _ in range(2):
             memory = tt.Memory()
             with tt.watch(model, EVERYTHING, to=memory):
                 train(run, model, 1)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from dataclasses import dataclass
 
@@ -272,11 +270,10 @@ assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 """
 
 
-def test_a_script_that_compiles(tmp_path):
+def test_a_script_that_compiles(tmp_path, warm_python):
     """`tensortap run` sees into the compiled model of a script that knows nothing of it."""
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = [sys.executable, "-m", "tensortap", "run", "--every", "2", "--to", "run", "train.py"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    done = warm_python.run(["-m", "tensortap", "run", "--every", "2", "--to", "run", "train.py"], tmp_path)
     assert done.returncode == 0, done.stderr
     found = tt.open(tmp_path / "run").table(columns=["site", "port", "step"]).to_pylist()
     assert [(row["site"], row["step"]) for row in found if row["site"] and row["port"] == "output"] == [

@@ -9,7 +9,6 @@ import importlib
 import math
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from tensortap.reduce.content_hash import finished
 from tensortap.types import DTYPES
 
 TRITON = Path(sys.prefix, "triton")  # apart from the environment: its LLVM and TensorFlow's do not share a process
+ROOT = Path(__file__).resolve().parents[4]
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 EXACT = ("numel", "nan", "posinf", "neginf", "zeros", "min", "max")
 NAMES = [d.name for d in DTYPES if hasattr(torch, d.name)]
@@ -43,12 +43,11 @@ def kernel() -> Any:
 
 @pytest.mark.skipif(INTERPRETED, reason="this is that process")
 @pytest.mark.skipif(not TRITON.is_dir(), reason="Triton is not installed beside the environment: see the Makefile")
-def test_all_of_these_hold_for_the_triton_kernel():
+def test_all_of_these_hold_for_the_triton_kernel(warm_python, tmp_path):
     """Every test of this file passes with the Triton kernel under its interpreter."""
-    command = [sys.executable, "-m", "pytest", __file__, "-x", "-p", "no:xdist"]
-    path = os.pathsep.join([str(TRITON), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": path}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
+    start = tmp_path / "with_triton.py"
+    start.write_text(f"import sys, pytest\nsys.path.insert(0, {str(TRITON)!r})\nsys.exit(pytest.main(sys.argv[1:]))\n")
+    done = warm_python.run([start, __file__, "-x", "-p", "no:xdist"], ROOT, env={"TRITON_INTERPRET": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed, 1 skipped", done.stdout)
     assert passed and int(passed[1]) > 2 * len(NAMES), done.stdout
