@@ -54,10 +54,10 @@ thorough: $(VENV)/.ready browser  ## the tests of `make test`, and those that on
 	@$(MAKE) --no-print-directory --jobs=2 half-torch half-others MARKED='-m "thorough or not thorough"'
 
 half-torch:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
+	$(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
 
 half-others:
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --half others -n 0 $(MARKED)
+	$(BIN)/python -m pytest --half others -n 0 $(MARKED)
 
 # Pages are looked at in Debian's own browser.
 browser:

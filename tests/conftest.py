@@ -24,7 +24,10 @@ from tensortap.select.probes import probe
 from tensortap.store.folder import RunFolder
 from tensortap.types import Place
 
-# Before a framework is loaded. Virtual machines announce AMX and refuse it: a product of bfloat16 ends the process.
+# Before a framework is loaded. Tests run beside each other, and what is forked from a process whose OpenMP has threads
+# waits for them for ever.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Virtual machines announce AMX and refuse it: a product of bfloat16 ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
 # XLA compiles hundreds of functions for tests that call each of them a few times.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
