@@ -160,7 +160,9 @@ def test_the_page_is_made_where_node_is_and_comes_with_the_wheel(sources: Path, 
         assert any(name.endswith("view/static/index.html") for name in archive.getnames())
 
 
-@pytest.mark.parametrize("why", ["asked", "no Node", pytest.param("broken", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "why", ["asked", *(pytest.param(why, marks=pytest.mark.thorough) for why in ("no Node", "broken"))]
+)
 def test_without_the_page_it_installs_all_the_same(sources: Path, tmp_path: Path, why: str) -> None:
     """Where the page is not wanted, cannot be made, or fails to be made, the wheel is whole but for it."""
     folder = without_page(sources, tmp_path / "sources")

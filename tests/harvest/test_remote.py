@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +38,8 @@ def server() -> Iterator[Any]:
         if state.left is not None and environ["REQUEST_METHOD"] == "PUT":
             state.left -= 1
             if state.left < 0:
-                environ["werkzeug.socket"].close()  # the client sees a connection that ends
+                # The client sees a connection that ends; one that is only closed here stays open while others hold it.
+                environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
                 raise ConnectionAbortedError
         return inner(environ, start)
 

@@ -64,6 +64,7 @@ def wandb(tmp_path, monkeypatch):
     return found
 
 
+@pytest.mark.thorough  # the run that is given has the same rows
 def test_wandb_in_a_run_of_its_own(wandb, tmp_path):
     """Without an active run one is made and ended; a step is a row with our step number, metrics and histograms."""
     sink = tt.WandB(dir=str(tmp_path))
@@ -124,6 +125,7 @@ def mlflow(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+@pytest.mark.thorough  # the run that is given has the same rows
 def test_mlflow_in_a_run_of_its_own(mlflow, tmp_path):
     """Without an active run one is made in the experiment `tensortap`, and ended with the tap."""
     sink = tt.MLflow()

@@ -182,6 +182,7 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(
     assert change > 15  # so many places there are to be killed at
 
 
+@pytest.mark.thorough  # `make kills`, and compaction's kills below, have the mechanism
 def test_a_kill_before_any_change_to_a_file_loses_no_step(template: child.Template, fast_path: Path) -> None:
     """Killed before changes that recording, sealing and resuming make to files, whatever was handed over is there."""
     for change in range(1, 200, 23):

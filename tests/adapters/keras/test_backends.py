@@ -20,7 +20,7 @@ LAYERS = ("", "body.0", "body.1", "head")
 WEIGHTS = [f"{layer}.{kind}" for layer in LAYERS[1:] for kind in ("kernel", "bias")]
 
 
-@pytest.mark.parametrize("backend", ["torch", "jax"])
+@pytest.mark.parametrize("backend", [pytest.param("torch", marks=pytest.mark.thorough), "jax"])
 def test_a_backend(backend):
     """`fit` with every output, gradient and weight tapped ends with the same weights, and every step is seen."""
     pytest.importorskip(backend)

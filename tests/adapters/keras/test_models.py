@@ -56,7 +56,7 @@ def convolution():
 
 MODELS = {"subclassed": Subclassed, "functional": functional, "attention": attention, "convolution": convolution}
 # The others have their mechanisms, and each takes seconds.
-LONG = ("subclassed", "attention")
+LONG = ("subclassed", "attention", "convolution")
 
 
 def made(kind, **options):

@@ -72,8 +72,8 @@ SIGNATURE = [tf.TensorSpec([None, 6]), tf.TensorSpec([None, 1])]
         {},
         pytest.param({"jit_compile": True}, marks=pytest.mark.thorough),
         {"input_signature": SIGNATURE},
-        {"reduce_retracing": True},
-        {"autograph": False},
+        pytest.param({"reduce_retracing": True}, marks=pytest.mark.thorough),
+        pytest.param({"autograph": False}, marks=pytest.mark.thorough),
     ],
     ids=["graph", "xla", "signature", "relaxed", "plain"],
 )

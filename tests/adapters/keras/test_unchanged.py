@@ -12,7 +12,10 @@ import tensortap as tt
 
 EVERYTHING = "**:{output,input,grad_output,grad_input}"
 WAYS = {"eager": {"run_eagerly": True}, "graph": {"jit_compile": False}, "xla": {"jit_compile": True}}
-COMPILED_ONCE = ["eager", "graph", pytest.param("xla", marks=pytest.mark.thorough)]  # seconds each; another test has it
+COMPILED_ONCE = [
+    "graph",
+    *(pytest.param(way, marks=pytest.mark.thorough) for way in ("eager", "xla")),
+]  # seconds each; another test has it
 LOSSES = {
     "binary_crossentropy": 1,
     "binary_focal_crossentropy": 1,
@@ -151,7 +154,7 @@ def attending(way):
     return model
 
 
-@pytest.mark.parametrize("way", ["eager", "graph"])
+@pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.thorough), "graph"])
 def test_masks(way):
     """Masks that layers hang on tensors, and take off them, are the same ones with taps.
 
@@ -200,7 +203,11 @@ def compiled(activation, loss, units):
 
 @pytest.mark.parametrize(
     ("activation", "loss", "units"),
-    [("sigmoid", "binary_crossentropy", 1), ("softmax", "sparse_categorical_crossentropy", 3), (None, "mse", 2)],
+    [
+        ("sigmoid", "binary_crossentropy", 1),
+        pytest.param("softmax", "sparse_categorical_crossentropy", 3, marks=pytest.mark.thorough),
+        pytest.param(None, "mse", 2, marks=pytest.mark.thorough),
+    ],
 )
 def test_verify_compares_a_training_step(activation, loss, units):
     """A step with the gradient of the output watched passes, with targets or without; the model is as it was."""

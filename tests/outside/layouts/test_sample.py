@@ -13,8 +13,14 @@ import pytest
 import tensortap as tt
 from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, scored_pairs, verdicts
 
-SAMPLE = ("router not reduced", "same dropout seed on tensor-parallel ranks", "fsdp2 fp32", "ddp2-accumulate2 bf16")
-MORE = ("parameter frozen on one rank", "gradient of gates not summed", "scored ddp2 images bf16")  # `make thorough`
+SAMPLE = ("same dropout seed on tensor-parallel ranks", "fsdp2 fp32")
+MORE = (
+    "router not reduced",
+    "ddp2-accumulate2 bf16",
+    "parameter frozen on one rank",
+    "gradient of gates not summed",
+    "scored ddp2 images bf16",
+)  # `make thorough`
 ALL = {case.name: case for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())}
 CASES = [ALL[name] for name in SAMPLE] + [pytest.param(ALL[name], marks=pytest.mark.thorough) for name in MORE]
 

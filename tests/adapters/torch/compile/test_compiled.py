@@ -157,6 +157,7 @@ def test_closing_leaves_nothing(watch):
     assert len(entries) == 1
 
 
+@pytest.mark.thorough  # test_what_eager_mode_records has one, test_ops.py two
 def test_two_taps_at_once(watch):
     """Each sees its own sites, and one goes on when the other is closed."""
     model = fresh()
@@ -172,7 +173,9 @@ def test_two_taps_at_once(watch):
     ]
 
 
-@pytest.mark.parametrize("way", [as_whole, in_place], ids=lambda way: way.__name__)
+@pytest.mark.parametrize(
+    "way", [as_whole, pytest.param(in_place, marks=pytest.mark.thorough)], ids=lambda way: way.__name__
+)
 def test_another_model_of_the_same_class(watch, way):
     """Code that was compiled for one without taps does not do for the watched one; the other is not watched."""
     model, other = fresh(), fresh()

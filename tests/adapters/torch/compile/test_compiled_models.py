@@ -72,8 +72,7 @@ def _trained(model: PreTrainedModel, run: Callable[..., Any], tapped: bool) -> R
 
 @pytest.mark.parametrize(
     "make",
-    [llama, pytest.param(gpt2, marks=pytest.mark.thorough), pytest.param(bert, marks=pytest.mark.thorough)],
-    ids=lambda make: make.__name__,
+    [pytest.param(make, marks=pytest.mark.thorough, id=make.__name__) for make in (llama, gpt2, bert)],
 )
 def test_transformers(make, monkeypatch):
     """Every tensor that eager mode shows is shown, with its values; bits and graphs are those without taps."""
@@ -142,6 +141,7 @@ class Rounds(nn.Module):
         return self.norm(self.act(x) * x)
 
 
+@pytest.mark.thorough  # test_verify_on_a_compiled_model has the comparison
 def test_verify_says_when_rounding_differs():
     """bf16 is rounded where a tapped tensor must exist; verify says whether the outputs are the same bits."""
     model, x = Rounds().bfloat16().requires_grad_(False), torch.randn(64, 64).bfloat16()
@@ -154,6 +154,7 @@ def test_verify_says_when_rounding_differs():
     assert same or any("output" in difference for difference in found.differences)
 
 
+@pytest.mark.thorough  # test_inductor compiles the same model
 def test_the_caches_of_the_compiler_are_used(tmp_path: Path, watch):
     """A tapped graph is found again in the cache, and runs with the taps of the day."""
     for expected in ("miss", "hit"):

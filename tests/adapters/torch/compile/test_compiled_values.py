@@ -83,7 +83,9 @@ def _gradients_under_checkpointing(watch, model: nn.Module, run) -> tuple[dict, 
     return rows([r for r in records if not r.recomputed]), [r for r in records if r.recomputed]
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["compiled as a whole", "compiled blocks"])
+@pytest.mark.parametrize(
+    "inside", [True, pytest.param(False, marks=pytest.mark.thorough)], ids=["compiled as a whole", "compiled blocks"]
+)
 def test_activation_checkpointing(watch, inside):
     """Everything once, gradients too; what runs again in backward is marked, or lies in a graph and is not seen."""
     torch.manual_seed(0)
@@ -235,6 +237,7 @@ def test_nothing_is_kept_alive():
     assert gone() is None and adapter() is None
 
 
+@pytest.mark.thorough  # test_compiled.py compares the same rows
 def test_diff_of_eager_and_compiled(tmp_path):
     """The runs of a model in eager mode and compiled are aligned by name and equal; a fault in one is found there."""
     for name, wrong in (("eager", False), ("compiled", False), ("wrong", True)):

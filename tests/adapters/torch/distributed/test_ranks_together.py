@@ -119,6 +119,7 @@ def test_the_rank_of_a_nan_is_named(play: Play) -> None:
     assert play(2, "nan").results[1]["told"][0] == "module.1"
 
 
+@pytest.mark.thorough  # `make kills` kills ranks, test_killed.py one process
 def test_one_rank_is_killed(torchrun: Callable[..., Any], tmp_path: Path) -> None:
     """SIGKILL on rank 1 in its fourth step: its three closed steps are there, and the other rank's too."""
     torchrun(tmp_path, 2, "killed.py", check=False)
