@@ -116,9 +116,9 @@ def no_width_from_outside(monkeypatch):
 TOGETHER = ("tests/web/", "tests/adapters/torch/distributed/", "tests/diagnose/")
 # What takes longest begins first, so that no worker is left with it at the end.
 LONGEST_FIRST = (
-    "tests/harvest/test_ray.py", "tests/web/", "tests/adapters/keras/test_unchanged.py", "tests/adapters/torch/distributed/",
-    "tests/adapters/torch/compile/", "tests/test_repository.py", "tests/script/", "tests/adapters/keras/",
-    "tests/diagnose/", "tests/store/test_fuzz.py", "tests/store/test_killed.py",
+    "tests/harvest/test_ray.py", "tests/web/", "tests/adapters/keras/test_unchanged.py",
+    "tests/adapters/torch/distributed/", "tests/adapters/torch/compile/", "tests/test_repository.py", "tests/script/",
+    "tests/adapters/keras/", "tests/diagnose/", "tests/store/test_fuzz.py", "tests/store/test_killed.py",
     "tests/outside/", "tests/test_examples.py", "tests/adapters/",
 )  # fmt: skip
 

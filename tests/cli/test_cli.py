@@ -295,7 +295,7 @@ def test_ctrl_c_is_130(run, monkeypatch):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("args", [["show"], ["show", "--json"], ["show", "--site", "head"]])
+@pytest.mark.parametrize("args", [["show"], pytest.param(["show", "--json"], marks=pytest.mark.thorough)])
 def test_a_closed_pipe_is_quiet(run, args):
     """With nobody reading, the command ends without a complaint, as if by SIGPIPE."""
     reader, writer = os.pipe()

@@ -254,6 +254,7 @@ def test_several_models(tmp_path, quickly):
     assert "maker (Sequential)" in done.stderr and "judge (Sequential)" in done.stderr
 
 
+@pytest.mark.thorough  # test_joining.py has children
 def test_processes(tmp_path):
     """Spawned and forked children run as they would, unobserved and without a word."""
     name = script(

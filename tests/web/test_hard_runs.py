@@ -32,7 +32,9 @@ def test_no_record_is_neither_zero_nor_nan(at, heat):
     assert "no record" in shown.hover(late, 0.1)
 
 
-@pytest.mark.parametrize("name", ["overview", "site", "depth"])
+@pytest.mark.parametrize(
+    "name", ["overview", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("site", "depth"))]
+)
 def test_an_empty_run_says_what_to_do(at, name):
     """A run without a step says so on every page, and how one is recorded."""
     page = at(f"#/{name}?run=empty")

@@ -32,6 +32,7 @@ def test_the_first_picture_takes_one_request(at, heat):
     assert any("/api/run?ahead=std" in name for name in asked)
 
 
+@pytest.mark.thorough  # test_hover_reads_the_recorded_value has one of them
 def test_every_statistic_can_be_shown(at, heat):
     """The keys [ and ] go through all statistics, and each has a legend of its own."""
     page = at("#/overview?run=digits")

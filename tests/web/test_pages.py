@@ -72,6 +72,7 @@ def test_runs_are_listed_and_lead_to_their_overview(at, heat):
     heat(page).ready(18)
 
 
+@pytest.mark.thorough  # keys have a test in test_overview.py
 def test_number_keys_go_through_the_pages(at):
     """Keys 1 to 6 open the six pages of a run, and the bar shows which."""
     page = at("#/overview?run=digits")
@@ -121,6 +122,7 @@ def test_lockfile_is_whole_and_names_no_host():
     assert "resolved" not in text
 
 
+@pytest.mark.thorough  # tables have a test in test_site.py
 def test_the_tables_of_metrics_and_differences(at, recorded):
     """Behind the curves of metrics stand their values, behind the map of differences each site with its verdict."""
     page = at("#/overview?run=digits")

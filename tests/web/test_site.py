@@ -41,6 +41,7 @@ def test_table_agrees_with_the_run(at, recorded):
     assert shown == pytest.approx([values[0], values[-1]], rel=1e-4)
 
 
+@pytest.mark.thorough  # test_table_agrees_with_the_run
 def test_histogram_has_a_table_too(at):
     """The table behind the histogram holds shares that add up to one, step by step."""
     page = at("#/site?run=digits&site=head.1:output")
@@ -89,6 +90,7 @@ def test_feature_maps_are_a_grid_and_each_can_be_read(at, recorded):
     assert float(said.split()[-1].replace("−", "-")) == pytest.approx(value, rel=1e-3)
 
 
+@pytest.mark.thorough  # test_feature_maps_are_a_grid_and_each_can_be_read
 def test_attention_is_a_map_a_head(at):
     """Weights of four heads are four maps."""
     page = at("#/site?run=attention&site=attention:output")
@@ -115,6 +117,7 @@ def test_a_large_matrix_is_shrunk_and_a_rectangle_is_read_whole(at):
     assert float(said.split()[-1].replace("−", "-")) == pytest.approx(np.sin(row * column / 20_000), abs=1e-3)
 
 
+@pytest.mark.thorough  # tables have a test above
 def test_samples_are_values_in_a_table(at):
     """Sampled values are a strip, with each value in the table."""
     page = at("#/site?run=digits&site=head.1:output")

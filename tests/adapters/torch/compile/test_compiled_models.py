@@ -102,6 +102,7 @@ def residual() -> tuple[nn.Module, torch.Tensor]:
     return Residual(), torch.randn(3, 8)
 
 
+@pytest.mark.thorough  # test_verify_says_when_rounding_differs compiles with Inductor too
 def test_inductor(watch):
     """fp32 results are those without taps to rounding, every tensor is seen, and steps that nobody wants are not."""
     (model, x), memory = residual(), tt.Memory()
@@ -141,7 +142,6 @@ class Rounds(nn.Module):
         return self.norm(self.act(x) * x)
 
 
-@pytest.mark.thorough  # test_verify_on_a_compiled_model has the comparison
 def test_verify_says_when_rounding_differs():
     """bf16 is rounded where a tapped tensor must exist; verify says whether the outputs are the same bits."""
     model, x = Rounds().bfloat16().requires_grad_(False), torch.randn(64, 64).bfloat16()
