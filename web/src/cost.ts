@@ -55,7 +55,7 @@ export class CostPage implements View {
         h("td", { class: "wrap" }, h("a", { href: this.context.router.link("site", { site: site.site }) }, labelOf(site.site, this.context.run))),
         h("td", { class: "number" }, seconds(site.seconds)),
         h("td", { class: "number" }, share(site.share)),
-        h("td", {}, h("i", { class: "meter", style: `width: ${(site.seconds / most) * 220}px` })),
+        h("td", { class: "compared" }, h("i", { class: "meter", style: `width: ${(site.seconds / most) * 220}px` })),
       ),
     );
     const head = h(
@@ -64,7 +64,7 @@ export class CostPage implements View {
       h(
         "tr",
         {},
-        ["site", "time", "share", "compared"].map((name) => h("th", { scope: "col" }, name)),
+        ["site", "time", "share", "compared"].map((name) => h("th", { scope: "col", class: name === "compared" ? name : null }, name)),
       ),
     );
     const note =

@@ -158,18 +158,18 @@ export class RunsPage implements View {
     const name = h("a", { href: `#/overview?run=${encodeURIComponent(run.id)}` }, run.id || "this run");
     const [kind, text] = this.state(run);
     const model = run.model ? h("div", { class: "quiet small" }, run.model) : null;
-    const numbers = [run.steps, run.sites].map((value) => h("td", { class: "number" }, count(value)));
+    const numbers = ([["steps", run.steps], ["sites", run.sites]] as const).map(([name, value]) => h("td", { class: "number", "data-label": name }, count(value)));
     return h(
       "tr",
       {},
-      h("td", {}, box),
+      h("td", { class: "choose" }, box),
       h("td", { class: "name" }, name, model),
-      h("td", {}, h("span", { class: `badge ${kind}`, title: run.error ?? null }, text)),
+      h("td", { class: "state-of" }, h("span", { class: `badge ${kind}`, title: run.error ?? null }, text)),
       metrics.map((metric) => this.metric(card, metric)),
       h("td", { class: "wrap found" }, this.found(run, card)),
       numbers,
-      h("td", {}, date(run.started)),
-      h("td", { class: "wrap" }, this.editor(run).element),
+      h("td", { "data-label": "started" }, date(run.started)),
+      h("td", { class: "wrap", "data-label": "tags and note" }, this.editor(run).element),
     );
   }
 
@@ -193,7 +193,7 @@ export class RunsPage implements View {
     const known = card?.metrics[name];
     if (!known) return h("td", {});
     const last = known.last === null ? h("span", { class: "bad" }, "NaN") : number(known.last, 4);
-    return h("td", { class: "metric" }, sparkline(known.line, `${name} over steps`), h("span", { class: "value" }, last));
+    return h("td", { class: "metric", "data-label": name }, sparkline(known.line, `${name} over steps`), h("span", { class: "value" }, last));
   }
 
   private found(run: RunSummary, card: Card | undefined): (Node | string)[] {
