@@ -275,6 +275,16 @@ def test_a_run_json_that_cannot_be_read_is_refused_by_name(run: Path, harm: Call
         open_run(run)
 
 
+@pytest.mark.parametrize("resumed", [-1, "x", None, [[1]], {"start": "x", "ranks": [0]}, {"start": 3, "ranks": 5}])
+def test_a_run_json_with_another_resumption_is_resumed(run: Path, resumed: Any) -> None:
+    """What it says of the last resumption cannot be: the rows stay, and the run goes on after them."""
+    steps = open_run(run).steps
+    file = run / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "resumed": resumed}))
+    RunFolder(run, resume=True).close()
+    assert open_run(run).steps == steps
+
+
 def test_a_lock_that_is_a_link_is_not_followed(run: Path, tmp_path: Path) -> None:
     """Neither resuming nor compacting empties what `_lock` points to."""
     precious = tmp_path / "precious"

@@ -153,7 +153,7 @@ def _join(files: Files, rank: int, about: Mapping[str, Any], resume: bool, overw
 
 
 def _resumed(files: Files, rank: int, info: dict[str, Any], launch: str, after: Callable[[], int]) -> dict[str, Any]:
-    known: Mapping[str, Any] = info.get("resumed", {})
+    known = last_resumption(info)
     began_before = rank in known.get("ranks", ()) if known else files.exists(rank_folder(rank))
     if info.get("launch") == launch and not began_before:
         if not known:  # a new run, as for the ranks before
@@ -164,6 +164,14 @@ def _resumed(files: Files, rank: int, info: dict[str, Any], launch: str, after: 
     info = {**info, "launch": launch, "resumed": resumed}
     write_info(files, info)
     return info
+
+
+def last_resumption(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the step and the ranks of the last resumption; nothing where a damaged `run.json` names no such things."""
+    known = info.get("resumed")
+    if isinstance(known, dict) and isinstance(known.get("start"), int) and isinstance(known.get("ranks"), list):
+        return known
+    return {}
 
 
 def _create(files: Files, info: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from tensortap.errors import RunError
 from tensortap.record.counters import Counters
 from tensortap.record.step import Step
 from tensortap.store import names as layout
-from tensortap.store.claim import Lock, claim, launch_id, write_info
+from tensortap.store.claim import Lock, claim, last_resumption, launch_id, write_info
 from tensortap.store.files import Files
 from tensortap.store.rank_state import RankState
 from tensortap.store.schema import (
@@ -167,7 +167,7 @@ class RunFolder:
     @property
     def start(self) -> int:
         """The step that this launch begins with: 0, or where a resumed run goes on."""
-        return int(self._info.get("resumed", {}).get("start", 0))
+        return int(last_resumption(self._info).get("start", 0))
 
     def describe(self, **more: Any) -> None:
         """Add to `run.json` what is true of the whole run: the model's tree, the probes."""
