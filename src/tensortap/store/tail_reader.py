@@ -216,6 +216,8 @@ def _message(buffer: Any, at: int) -> _Message | None:
         message = pa.ipc.read_message(source)
         if message.type == "dictionary" and not _sound_dictionary(message):
             return None
+        if message.type == "schema":
+            _ = pa.ipc.read_schema(message).names  # a column's name may be no text
     except _ERRORS:
         return None
     return _Message(at, at + source.tell(), message.type)
