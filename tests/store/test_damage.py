@@ -285,6 +285,14 @@ def test_a_run_json_that_cannot_be_read_is_refused_by_name(run: Path, harm: Call
         open_run(run)
 
 
+@pytest.mark.parametrize("value", [None, False, 1, "x", []])
+def test_a_mark_of_the_checksum_that_was_changed_is_counted(run: Path, value: Any) -> None:
+    """`checked` says that there is a checksum, and is not under it."""
+    file = run / "run.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "checked": value}))
+    assert "run.json" in str(open_run(run).damage)
+
+
 @pytest.mark.parametrize("resumed", [-1, "x", None, [[1]], {"start": "x", "ranks": [0]}, {"start": 3, "ranks": 5}])
 def test_a_run_json_with_another_resumption_is_resumed(run: Path, resumed: Any) -> None:
     """What it says of the last resumption cannot be: the rows stay, and the run goes on after them."""

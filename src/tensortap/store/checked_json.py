@@ -31,7 +31,7 @@ def decode(data: bytes) -> tuple[Any, str]:
     if not isinstance(said, dict) or not {_CHECKSUM, _CHECKED} & said.keys():  # older versions wrote none
         return said, ""
     content = _plain(said)
-    holds = said.get(_CHECKSUM) == _checksum(content)
+    holds = said.get(_CHECKSUM) == _checksum(content) and said.get(_CHECKED, True) is True
     return content, "" if holds else "its checksum does not hold: what it says may be wrong"
 
 
