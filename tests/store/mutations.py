@@ -46,6 +46,7 @@ from tensortap.store import queries
 from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
+from tensortap.store.tail import read_checks
 from tensortap.types import Place
 
 SECONDS = 30
@@ -240,14 +241,18 @@ class Fuzz:
             assert not good - rows, f"{where}: {sum((good - rows).values())} good rows of other files lost"
 
     def _unknowable(self, name: str, file: Path) -> bool:
-        """Whether nobody can know: a deleted tail; of version 1, which has neither checksums nor names in its files, a
-        cut that looks like a torn end, and another whole segment in a segment's place.
+        """Whether nobody can know: a deleted tail; the message that was being written when the process was killed,
+        whose checksum comes after it; of version 1, which has neither checksums nor names in its files, a cut that
+        looks like a torn end, and another whole segment in a segment's place.
         """
         if not file.exists():
             return not self.checksums or "seg-" not in name
-        if self.checksums or not file.is_file():
+        if not file.is_file():
             return False
         whole, rest = (self.run / name).read_bytes(), file.read_bytes()
+        if self.checksums:
+            covered = max((check.end for check in read_checks(self.run / name)), default=len(whole))
+            return "_tail-" in name and covered < len(whole) and rest[:covered] == whole[:covered]
         if "seg-" in name and rest in [(self.run / other).read_bytes() for other in self.files if "seg-" in other]:
             return True
         return whole.startswith(rest) or (len(rest) < len(whole) and rest.startswith(whole[: last_message(whole)]))
