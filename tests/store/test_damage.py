@@ -23,7 +23,7 @@ from tensortap.store.run import open_run
 from tensortap.store.segments import REPLACES, STEPS, write_segment
 
 sys.path.insert(0, str(Path(__file__).parent))
-from mutations import record
+from mutations import last_message, record
 
 FIXTURES = Path(__file__).parent / "fixtures"
 ROWS = 24  # of each of two files: a segment and a tail
@@ -99,6 +99,16 @@ def test_an_old_tail_with_a_column_that_is_no_text_is_salvaged_whole(old_run: Pa
     overwrite(tail, tail.read_bytes().index(name) + len(name) - 1, b"\xf0")
     run = open_run(old_run)
     assert run.table().num_rows == rows and run.counts["damaged_tails"] == 1
+
+
+def test_a_last_batch_whose_checksum_does_not_hold_is_counted(run: Path) -> None:
+    """Not taken for one that a killed process did not finish, whatever its header announces now."""
+    tail = only(run, "metrics/rank=0/_tail-*.arrows")
+    whole, rows = tail.read_bytes(), open_run(run).metrics().num_rows
+    for at in range(last_message(whole), len(whole), 9):
+        tail.write_bytes(whole[:at] + bytes([whole[at] ^ 32]) + whole[at + 1 :])
+        found = open_run(run)
+        assert found.metrics().num_rows <= rows and found.counts["damaged_tails"] == 1, at
 
 
 def test_behind_a_bad_batch_reading_goes_on(run: Path) -> None:

@@ -152,7 +152,7 @@ def decode(
     found, gaps = _scan(data)
     whole = [message for message in found if not any(message.start < c.end and message.end > c.start for c in bad)]
     batches, lost = _assemble(data, whole, schemas)
-    return TailContent(_table(batches), truncated or gaps or lost or len(whole) < len(found))
+    return TailContent(_table(batches), truncated or gaps or lost or bool(bad))
 
 
 def _covered(checks: Sequence[MessageChecksum]) -> int:
