@@ -278,7 +278,8 @@ def sharp_attention_by_statistics(path: Path) -> None:
 @training(Expected("loss_not_decreasing", "metric loss"))
 def wrong_sign(path: Path) -> None:
     model = mlp(64, 32, 10)
-    train(model, path, optimizer=torch.optim.SGD(model.parameters(), 1e-3, maximize=True))
+    batches = digits(120)  # of fewer steps it would be a remark
+    train(model, path, batches=batches, optimizer=torch.optim.SGD(model.parameters(), 1e-3, maximize=True))
 
 
 @training(Expected("loss_spike", "metric loss", ("inputs_not_normalised",)))

@@ -58,19 +58,21 @@ def _of_evaluation(name: str) -> bool:
 
 @rule("loss_not_decreasing")
 def loss_not_decreasing(
-    history: RunHistory, *, metric: str = "loss", steps: int = 10, drop: float = 0.001, noise: float = 2.0
-) -> Iterator[Finding]:
+    history: RunHistory, *, metric: str = "loss", steps: int = 10, sure: int = 100, drop: float = 0.001,
+    noise: float = 2.0,
+) -> Iterator[Finding]:  # fmt: skip
     """Over the whole run, of `steps` at least, the loss fell by less than `drop` of itself (LossNotDecreasing).
 
-    The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. The
+    The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. In
+    fewer than `sure` steps many healthy trainings get nowhere yet: there it is a remark, unless the loss rises. The
     loss is the metric of the name `metric`, or those that have it in their name and are of no evaluation.
     """
     parts = _of_trainings(history, _losses(history, metric, steps), steps)
-    still = [finding for part in parts if (finding := _not_falling(part, drop, noise)) is not None]
+    still = [(part, finding) for part in parts if (finding := _not_falling(part, drop, noise)) is not None]
     some = len(still) < len(parts) and bool(_cuts(history))  # of a sweep or of folds, some may fail
-    for finding in still:
-        free = _may_rise(history, finding.site.removeprefix("metric "))
-        yield replace(finding, severity="info") if some or free else finding
+    for (name, _, values), finding in still:
+        early = len(values) < sure and not _rises(finding, noise)
+        yield replace(finding, severity="info") if some or early or _may_rise(history, name) else finding
 
 
 def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
@@ -89,6 +91,11 @@ def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
         f"{text.number(float(late.mean()))} in the second (± {text.number(error)}).",
         "Overfit one batch first; then look at the learning rate, at frozen parameters and at the labels.",
     )  # fmt: skip
+
+
+def _rises(finding: Finding, noise: float) -> bool:
+    seen = finding.evidence
+    return bool(seen["second_half"] - seen["first_half"] > noise * seen["noise"])
 
 
 def _may_rise(history: RunHistory, name: str) -> bool:
