@@ -164,6 +164,7 @@ $(VENV)/.ready: $(SOURCES) | $(BIN)/pip
 	@$(PIP) install -c constraints.txt --no-deps $(CARRIERS)
 	@# beside the environment: Triton's LLVM and TensorFlow's abort a process that loads both
 	@$(PIP) install -c constraints.txt --no-deps --upgrade --target $(VENV)/triton triton
+	@$(BIN)/python -m compileall -q src  # once, and not by every process that begins at the same time
 	@touch $(VENV)/.installed $(VENV)/.demo $@
 
 $(BIN)/pip:
