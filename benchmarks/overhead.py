@@ -143,18 +143,10 @@ def _gradient_loop(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
     yield see
 
 
-@contextlib.contextmanager
-def _gradient_hooks(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
-    """Hang an empty hook on the gradient of every leaf's output, anew in each call as PyTorch wants it."""
-
-    def hook(module: nn.Module, args: Any, output: torch.Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(lambda gradient: None)
-
-    handles = [m.register_forward_hook(hook) for m in model.modules() if not any(True for _ in m.children())]
-    yield lambda _: None
-    for handle in handles:
-        handle.remove()
+def _hook_gradient(output: torch.Tensor) -> None:
+    """Register an empty hook on the gradient of an output, anew in each call as PyTorch wants it."""
+    if output.requires_grad:
+        output.register_hook(lambda gradient: None)
 
 
 @contextlib.contextmanager
@@ -196,7 +188,7 @@ WAYS: Final[dict[str, Way]] = {
     "floor: one sum in a hook": _hooks(lambda output: output.detach().sum()),
     "floor: empty function mode": _empty_mode,
     "floor: loop over .grad, norm and histc": _gradient_loop,
-    "floor: empty hook on gradients of outputs": _gradient_hooks,
+    "floor: empty hook on gradients of outputs": _hooks(_hook_gradient),
     "floor: loop over parameters, difference and norm": _update_loop,
     "floor: four tensors appended raw": _raw_append,
     "default": _watch(lambda _: []),

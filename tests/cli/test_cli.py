@@ -295,7 +295,13 @@ def test_ctrl_c_is_130(run, monkeypatch):
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("args", [["show"], pytest.param(["show", "--json"], marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["show"],
+        *(pytest.param(["show", *more], marks=pytest.mark.thorough) for more in (["--json"], ["--site", "head"])),
+    ],
+)
 def test_a_closed_pipe_is_quiet(run, args):
     """With nobody reading, the command ends without a complaint, as if by SIGPIPE."""
     reader, writer = os.pipe()

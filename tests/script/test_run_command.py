@@ -189,18 +189,17 @@ def test_an_error_in_backward(tmp_path):
     text = TRAIN.format(steps=2) + "loss.backward()\n"
     name = script(tmp_path, text)
     done = observed("--to", "out", name, cwd=tmp_path)
-    assert done.returncode == 1 and len(done.stdout.splitlines()) == 2
-    said = theirs(done.stderr)
-    assert said.startswith(f'Traceback (most recent call last):\n  File "{tmp_path / name}", line ')
-    assert "second time" in said and "tensortap" not in said
+    same(done, python(name, cwd=tmp_path))
+    assert "second time" in done.stderr
     assert tt.open(tmp_path / "out").steps == [0, 1]
 
 
 def test_an_interrupt_while_training(tmp_path):
     """Ctrl-C ends the process as it ends `python`, and what was seen is kept."""
     name = script(tmp_path, TRAIN.format(steps=10**9))
+    bare, _ = _interrupted([name], tmp_path)
     code, stderr = _interrupted(["-m", "tensortap", "run", "--to", "out", name], tmp_path)
-    assert code in (1, -signal.SIGINT)  # 1 where PyTorch has replaced the handler of exceptions
+    assert code == bare != 0
     text = stderr.decode()
     assert theirs(text).startswith('Traceback (most recent call last):\n  File "' + str(tmp_path / name))
     assert theirs(text).endswith("KeyboardInterrupt\n")
@@ -254,7 +253,6 @@ def test_several_models(tmp_path, quickly):
     assert "maker (Sequential)" in done.stderr and "judge (Sequential)" in done.stderr
 
 
-@pytest.mark.thorough  # test_joining.py has children
 def test_processes(tmp_path):
     """Spawned and forked children run as they would, unobserved and without a word."""
     name = script(

@@ -182,10 +182,10 @@ def test_a_kill_during_compaction_loses_and_doubles_nothing(
     assert change > 15  # so many places there are to be killed at
 
 
-@pytest.mark.thorough  # `make kills`, and compaction's kills below, have the mechanism
+@pytest.mark.thorough  # `make kills` has 500, and the tests above the mechanism
 def test_a_kill_before_any_change_to_a_file_loses_no_step(template: child.Template, fast_path: Path) -> None:
     """Killed before changes that recording, sealing and resuming make to files, whatever was handed over is there."""
-    for change in range(1, 200, 23):
+    for change in range(1, 200, 13):
         path = fast_path / f"run{change}"
         order = {"do": "write", "path": str(path), "seed": change, "die_at": change}
         promised: list[int] = []

@@ -25,7 +25,7 @@ from tensortap.store.run import open_run
 from tensortap.types import Place
 
 ROWS = 5
-STEPS = 100
+STEPS = 150
 
 READER = """
 import json, sys

@@ -180,7 +180,6 @@ def test_layers_that_are_stacked_in_the_call(memory):
     assert [(r.step, str(r.place)) for r in memory.records] == [(1, "head:output")]
 
 
-@pytest.mark.thorough  # test_contract.py has two taps
 def test_two_taps_on_gradients_of_equinox():
     """Both know the layers, though each has put tags on the parameters."""
     model, memories = Stack(), (tt.Memory(), tt.Memory())

@@ -147,7 +147,6 @@ def test_what_predict_gives_is_what_is_recorded(make, data, memory):
     assert list(memory.records[0].numbers.values()) == [float(output.max())]
 
 
-@pytest.mark.thorough  # an XLA variant of test_loops.py
 def test_elements_under_xla_are_counted_as_skipped(make, fit, memory):
     """They are not there, which is said once; the statistics are."""
     model = make(jit_compile=True)
@@ -202,7 +201,6 @@ def test_lookback(make, fit, memory, losses):
     assert steps(memory) == [best - 1, best]
 
 
-@pytest.mark.thorough  # test_own_functions.py::test_nothing_stays
 def test_old_traces_are_given_back(make, fit, memory):
     """After closing, the model has the function it had, with its traces, and nothing of ours."""
     model = make()
@@ -244,7 +242,6 @@ def test_closing_in_the_first_fit(make, fit, memory):
     assert steps(memory) == [0]
 
 
-@pytest.mark.thorough  # test_own_functions.py traces again
 def test_compiling_again(make, fit, memory):
     """A model that is compiled anew while it is watched stays watched."""
     model = make()

@@ -190,7 +190,6 @@ def test_layers_that_are_made_late(memory):
     assert list(tap._adapter.unseen()) == ["inner:output"] and tap.counts["unseen"] == 1
 
 
-@pytest.mark.thorough  # PyTorch's export test has the mechanism
 def test_exporting_while_watched(memory, tmp_path):
     """What is exported has no taps in it, and the model is watched as before."""
     model = made("functional")

@@ -146,7 +146,7 @@ def test_closing_leaves_nothing(watch):
     run = in_place(model, "eager")
     bare = train(run, model)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(2):
+        for _ in range(3):
             memory = tt.Memory()
             with tt.watch(model, EVERYTHING, to=memory):
                 train(run, model, 1)
@@ -157,7 +157,6 @@ def test_closing_leaves_nothing(watch):
     assert len(entries) == 1
 
 
-@pytest.mark.thorough  # test_what_eager_mode_records has one, test_ops.py two
 def test_two_taps_at_once(watch):
     """Each sees its own sites, and one goes on when the other is closed."""
     model = fresh()

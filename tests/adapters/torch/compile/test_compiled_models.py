@@ -102,7 +102,6 @@ def residual() -> tuple[nn.Module, torch.Tensor]:
     return Residual(), torch.randn(3, 8)
 
 
-@pytest.mark.thorough  # test_verify_says_when_rounding_differs compiles with Inductor too
 def test_inductor(watch):
     """fp32 results are those without taps to rounding, every tensor is seen, and steps that nobody wants are not."""
     (model, x), memory = residual(), tt.Memory()
@@ -154,7 +153,6 @@ def test_verify_says_when_rounding_differs():
     assert same or any("output" in difference for difference in found.differences)
 
 
-@pytest.mark.thorough  # test_inductor compiles the same model
 def test_the_caches_of_the_compiler_are_used(tmp_path: Path, watch):
     """A tapped graph is found again in the cache, and runs with the taps of the day."""
     for expected in ("miss", "hit"):
