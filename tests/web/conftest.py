@@ -34,6 +34,7 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+    "--process-per-site",
 ]
 
 
@@ -114,28 +115,66 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+class PagePool:
+    """Pages that tests use one after the other: to open a new one takes the browser longer than most tests take."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._idle: list[Any] = []
+
+    def take(self, new: bool) -> Any:
+        """Return a page that shows nothing; a new one has an empty cache too."""
+        return self._idle.pop() if self._idle and not new else self._browser.new_page()
+
+    def give_back(self, page: Any) -> None:
+        """Leave nothing of a test on its page: neither what it stored nor where the mouse is."""
+        page.mouse.move(0, 0)
+        page.evaluate("localStorage.clear()")
+        page.goto("about:blank")
+        self._idle.append(page)
+
+
+@pytest.fixture(scope="package")
+def page_pool(browser: Any) -> PagePool:
+    """The pages of all tests."""
+    return PagePool(browser)
+
+
 @pytest.fixture
-def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+def visit(page_pool: PagePool, request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """A function that opens an address in a page of its own; what the console complains of fails the test."""
     pages, wrong = [], []
 
-    def go(address: str, *, size: tuple[int, int] = (1280, 800), dark: bool = False, expect: str = "") -> Any:
-        scheme = "dark" if dark else "light"
-        page = browser.new_page(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+    def go(
+        address: str, *, size: tuple[int, int] = (1280, 800), dark: bool = False, expect: str = "", new: bool = False
+    ) -> Any:
+        page = page_pool.take(new)
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(color_scheme="dark" if dark else "light")
         heard = lambda text: None if expect and expect in text else wrong.append(text)  # noqa: E731
-        page.on("console", lambda message: heard(message.text) if message.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: heard(str(error)))
+        listeners = {
+            "console": lambda message: heard(message.text) if message.type in ("error", "warning") else None,
+            "pageerror": lambda error: heard(str(error)),
+        }
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.set_default_timeout(15_000)
         page.goto(address)
-        pages.append(page)
+        pages.append((page, listeners, new or bool(expect)))
         return page
 
     yield go
     name = re.sub(r"[^\w-]+", "-", request.node.name)
-    for i, page in enumerate(pages):
-        if PICTURES or wrong or request.node.stash.get(FAILED, False):
+    failed = request.node.stash.get(FAILED, False)
+    for i, (page, listeners, used_up) in enumerate(pages):
+        if PICTURES or wrong or failed:
             _draw(page, f"{name}{f'-{i}' if i else ''}")
-        page.close()
+        if used_up or wrong or failed:  # its server is gone, or it is not what others expect
+            page.close()
+            continue
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        page_pool.give_back(page)
     assert not wrong, wrong
 
 

@@ -24,7 +24,7 @@ def report(built: Path, recorded: Path, tmp_path_factory: pytest.TempPathFactory
 
 def test_every_page_works_without_a_server(report, visit, heat):
     """All pages but the comparison draw from what the file carries, and nothing is fetched."""
-    page = visit(report)
+    page = visit(report, new=True)
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.reload()
