@@ -82,7 +82,7 @@ for _ in range(3):
 
 def test_processes_of_spawn_are_ranks(scripts):
     """Children of `mp.spawn` record as ranks of the run, under the model's own name, and one of them speaks."""
-    done, run = scripts.observe(SPAWN + GROUPED, process=True)
+    done, run = scripts.observe(SPAWN + GROUPED)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert run.ranks == [0, 1] and run.steps == [0, 1, 2]
     assert run.info["model"]["class"] == "Sequential"
