@@ -208,7 +208,7 @@ def watch(
     *probes: Probe | str | Pattern | Callable[[Candidate], bool],
     to: Any = None,
     lookback: int = 0,
-    budget: float | None = None,
+    budget: float | Budget | None = None,
     on_nonfinite: OnNonFinite = None,
     strict: bool = False,
     resume: bool = False,
@@ -252,7 +252,7 @@ def watch(
     recorder = Recorder(
         chosen, rank=world.rank, start=max(options.start, folder.start if resume and folder is not None else 0),
         lookback=lookback, lookback_bytes=options.lookback_bytes, counters=counters,
-        budget=None if budget is None else Budget(budget),
+        budget=Budget(budget) if isinstance(budget, (int, float)) else budget,
     )  # fmt: skip
     writer = Writer(
         sinks, counters=counters, queue_bytes=options.queue_bytes, when_full=options.when_full, release=recorder.release

@@ -40,6 +40,39 @@ def test_cheap_observation_is_not_thinned():
     assert drive(Budget(0.1), 0.001, 1.0, 50) == list(range(50))
 
 
+def test_the_first_steps_may_be_free():
+    """Steps that are free are observed whatever they cost, and the share is kept from then on."""
+    budget = Budget(0.1, free_steps=20)
+    observed = drive(budget, 0.5, 1.0, 120)
+    assert observed[:20] == list(range(20))
+    assert len(observed[20:]) == pytest.approx(100 * 0.1 / 0.5, abs=2)
+
+
+@pytest.mark.parametrize("stretch", [4, 16])
+def test_steps_in_stretches(stretch):
+    """Observed steps come in stretches, so far apart that the share is kept."""
+    budget = Budget(0.05, stretch=stretch)
+    observed = drive(budget, 0.2, 1.0, 1000)
+    begun = [step for step in observed if step - 1 not in observed]
+    assert all(step + i in observed for step in begun[:-1] for i in range(stretch))
+    assert budget.own <= 0.05 * 1000 + 0.2 * stretch
+    assert len(observed) == pytest.approx(250, abs=2 * stretch)
+
+
+def test_a_schedule_may_be_spared():
+    """A probe with a schedule keeps all of its steps, and what it costs is charged to those that want every one."""
+    probes = [probe("**"), probe("rare", when=tt.every(10))]
+    recorder = Recorder(probes, budget=Budget(0.01, every_step_only=True), clock=lambda: 0.0)
+    armed = []
+    for _ in range(40):
+        armed.append(recorder.current.armed)
+        recorder.account.closed(0.5 if armed[-1] & 1 else 0.0, 1.0, bool(armed[-1]))
+        recorder.close()
+    assert [step for step, bits in enumerate(armed) if bits & 2] == [0, 10, 20, 30]
+    assert [step for step, bits in enumerate(armed) if bits & 1] == [0]
+    assert recorder.counters.counts()["thinned_steps"] >= 38
+
+
 def test_a_pause_in_the_training_buys_no_burst():
     """A long evaluation in between does not let many costly steps through at once."""
     budget = Budget(0.01)

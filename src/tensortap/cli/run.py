@@ -35,6 +35,13 @@ from tensortap.script.session import ScriptRun
     help="stats, histogram, hash, sample:N, rows:0,2, quantiles:0.5,0.95 or full (default: the first two; thin: "
     "stats, and histogram at a few steps).",
 )
+@click.option(
+    "--budget",
+    type=click.FloatRange(0, 1, min_open=True, max_open=True),
+    metavar="SHARE",
+    help="After the first 256 steps observe as many as cost no more than this share of the step time, such as 0.03 "
+    "(default: every step). For one process.",
+)
 @click.option("--to", metavar="RUN", help="The folder to write (default: a new one in runs/).")
 @click.option("--resume", is_flag=True, help="Go on with the run that is there.")
 @click.option("--overwrite", is_flag=True, help="Replace the run that is there.")

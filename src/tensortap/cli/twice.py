@@ -17,7 +17,7 @@ from tensortap.errors import TensortapError
 from tensortap.script.options import RunOptions, script_name
 from tensortap.view.terminal.diff import draw_diff
 
-_WITH_VALUE: Final = ("--sites", "--watch", "--every", "--keep")
+_WITH_VALUE: Final = ("--sites", "--watch", "--every", "--keep", "--budget")
 
 
 def run_twice(arguments: Sequence[str], context: click.Context) -> int:

@@ -37,8 +37,15 @@ class ProbeTriggers:
 
     def arm(self, number: int, paused: bool) -> Armed:
         """Ask every trigger about a step that is about to begin."""
-        if number in self.known and self._budget is None:
-            return number, 0 if paused else self._always, 0, self.histogram_probes
+        armed, maybe = (self._always, 0) if number in self.known else self._asked(number)
+        armed = 0 if paused else armed
+        if self._budget is None:
+            return number, armed, maybe, self.histogram_probes
+        armed, hist = self._within_budget(self._budget, armed, maybe)
+        return number, armed, maybe, hist
+
+    def _asked(self, number: int) -> tuple[int, int]:
+        """Return the probes that want a step or may want it, and those that cannot tell yet."""
         armed = maybe = 0
         for i, probe in enumerate(self._probes):
             try:
@@ -51,11 +58,7 @@ class ProbeTriggers:
                 maybe |= (answer is Answer.MAYBE) << i
         if armed == self._always != 0 and not maybe and not self.keep_history:
             self.known = range(number, number + 1 + self._unwanted_by_others(number))
-        armed = 0 if paused else armed
-        if self._budget is None:
-            return number, armed, maybe, self.histogram_probes
-        armed, hist = self._within_budget(self._budget, armed, maybe)
-        return number, armed, maybe, hist
+        return armed, maybe
 
     def unwanted_after(self, number: int) -> int:
         """Return how many steps that follow a step no trigger wants, as far as that is known before them."""
@@ -92,11 +95,12 @@ class ProbeTriggers:
     def _within_budget(self, budget: Budget, armed: int, maybe: int) -> tuple[int, int]:
         """Return the armed probes that the budget allows, and which may take histograms. Triggers are never thinned."""
         hist = self.histogram_probes
-        if not armed & ~maybe:
+        thinned = armed & ~maybe & (self._always if budget.every_step_only else -1)
+        if not thinned:
             return armed, hist
         if not budget.allows():
             self._counters.add("thinned_steps")
-            return armed & maybe, hist
+            return armed & ~thinned, hist
         if hist & armed & ~maybe and not budget.histograms():
             self._counters.add("thinned_histograms")
             hist &= maybe

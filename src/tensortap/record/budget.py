@@ -21,14 +21,24 @@ class Budget:
     ...     budget.closed(own=0.3 if observed[-1] else 0.0, whole=1.3 if observed[-1] else 1.0, observed=observed[-1])
     >>> [step for step, seen in enumerate(observed) if seen]
     [0, 3, 6, 9]
+
+    The first `free_steps` are observed whatever they cost. From then on steps are observed in stretches of `stretch`,
+    where hooks cost more to register and to remove than to keep. With `every_step_only` only probes that want every
+    step are thinned, and those with a schedule are left as they are.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(
+        self, share: float, *, free_steps: int = 0, stretch: int = 1, every_step_only: bool = False
+    ) -> None:  # fmt: skip
         if not 0 < share < 1:
             raise ProbeError(
                 f"budget= must be a share of the step time between 0 and 1, got {share!r}; write budget=0.02 for 2 %"
             )
         self.share = share
+        self.every_step_only = every_step_only
+        self._free = free_steps
+        self._stretch = stretch
+        self._left = 0  # steps of the stretch that has begun
         self.own = 0.0
         self.whole = 0.0
         self._credit = 0.0
@@ -44,7 +54,11 @@ class Budget:
 
     def allows(self) -> bool:
         """Return whether the step that is about to open may be observed."""
-        return self._credit >= 0
+        if self._free > 0:
+            return True
+        if self._left <= 0 and self._credit >= 0:
+            self._left = self._stretch
+        return self._left > 0
 
     def histograms(self) -> bool:
         """Return whether it may take histograms too: where observed steps are far apart, only every fourth does."""
@@ -54,6 +68,10 @@ class Budget:
         """Note that a step took `whole` seconds, of which `own` were spent observing."""
         self.own += own
         self.whole += whole
+        if self._free > 0:
+            self._free -= 1
+            return
+        self._left -= observed
         self._credit += self.share * max(whole - own, 0.0) - own
         if observed:
             self._cost, self._since = own, 0

@@ -23,7 +23,7 @@ STARTUP: Final = str(Path(__file__).parent / "startup")
 # Programs that start the script in processes of their own.
 LAUNCHERS: Final = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "torchrun")
 LAUNCHER_COMMANDS: Final = ("torchrun", "accelerate")  # found on PATH
-_PASSED: Final = ("sites", "watch", "every", "keep", "resume", "overwrite")
+_PASSED: Final = ("sites", "watch", "every", "keep", "budget", "resume", "overwrite")
 
 
 def python_path() -> str:

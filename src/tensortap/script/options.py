@@ -9,7 +9,9 @@ from typing import Final, NamedTuple
 
 from tensortap.adapters.lookup import world_now
 from tensortap.adapters.protocol import watched_by_default
+from tensortap.distributed.ranks import World
 from tensortap.errors import RunError, RunExistsError
+from tensortap.record.budget import Budget
 from tensortap.reduce.reducers import parse_reducer, stats
 from tensortap.select.patterns import Candidate
 from tensortap.select.probes import Probe, probe
@@ -21,6 +23,10 @@ THIN: Final = "thin"
 # What `thin` adds at a few steps, dense at the beginning: so it costs next to nothing in the long run.
 SELDOM: Final = ("**:{grad,param,update}", ":input")
 A_FEW_STEPS: Final = powers_of(2) | at([0, 3]) | every(256)
+# With `--budget` short trainings are seen step by step; later on steps are observed in stretches, for hooks of tiny
+# layers cost more to register and to remove than to keep.
+FREE_STEPS: Final = 256
+STRETCH: Final = 16
 # What `--watch` chooses; `recommended` is what the rules of `tensortap check` read.
 PRESETS: Final[dict[str, tuple[Callable[[Candidate], bool] | str, ...]]] = {
     THIN: (watched_by_default,),
@@ -41,6 +47,7 @@ class RunOptions(NamedTuple):
     watch: str = THIN
     every: int = 1
     keep: tuple[str, ...] = ()
+    budget: float | None = None
     to: str | None = None
     resume: bool = False
     overwrite: bool = False
@@ -57,6 +64,13 @@ def probes_for(options: RunOptions, thin: bool = True) -> tuple[Probe, ...]:
         return (probe(*chosen, keep=keep, when=when),)
     few = A_FEW_STEPS if options.every == 1 else A_FEW_STEPS & when
     return probe(*chosen, keep=keep or stats(), when=when), probe(*chosen, *SELDOM, keep=keep, when=few)
+
+
+def budget_for(options: RunOptions, world: World) -> Budget | None:
+    """Return the budget that `--budget` asks for. Ranks have none: each would observe steps that no other has."""
+    if not options.budget or world.size > 1:
+        return None
+    return Budget(options.budget, free_steps=FREE_STEPS, stretch=STRETCH, every_step_only=True)
 
 
 def checked_path(options: RunOptions) -> str | None:

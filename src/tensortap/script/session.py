@@ -22,7 +22,7 @@ from tensortap.script.closing import Seen, closing_lines, say
 from tensortap.script.environment import RUN, is_launcher, joined, options_here, variables
 from tensortap.script.imports import after_import
 from tensortap.script.launch import launch
-from tensortap.script.options import RunOptions, checked_path, probes_for, script_name
+from tensortap.script.options import RunOptions, budget_for, checked_path, probes_for, script_name
 from tensortap.script.totals import Totals
 from tensortap.select.probes import Probe
 from tensortap.store.default_path import default_path
@@ -156,13 +156,15 @@ class ScriptRun:
 
     def _open_further(self, model: Any, probes: Sequence[Probe], to: str) -> Tap:
         resume, overwrite = self.options.resume, self.options.overwrite
-        return watch(model, *probes, to=to, resume=resume, overwrite=overwrite, context=True)
+        budget = budget_for(self.options, world_now())
+        return watch(model, *probes, to=to, resume=resume, overwrite=overwrite, budget=budget, context=True)
 
     def _open(self, model: Any, probes: Sequence[Probe], to: str, context: bool = False) -> Tap:
         options = self.options
         self.tap = watch(
-            model, *probes, to=[to, self.totals], resume=options.resume, overwrite=options.overwrite, context=context
-        )
+            model, *probes, to=[to, self.totals], resume=options.resume, overwrite=options.overwrite,
+            budget=budget_for(options, world_now()), context=context,
+        )  # fmt: skip
         at_exit.install()
         atexit.unregister(self.finish)
         atexit.register(self.finish)  # what is registered last runs first, and the writer must still be there
