@@ -110,6 +110,9 @@ Each of the entries is four int64: key (negative: leave it to the caller), probe
 the row, which is written. It stops at the first tensor that it cannot read or has no room for.
 """
 
+norms = None if ACTIVE == "numpy" else getattr(_kernel, "norms", None)
+"""`norms(tensors) -> list`: the L2 norm of each of several PyTorch tensors; None for one that only Python can read."""
+
 if TYPE_CHECKING:
     NativeHook = _kernel.NativeHook
     Reader = _kernel.Reader

@@ -1486,6 +1486,7 @@ static PyMethodDef functions[] = {
      "use_exchange(capsule) -> bool: read tensors by a framework's DLPack exchange API, where its version is known"},
     {"record_tensor", (PyCFunction)(void (*)(void))py_record_tensor, METH_FASTCALL,
      "record_tensor(layout_address, key, probes, want, recomputed, tensor) -> row, -1 when full, -2 when not plain"},
+    {"norms", py_norms, METH_O, "norms(tensors) -> the L2 norm of each; None where a tensor is not plain"},
     {"record_many", (PyCFunction)(void (*)(void))py_record_many, METH_FASTCALL,
      "record_many(layout_address, entries_address, tensors, first) -> the first tensor that has no row"},
     {"show_call", py_show_call, METH_VARARGS,

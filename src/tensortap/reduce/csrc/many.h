@@ -1,4 +1,4 @@
-/* Several tensors in one call: the parameters of a step. Each is read as record_tensor reads one (dlpack.h). The loop
+/* Several tensors in one call: the parameters of a step. Each is read as record_tensor reads one (dlpack.h). Recording
  * stops at the first that is not plain or has no room, and Python records that one as it records single tensors. */
 
 typedef struct {
@@ -53,4 +53,46 @@ static PyObject *py_record_many(PyObject *module, PyObject *const *args, Py_ssiz
             return NULL;
     }
     return PyLong_FromSsize_t(i);
+}
+
+/* The L2 norm of one tensor, as its row would have it, in a new reference: None where Python has to compute it. */
+static PyObject *norm_of(PyObject *tensor)
+{
+    Plan p;
+    DLTensor view;
+    Result result;
+    int64_t dims[MAX_DIMS];
+    if (!tensor_from_object)
+        Py_RETURN_NONE;
+    if (tensor_from_object(tensor, &view)) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    if (dl_plan(&view, &p, dims))
+        Py_RETURN_NONE;
+    p.histogram = NONE;
+    p.hash = NULL;
+    if (reduce_plan(&p, &result))
+        return NULL;
+    give_workspace(result.w);
+    return PyFloat_FromDouble(result.row.l2);
+}
+
+static PyObject *py_norms(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    if (!PyTuple_CheckExact(tensors)) {
+        PyErr_SetString(PyExc_TypeError, "norms(tensors) takes a tuple");
+        return NULL;
+    }
+    const Py_ssize_t size = PyTuple_Size(tensors);
+    PyObject *norms = PyList_New(size);
+    for (Py_ssize_t i = 0; norms && i < size; i++) {
+        PyObject *norm = norm_of(PyTuple_GetItem(tensors, i));
+        if (!norm)
+            Py_CLEAR(norms);
+        else
+            PyList_SetItem(norms, i, norm);
+    }
+    return norms;
 }

@@ -11,8 +11,9 @@ without that number is the gradient as used.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from typing import Any, Final
+import math
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from tensortap.adapters.torch.modules.tensors import TensorObserver
 from tensortap.adapters.torch.modules.values import values_of
 from tensortap.record.recorder import OpenStep
 from tensortap.record.table import Value
+from tensortap.reduce import kernel as kernels
 
 FROZEN: Final = "requires no gradient"
 NO_GRADIENT: Final = "no gradient reached it"
@@ -38,6 +40,14 @@ def gradient_of(parameter: nn.Parameter) -> Tensor | None:
     return getattr(parameter, "main_grad", None) if gradient is None else gradient
 
 
+class Change(NamedTuple):
+    """A parameter that an optimizer is about to change, and what it was."""
+
+    member: MemberPort
+    parameter: nn.Parameter
+    before: Tensor
+
+
 class ParameterTaps:
     """Record the parameters that probes want, with their gradients and updates, and buffers."""
 
@@ -45,7 +55,7 @@ class ParameterTaps:
         self._observer = observer
         self._steps = steps
         self.members = members
-        self._before: dict[str, Tensor] = {}
+        self._before: dict[str, Change] = {}
         self._recorded: set[str] = set()  # sites
         self._clipped: dict[str, tuple[int, int]] = {}  # gradients recorded before clipping, as they became
 
@@ -117,7 +127,7 @@ class ParameterTaps:
             self._record("grad", step, ids, scale, self._unchanged_since_clipping())
         with torch.no_grad():
             for member, parameter in self.members.parameters("update", step.armed, ids):
-                self._before[member.port.path] = parameter.clone()
+                self._before[member.port.path] = Change(member, parameter, parameter.clone())
 
     def _record(
         self,
@@ -163,48 +173,45 @@ class ParameterTaps:
     def _record_updates(self, step: OpenStep) -> None:
         """Record the change of each parameter, with its size relative to the parameter as `ratio`."""
         before, self._before = self._before, {}
-        found = [
-            (member, parameter, before[member.port.path])
-            for member, parameter in self.members.parameters("update", step.armed, None)
-            if member.port.path in before
-        ]
         with torch.no_grad():
-            for chunk in _chunks(found):
+            for chunk in _chunks(before.values()):
                 self._record_changes(step, chunk)
 
-    def _record_changes(self, step: OpenStep, chunk: list[tuple[MemberPort, nn.Parameter, Tensor]]) -> None:
-        old = [before for _, _, before in chunk]
-        changes = _differences([parameter for _, parameter, _ in chunk], old)
+    def _record_changes(self, step: OpenStep, chunk: list[Change]) -> None:
+        old = [change.before for change in chunk]
+        updates = _differences([change.parameter for change in chunk], old)
         rows = self._observer.take_all(
-            [(m.port.point(""), c) for (m, _, _), c in zip(chunk, changes, strict=True)], step
+            [(change.member.port.point(""), update) for change, update in zip(chunk, updates, strict=True)], step
         )
-        norms = None if self._observer.devices.wants(old[0]) else _norms(old)
-        for i, ((member, _, _), row) in enumerate(zip(chunk, rows, strict=True)):
-            if row >= 0 and norms is None:
-                self._observer.devices.number(step, row, "ratio", ratio(changes[i], old[i]), member.port.bits)
-            elif row >= 0 and norms is not None:
-                size = float(step.table.columns["l2"][row])
-                relative = size / norms[i] if norms[i] else float("inf")
-                step.table.values.append(Value(row, "ratio", relative, member.port.bits))
+        if self._observer.devices.wants(old[0]):
+            for change, update, row in zip(chunk, updates, rows, strict=True):
+                if row >= 0:
+                    number = ratio(update, change.before)
+                    self._observer.devices.number(step, row, "ratio", number, change.member.port.bits)
+            return
+        sizes = step.table.columns["l2"][rows].tolist()
+        step.table.values += [
+            Value(row, "ratio", size / norm if norm else math.inf, change.member.port.bits)
+            for change, row, size, norm in zip(chunk, rows, sizes, _norms(old), strict=True)
+            if row >= 0
+        ]
 
     def _failed(self, error: Exception) -> None:
         self._observer.recorder.counters.failed("skipped_tensors", "observing an optimizer's step", error)
 
 
-def _chunks(
-    found: Iterable[tuple[MemberPort, nn.Parameter, Tensor]],
-) -> Iterable[list[tuple[MemberPort, nn.Parameter, Tensor]]]:
+def _chunks(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """Group parameters that can be subtracted together: plain ones of the CPU, up to `_CHUNK_BYTES`."""
-    chunk: list[tuple[MemberPort, nn.Parameter, Tensor]] = []
+    chunk: list[Change] = []
     size = 0
-    for entry in found:
-        old = entry[2]
+    for change in changes:
+        old = change.before
         together = type(old) is Tensor and old.is_cpu
         size += old.nbytes
         if chunk and (not together or size > _CHUNK_BYTES):
             yield chunk
             chunk, size = [], old.nbytes
-        chunk.append(entry)
+        chunk.append(change)
         if not together:
             yield chunk
             chunk, size = [], 0
@@ -217,9 +224,13 @@ def _differences(new: list[Any], old: list[Tensor]) -> list[Tensor]:
 
 
 def _norms(tensors: list[Tensor]) -> list[float]:
-    if len(tensors) == 1:
-        return [float(torch.linalg.vector_norm(local_of(tensors[0])))]
-    return [float(norm) for norm in torch._foreach_norm(tensors)]
+    in_c: list[float | None] = [None] * len(tensors)
+    if kernels.norms is not None and type(tensors[0]) is Tensor:
+        in_c = kernels.norms(tuple(tensors))
+    return [  # some, such as single elements, C leaves to PyTorch
+        float(torch.linalg.vector_norm(local_of(tensor))) if norm is None else norm
+        for tensor, norm in zip(tensors, in_c, strict=True)
+    ]
 
 
 def ratio(change: Tensor, old: Tensor) -> Tensor:
