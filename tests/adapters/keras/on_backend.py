@@ -1,8 +1,9 @@
-"""Run with KERAS_BACKEND set: trains with and without taps, and prints as JSON what was seen."""
+"""Run with KERAS_BACKEND set: train with and without taps and print what was seen; with `everything`, more."""
 
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 
 import keras
@@ -32,39 +33,42 @@ def make():
     return model
 
 
-def main():
+def main(everything):
     x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     y = x.sum(1, keepdims=True)
     train = {"batch_size": 16, "shuffle": False, "verbose": 0}
-    bare, tapped, memory, some = make(), make(), tt.Memory(), tt.Memory()
+    bare, tapped, memory = make(), make(), tt.Memory()
     bare.fit(x, y, **train)
     probes = ("**:{output,grad_output,param,grad}", tt.probe("head:input", when=tt.every(2)))
     tapped.fit(x, y, callbacks=[Watch(*probes, to=memory)], **train)
+    found = {
+        "backend": keras.backend.backend(),
+        "equal": all(map(same, tapped.get_weights(), bare.get_weights())),
+        "records": sorted([r.step, str(r.place)] for r in memory.records),
+        "left": [n for n, v in vars(tapped).items() if type(v).__module__.startswith("tensortap")],
+        "refused": refused(tapped),
+        "half": half(x, y),
+        "masked": masked(),
+    }
+    print(json.dumps(found | (more(tapped, x, y, train) if everything else {})))
+
+
+def more(tapped, x, y, train):
+    """What other tests have on TensorFlow: triggers, capturing, predicting, verifying, phases."""
+    some, predicted = tt.Memory(), tt.Memory()
     limit = tt.probe("head", when=tt.metric("loss") > 1e9)
     tapped.fit(x, y, callbacks=[Watch(limit, to=some)], **train)
     eager = tt.capture(tapped, keras.ops.convert_to_tensor(x), "head", "body.1")
-    predicted = tt.Memory()
     with tt.watch(tapped, tt.probe("head", keep=tt.full()), to=predicted):
         output = tapped.predict(x, batch_size=40, verbose=0)
-    print(
-        json.dumps(
-            {
-                "backend": keras.backend.backend(),
-                "equal": all(map(same, make_again(x, y, train), bare.get_weights())),
-                "records": sorted([r.step, str(r.place)] for r in memory.records),
-                "unwanted": len(some.records),
-                "captured": {name: list(value.shape) for name, value in eager.items()},
-                "predicted": bool(np.array_equal(predicted.tensors[0].array, output)),  # of one and the same run
-                "left": [n for n, v in vars(tapped).items() if type(v).__module__.startswith("tensortap")],
-                "refused": refused(tapped),
-                "verified": bool(tt.verify(tapped, keras.ops.convert_to_tensor(x), repeats=1)),
-                "high": high_losses(x, y, train),
-                "phases": phases(x, y),
-                "half": half(x, y),
-                "masked": masked(),
-            }
-        )
-    )
+    return {
+        "unwanted": len(some.records),
+        "captured": {name: list(value.shape) for name, value in eager.items()},
+        "predicted": bool(np.array_equal(predicted.tensors[0].array, output)),  # of one and the same run
+        "verified": bool(tt.verify(tapped, keras.ops.convert_to_tensor(x), repeats=1)),
+        "high": high_losses(x, y, train),
+        "phases": phases(x, y),
+    }
 
 
 def same(a, b):
@@ -140,11 +144,5 @@ def masked():
     return all(np.allclose(a, b, rtol=1e-5, atol=1e-6) for a, b in zip(*weights, strict=True))
 
 
-def make_again(x, y, train):
-    model = make()
-    model.fit(x, y, callbacks=[Watch("**:{output,grad_output,param,grad}", to=tt.Memory())], **train)
-    return model.get_weights()
-
-
 if __name__ == "__main__":
-    main()
+    main(everything="everything" in sys.argv[1:])
