@@ -186,6 +186,7 @@ def _raw_append(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
 WAYS: Final[dict[str, Way]] = {
     "floor: empty hook": _hooks(lambda _: None),
     "floor: one sum in a hook": _hooks(lambda output: output.detach().sum()),
+    "floor: one sum and one histc in a hook": _hooks(lambda output: (output.detach().sum(), output.detach().histc(64))),
     "floor: empty function mode": _empty_mode,
     "floor: loop over .grad, norm and histc": _gradient_loop,
     "floor: empty hook on gradients of outputs": _hooks(_hook_gradient),
