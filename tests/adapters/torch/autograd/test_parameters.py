@@ -354,16 +354,17 @@ class Normed(nn.Module):
 
 
 def test_buffers_are_recorded_once_a_step(watch, same):
-    """`:buffer` shows running statistics as they are when the optimizer steps, or when the step closes."""
+    """`:buffer` shows running statistics, and what changes behind the optimizer, as they are when the step closes."""
     model = Normed()
     optimizers = [torch.optim.SGD([p], 0.1) for p in (model.fc.weight, model.fc.bias)]
     seen = watch(model, "**:buffer")
     expected = []
     for training in (True, False):
         model(torch.randn(5, 3)).sum().backward()
-        expected.append(model.bn.running_mean.clone())
         for optimizer in optimizers if training else ():
             optimizer.step()
+        model.bn.running_mean += 1
+        expected.append(model.bn.running_mean.clone())
         seen.tap.step()
     rows = seen.of("bn.running_mean:buffer")
     assert [row.step for row in rows] == [0, 1]

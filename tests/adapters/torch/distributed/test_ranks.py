@@ -107,6 +107,9 @@ def _as_watched(place: str, name: str) -> str:
         (4, "tensors", "blocks.0.fc2.weight:param", {"tp": 4}, ["S(1)"]),
         (4, "tensors", "embed.weight:param", {"tp": 4}, ["R"]),  # a plain one beside DTensors
         (4, "grid", "embed.weight:param", {"dp": 2, "tp": 2}, ["S(0)", "R"]),  # sharded along one side only
+        (4, "local parts", "module.blocks.0.fc1.weight:grad", {"dp": 2, "tp": 2}, ["R", "S(0)"]),  # no DTensor
+        (4, "local parts", "module.blocks.1.fc2.weight:update", {"dp": 2, "tp": 2}, ["R", "S(1)"]),
+        (4, "local parts", "module.embed.weight:param", {"dp": 2, "tp": 2}, ["R", "R"]),
         (2, "tensors", "blocks.0.fc1:output", {"tp": 2}, ["S(1)"]),  # a local tensor
         (2, "tensors", "blocks.0.fc2:grad_output", {"tp": 2}, ["R"]),
         (2, "tensors", "blocks.1.fc1:output", {"tp": 2}, ["S(1)"]),  # a DTensor
@@ -120,6 +123,19 @@ def test_the_part_of_a_record_can_be_found(
     assert len(parts) == ranks and len({tuple(part["at"]) for part in parts}) == ranks
     for part in parts:
         assert part["placements"] == placements and (mesh is None or part["mesh"] == mesh)
+
+
+def test_parameters_that_ddp_holds_as_local_parts(play: Play) -> None:
+    """DDP over tensor parallelism: a module computes with a DTensor, its local parameter is recorded in every step."""
+    played = play(4, "local parts")
+    for rank, result in enumerate(played.results):
+        assert result["kept"] == "DTensor"
+        rows = [row for row in played.run.table("module.blocks.0.fc1.weight:*").to_pylist() if row["rank"] == rank]
+        assert [(row["step"], row["port"]) for row in rows] == [
+            (step, port) for step in (0, 1) for port in ("param", "grad", "update")
+        ]
+        gradient, weight = result["gradient and weight"]
+        assert rows[4]["l2"] == pytest.approx(gradient) and rows[3]["l2"] == pytest.approx(weight, rel=0.1)
 
 
 def test_recomputed_activations_are_told_apart(play: Play) -> None:

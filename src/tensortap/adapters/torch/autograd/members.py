@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.torch.distributed.fully_shard import FullyShardedParameters
+from tensortap.adapters.torch.distributed.shards import local_parameter
 from tensortap.select.ports import BUFFER_PORTS
 
 
@@ -29,9 +30,11 @@ class Owner(NamedTuple):
     def parameter(self) -> nn.Parameter | None:
         """Return the parameter as it is now, if it is there and has a shape."""
         found = self._found("_parameters")
-        return (
-            found if type(found) is nn.Parameter or (isinstance(found, nn.Parameter) and not is_lazy(found)) else None
-        )
+        if type(found) is nn.Parameter:
+            return found
+        if isinstance(found, nn.Parameter):
+            return None if is_lazy(found) else found
+        return local_parameter(getattr(self.module(), "__dict__", {}).get(self.name))
 
     def buffer(self) -> Tensor | None:
         """Return the buffer as it is now, if it is there and has a shape."""

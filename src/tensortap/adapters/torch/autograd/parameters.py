@@ -1,4 +1,4 @@
-"""Parameters, their gradients and their updates, and buffers, recorded when the optimizer steps.
+"""Parameters, their gradients and their updates, recorded when the optimizer steps; buffers, when the step closes.
 
 The optimizers' global hooks need no reference to the user's optimizer. What they show is what the optimizer uses:
 gradients summed over the micro-batches and unscaled where a GradScaler is in use. With a closure it is the gradient
@@ -7,6 +7,9 @@ of its last evaluation. Where nothing steps, it is what `.grad` holds when the s
 Gradients that `clip_grad_norm_` clips are recorded just before, and their row says so: its number `clip` is the factor
 that the optimizer's gradient has over the row. Other clipping cannot be told apart from the gradient itself; a row
 without that number is the gradient as used.
+
+Buffers are changed by the forward pass, as running statistics are, or behind the optimizer's step, as the bias that
+balances experts is: when the step closes they hold what the next one begins with.
 """
 
 from __future__ import annotations
@@ -121,7 +124,6 @@ class ParameterTaps:
             return
         ids = ids_of(optimizer)
         self._record("param", step, ids)
-        self._record_buffers(step)
         if gradients:
             scale = getattr(optimizer, "grad_scale", None)
             self._record("grad", step, ids, scale, self._unchanged_since_clipping())
@@ -151,10 +153,8 @@ class ParameterTaps:
         return [(member, row) for (member, _), row in zip(found, rows, strict=True) if row >= 0]
 
     def _record_buffers(self, step: OpenStep) -> None:
-        """Record the buffers once a step: no optimizer owns them, so the first that steps shows them all."""
-        found = [(m, buffer) for m, buffer in self.members.buffers(step.armed) if m.site not in self._recorded]
-        self._observer.take_all([(member.port.point(""), buffer) for member, buffer in found], step)
-        self._recorded.update(member.site for member, _ in found)
+        found = [(member.port.point(""), buffer) for member, buffer in self.members.buffers(step.armed)]
+        self._observer.take_all(found, step)
 
     def _unchanged_since_clipping(self) -> set[str]:
         """Return the gradients that are still what clipping made of them: their rows are there already."""

@@ -47,7 +47,7 @@ class ShardRegistry:
 
     A DTensor knows its own; for a local tensor made from one it is read from its node in the graph or, without a graph,
     from the parallel style of its module. A parameter is a replica where DistributedDataParallel has it, or where it is
-    a plain tensor beside others that are DTensors.
+    a plain tensor beside others that are DTensors; DistributedDataParallel may have the local parts of those.
     """
 
     def __init__(self, names: Names, root: nn.Module) -> None:
@@ -55,7 +55,10 @@ class ShardRegistry:
         self._names = names
         self._styles = dict(_styles(root))
         self._replicas: list[tuple[str, Shard]] = list(_ddp_paths(root))
+        local = dict(_local_parameters(root))
+        self._local_parameters = {path: layout.shard(shape) for path, (layout, shape) in local.items()}
         known = next((layout for p in root.parameters() if (layout := layout_of(p)) is not None), None)
+        known = known or next((layout for layout, _ in local.values()), None)
         self._plain_parameters = None if known is None else _replicated(known.widened().mesh)
 
     def root_called(self) -> None:
@@ -86,12 +89,16 @@ class ShardRegistry:
         if place.port not in PARAMETER_PORTS:
             return self._of_value(place, tensor)
         layout = layout_of(tensor)
-        found = None if layout is None else layout.widened().shard(_whole(tensor))
+        found = self._local_parameters.get(place.site)
+        if layout is not None:
+            found = layout.widened().shard(_whole(tensor))
         replica = next((shard for prefix, shard in self._replicas if place.site.startswith(prefix)), None)
         if found is None:
             found = self._plain_parameters and self._plain_parameters._replace(shape=tuple(tensor.shape))
         if found is None or replica is None:
             return found or (replica and replica._replace(shape=tuple(tensor.shape)))
+        if set(replica.ranks) <= set(found.ranks):
+            return found
         both = {**replica.mesh, **found.mesh}
         return Shard(both, replica.at + found.at, replica.placements + found.placements, found.shape)
 
@@ -114,6 +121,18 @@ def layout_of(tensor: Any) -> MeshLayout | None:
         return MeshLayout(tensor.device_mesh, tuple(tensor.placements))
     spec = getattr(tensor.grad_fn, "dtensor_spec", None)
     return None if spec is None else MeshLayout(spec.mesh, tuple(spec.placements))
+
+
+def local_parameter(value: Any) -> nn.Parameter | None:
+    """Return the parameter of which a DTensor was made that stands in its place.
+
+    So `_pre_dp_module_transform` leaves a model that is cut by parallelize_module: DistributedDataParallel and the
+    optimizer hold the local parameter, which its module has no more after the first forward pass.
+    """
+    if not is_dtensor(value) or value.grad_fn is None:
+        return None
+    found = [getattr(node, "variable", None) for node, _ in value.grad_fn.next_functions if node is not None]
+    return found[0] if len(found) == 1 and isinstance(found[0], nn.Parameter) else None
 
 
 def local_of(tensor: Any) -> Any:
@@ -169,6 +188,17 @@ def _ddp_paths(root: nn.Module) -> Iterator[tuple[str, Shard]]:
     for path, module in root.named_modules():
         if isinstance(module, DistributedDataParallel):
             yield f"{path}.module" if path else "module", _replica(module)
+
+
+def _local_parameters(root: nn.Module) -> Iterator[tuple[str, tuple[MeshLayout, tuple[int, ...]]]]:
+    """Yield the layout and the whole shape of parameters of which DistributedDataParallel has the local part."""
+    for path, module in root.named_modules():
+        shown = [(name, local_parameter(value)) for name, value in vars(module).items() if is_dtensor(value)]
+        for name, parameter in (*module._parameters.items(), *shown):
+            spec = getattr(parameter, "_st_info", None)
+            if spec is not None:
+                layout = MeshLayout(spec.mesh, tuple(spec.placements)).widened()
+                yield f"{path}.{name}" if path else name, (layout, tuple(spec.shape))
 
 
 def _styles(root: nn.Module) -> Iterator[tuple[str, MeshLayout]]:

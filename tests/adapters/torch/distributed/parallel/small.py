@@ -11,8 +11,10 @@ import torch.distributed as dist
 from byhand import collectives, digest
 from scenes import Ddp, Fsdp, Net, Tensors
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel.ddp import _pre_dp_module_transform
 from torch.nn.parallel import DistributedDataParallel
 
 import tensortap as tt
@@ -239,6 +241,26 @@ def forked(path: Path) -> Any:
 
     (bare, plain), (tapped, watched) = collectives(lambda: run(False)), collectives(lambda: run(True))
     return {"same": bare == tapped, "bare": plain, "tapped": watched}
+
+
+def local_parts(path: Path) -> Any:
+    """DistributedDataParallel over tensor-parallel layers holds local parameters; modules compute with DTensors."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    scene = Tensors(path)
+    torch.manual_seed(0)
+    inner: Any = scene.parallel(Net(), mesh["tp"])
+    _pre_dp_module_transform(inner)
+    model = DistributedDataParallel(inner, process_group=mesh["dp"].get_group())
+    weight = inner.blocks[0].fc1.weight
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with tt.watch(model, "**:param", "**:grad", "**:update", to=path, strict=True) as tap:
+        for number in range(2):
+            model(scene.same_batch(number)).square().mean().backward()
+            optimizer.step()
+            sizes = [float(weight.grad.norm()), float(weight.detach().norm())]
+            optimizer.zero_grad()
+            tap.step()
+    return {"gradient and weight": sizes, "kept": type(inner.blocks[0].fc1.weight).__name__}
 
 
 SMALL = {

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from byhand import train
 from forked_ranks import run_ranks
 from scenes import Ddp, Fsdp, Grid, Hybrid, Inner, Pipeline, Scene, Tensors
-from small import SMALL
+from small import SMALL, local_parts
 from spawned import spawn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
@@ -47,7 +47,7 @@ TWO = {
     "ddp": scene(Ddp), "inner": scene(Inner), "fsdp": scene(Fsdp), "tensors": scene(Tensors), "gpipe": scene(GPipe),
     "1f1b": scene(OneByOne), **SMALL,
 }  # fmt: skip
-FOUR = {"hybrid": scene(Hybrid), "tensors": scene(Tensors), "grid": scene(Grid)}
+FOUR = {"hybrid": scene(Hybrid), "tensors": scene(Tensors), "grid": scene(Grid), "local parts": local_parts}
 FOUR_AGAIN = {"ddp": scene(Ddp), "fsdp": scene(Fsdp), "1f1b": scene(OneByOne)}  # what two ranks show, on more
 
 
