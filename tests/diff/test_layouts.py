@@ -289,3 +289,43 @@ def test_the_cause_is_not_what_comes_first_in_time(spread):
         other = {site: X * 2 if n < last else X for n, site in enumerate(sites)}
         found = tt.diff(spread(f"one{last}", one), spread(f"two{last}", other))
         assert (found.cause.kind, found.cause.site) == (kind, sites[last - 1])
+
+
+@pytest.mark.parametrize("keep", [FULL, [tt.stats()]], ids=["full", "stats"])
+@pytest.mark.parametrize(
+    ("late", "kind", "step"),
+    [("in time", None, None), ("never", "update", 0), ("too late", "update", 0), ("stops", "update", 1)],
+)
+def test_updates_that_are_sent_after_the_step(make_run, keep, late, kind, step):
+    """A rank whose update is zero where another's is not is right where the next step has the parameter in time."""
+    steps = [{"fc.w:param": X + n, "fc": X * (n + 1), "out": X * (n + 1), "fc.w:update": X * 0 + 1} for n in range(3)]
+    other = [dict(sites, **{"fc.w:update": X * 0}) for sites in steps]
+    if late == "never":
+        for n, sites in enumerate(other):
+            sites["fc.w:param"] = X
+            sites["fc"] = X * (n + 2) if n else X
+    if late == "too late":
+        other[1]["fc"] = other[1]["out"] = X
+    if late == "stops":
+        other[2]["fc.w:param"] = X + 1
+    one = make_run([(sites, {}) for sites in steps], name="one", rank=0, keep=keep)
+    for rank, of in enumerate((steps, other)):
+        two = make_run([(sites, {}) for sites in of], name="two", rank=rank, keep=keep)
+    cause = tt.diff(one, two).cause
+    assert (cause and (cause.kind, cause.step, cause.site, cause.rank)) == (kind and (kind, step, "fc.w:update", 1))
+    found = list(tt.open(two).findings("replicas_differ"))
+    assert bool(found) == (late in ("never", "stops"))
+
+
+def test_parts_of_an_update_that_are_sent_after_the_step(make_run):
+    """Ranks that each change a piece of a parameter have the whole update together; where a piece is wrong it shows."""
+    steps = [{"fc.w:param": X + n, "fc": X, "fc.w:update": X} for n in range(2)]
+    one = make_run([(sites, {}) for sites in steps], name="one", rank=0, keep=FULL)
+    for name, factor in (("good", 1), ("bad", 2)):
+        for rank in (0, 1):
+            piece = np.where(np.arange(8)[:, None] // 4 == rank, X, 0).astype(np.float32) * (factor if rank else 1)
+            two = make_run(
+                [(dict(sites, **{"fc.w:update": piece}), {}) for sites in steps], name=name, rank=rank, keep=FULL
+            )
+        cause = tt.diff(one, two).cause
+        assert (cause and (cause.kind, cause.step)) == (None if factor == 1 else ("update", 0))

@@ -10,6 +10,8 @@ from typing import Final
 import numpy as np
 
 from tensortap.diff.align import Alignment
+from tensortap.diff.delayed_updates import NOTE as DELAYED
+from tensortap.diff.delayed_updates import joined_parts
 from tensortap.diff.elements import CommonElements
 from tensortap.diff.layouts import LayoutPairs, LayoutSide, PairedWhole, with_common_names
 from tensortap.diff.metrics import elements, rms_of
@@ -126,6 +128,8 @@ class LayoutComparison:
         apart = [pair.differs and not pair.note for _, pair in group]
         if len(group) < 2 or not any(apart):
             return list(group)
+        if first.place.port == "update" and self._have_parts_of_update(group):
+            return [(paired, replace(pair, note=DELAYED) if pair.differs else pair) for paired, pair in group]
         if self._pairs.has_own_rows(first) and (first.a.record.summary.numel == 1 or all(apart)):
             return self._of_own_rows(group)
         if not all(apart) or not add_up(group, [self._pairs.elements(paired) for paired, _ in group]):
@@ -134,6 +138,20 @@ class LayoutComparison:
             note = f"the {len(group)} ranks' values add up to it: each counts its own rows"
             return [(first, replace(pair, error=0.0, excess=0.0, note=note))]
         return [(paired, replace(pair, note=NOTE.format(len(group)))) for paired, pair in group]
+
+    def _have_parts_of_update(self, group: Sequence[Compared]) -> bool:
+        """Return whether each rank has changed a part of a parameter, and all of them together what they should."""
+        first, pair = group[0]
+        whole = joined_parts([self._pairs.elements(paired) for paired, _ in group])
+        if whole is None:
+            unchanged = [paired.summaries[1].l2 == 0 for paired, _ in group]
+            return any(unchanged) and all(zero or not p.differs for zero, (_, p) in zip(unchanged, group, strict=True))
+        clear = self._floors.above_noise(first.place, whole)
+        x, tolerance = first.a.record.summary, Tolerance(pair.rtol, pair.atol)
+        if clear is not None and elements(clear.a, clear.b, tolerance, rms_of(x)).excess > 1:
+            return False
+        self._floors.compared(first.place, replace(pair, error=0.0, excess=0.0), x, whole)
+        return True
 
     def _of_own_rows(self, group: Sequence[Compared]) -> list[Compared]:
         """Return the pairs of a value that each rank makes of its own rows, such as the loss: their mean must agree.

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from tensortap.diff.align import Alignment, Renaming, SiteSignature, align, renames
 from tensortap.diff.builder import DiffBuilder
 from tensortap.diff.columnar import ColumnarComparison
+from tensortap.diff.delayed_updates import DelayedUpdates
 from tensortap.diff.elements import KeptElements, common_elements
 from tensortap.diff.layout_runs import LayoutComparison
 from tensortap.diff.layouts import LayoutSide
@@ -111,9 +112,12 @@ def diff_snapshots(
         aligned = _chosen(aligned, sites)
         precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, _own_names(aligned, *names), both[0])))
         comparison = LayoutComparison(_layout(a, None), _layout(b, mesh), aligned, precision)
+        updates = DelayedUpdates()
         for n, (step_a, step_b) in enumerate(both):
             progress(n, len(both))
-            found.add(comparison.step(list(a.records([step_a])), list(b.records([step_b])), *names), 0, 0)
+            pairs = comparison.step(list(a.records([step_a])), list(b.records([step_b])), *names)
+            found.add(updates.step(pairs), 0, 0)
+        found.add(updates.rest(), 0, 0)
         return found.diff(a.run, b.run, aligned, both, steps_a, steps_b, comparison.layouts)
     aligned = align(_places(a), _places(b), renames(map), signatures)
     aligned = _chosen(aligned, sites)

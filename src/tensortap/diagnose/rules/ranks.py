@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,15 @@ import numpy as np
 
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.distributed.agreement import MISSING, ReplicaCheck, ReplicaMark, alike_at_first, group_of, listed
+from tensortap.distributed.agreement import (
+    MISSING,
+    ReplicaCheck,
+    ReplicaMark,
+    UnequalReplicas,
+    alike_at_first,
+    group_of,
+    listed,
+)
 from tensortap.distributed.mesh import mesh_of
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import MEMBER_PORTS
@@ -31,7 +40,8 @@ def replicas_differ(history: RunHistory) -> Iterator[Finding]:
     Ranks that recorded a placement say themselves what they share. Of other ranks those are taken for replicas that
     began with the same parameters, but for a few. Contents are compared by `tt.hash()` where it was kept, else by all
     statistics. Only the first step and stage at which replicas part is named: all else follows from it. A buffer that
-    differs in every step is each rank's own, such as a count of the rows that it has seen.
+    differs in every step is each rank's own, such as a count of the rows that it has seen. An update that differs is
+    none where the parameters of the next step are equal: it was sent after the optimizer's step, as ZeRO-1 may do.
     """
     if len(history.snapshot.ranks) < 2:
         raise NoData("only one rank recorded")
@@ -41,7 +51,8 @@ def replicas_differ(history: RunHistory) -> Iterator[Finding]:
     found = [(step, one) for step, places in recorded.items() for one in check.unequal(places)]
     apart = Counter(one.place for _, one in found if one.place.port == "buffer")
     own = {place for place, count in apart.items() if count == sum(place in places for places in recorded.values())}
-    found = [(step, one) for step, one in found if one.place not in own]
+    later = _arrived_later(found, recorded)
+    found = [(step, one) for step, one in found if one.place not in own and (step, one.place) not in later]
     first = min(((step, _STAGES.index(one.place.port)) for step, one in found), default=None)
     if first is None:
         return
@@ -62,6 +73,28 @@ def replicas_differ(history: RunHistory) -> Iterator[Finding]:
             "Look at what this rank does alone before that step: loading, a skipped reduction, its own learning rate "
             "or seed, a stale copy, a faulty host.",
         )  # fmt: skip
+
+
+def _arrived_later(
+    found: Sequence[tuple[int, UnequalReplicas]], recorded: Mapping[int, Mapping[Place, Mapping[int, ReplicaMark]]]
+) -> set[tuple[int, Place]]:
+    """Return updates that differ and were sent after the optimizer's step, by step and place.
+
+    They show in the parameters of the next step; in the last one, those that came later before.
+    """
+    steps, later = list(recorded), set[tuple[int, Place]]()
+    following = dict(itertools.pairwise(steps))
+    for step, one in found:
+        if one.place.port != "update":
+            continue
+        if step in following:
+            marks = recorded[following[step]].get(one.place._replace(port="param"), {})
+            arrived = len({marks[rank].content if rank in marks else rank for rank in one.marks}) == 1
+        else:
+            arrived = any(place == one.place for _, place in later)
+        if arrived:
+            later.add((step, one.place))
+    return later
 
 
 def _exchange_something(history: RunHistory) -> None:
