@@ -1,12 +1,12 @@
 """Parallel trainings against one process: planted faults that must be named, correct ones that must agree.
 
-    python benchmarks/layouts.py [--out FOLDER] [--only TEXT] [--set planted|scored|third|reports|all] [--seed N]
-                                 [--steps N] [--statistics] [--seconds N]
+    python benchmarks/layouts.py [--out FOLDER] [--only TEXT] [--set planted|scored|third|reports|strangers|all]
+                                 [--seed N] [--steps N] [--statistics] [--seconds N]
 
 Records small models in every layout of tests/outside/layouts on 1, 2 and 4 gloo processes, compares each run with one
 process by `tt.diff` and the rules on replicas, and prints tables. The scored set has other models and layouts, the
-third one PyTorch's and transformers' own, and the fourth faults that users of Megatron, torchtitan and others reported;
-their answers were written down before the first run. `--seed` and `--steps`
+third one PyTorch's and transformers' own, the fourth faults that users of Megatron, torchtitan and others reported, and
+the fifth kinds that all of those lack; their answers were written down before the first run. `--seed` and `--steps`
 begin all of them with other parameters and go on for longer. With `--statistics` no elements are kept. With `--out`
 what is recorded there already is not recorded again, so that `--seconds` can cut a long go into several. Exits with 1
 when more than one fault of twenty is not named exactly, or a correct training is called wrong.
@@ -38,6 +38,8 @@ from outside.layouts.judge import (
 from outside.layouts.pool import is_recorded
 from outside.layouts.reports.cases import FAULTS as REPORTED
 from outside.layouts.reports.cases import correct as reported_pairs
+from outside.layouts.strangers.cases import FAULTS as STRANGERS
+from outside.layouts.strangers.cases import correct as stranger_pairs
 from outside.layouts.third.cases import FAULTS as THIRD_FAULTS
 from outside.layouts.third.cases import Case as ThirdCase
 from outside.layouts.third.cases import correct as third_pairs
@@ -56,6 +58,7 @@ SETS: dict[str, list[Case]] = {
 SCENES: dict[str, list[ThirdCase]] = {
     "third": [*THIRD_FAULTS, *third_pairs()],
     "reports": [*REPORTED, *reported_pairs()],
+    "strangers": [*STRANGERS, *stranger_pairs()],
 }
 
 

@@ -1,4 +1,4 @@
-"""Train without recording, and compare parameters: `python -m outside.layouts.reports.plain OUT`, from tests/.
+"""Train without recording, and compare parameters: `python -m outside.layouts.reports.plain OUT [--strangers]`.
 
 A correct training must come to the reference's parameters and buffers, and one with a fault must not. That is asked
 with PyTorch alone, so that whether a case is what it is called does not depend on what is tested with it.
@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from outside.layouts.reports.cases import FAULTS, correct
+from outside.layouts.strangers.cases import FAULTS as STRANGERS
+from outside.layouts.strangers.cases import correct as stranger_pairs
 from outside.layouts.third.cases import TRAIN, Case
 from outside.layouts.third.judge import reference
 from outside.layouts.third.scene import Scene
@@ -81,7 +83,8 @@ def main() -> int:
     """Train all, and print the cases that are not what they are called."""
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
-    cases = [*FAULTS, *(case for case in correct() if case.scene.dtype == torch.float32)]
+    known = (*STRANGERS, *stranger_pairs()) if "--strangers" in sys.argv else (*FAULTS, *correct())
+    cases = [case for case in known if case.scene.dtype == torch.float32 and not case.scene.has("mixed")]
     codes = run_ranks(1, partial(save, [case.scene for case in cases], out), out)
     for world in (2, 4):
         codes += run_ranks(world, partial(compare, [case for case in cases if case.scene.world == world], out), out)

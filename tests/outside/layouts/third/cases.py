@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from outside.layouts.reports import context, experts, towers
+from outside.layouts.strangers import decoder, pairs
 from outside.layouts.third import gpt, hf, mixer, moe, pipe, resnet, vit
 from outside.layouts.third.scene import Loop, Scene
 
@@ -18,6 +19,7 @@ TRAIN: dict[str, Callable[[Scene], Loop]] = {
     "gpt": gpt.train, "vit": vit.train, "mixer": mixer.train, "moe": moe.train, "resnet": resnet.train,
     "llama": hf.train, "bert": hf.train, "gpt2": hf.train, "pipe": pipe.train,
     "context": context.train, "experts": experts.train, "towers": towers.train,
+    "alibi": decoder.train, "pairs": pairs.train,
 }  # fmt: skip
 MESHES: dict[str, dict[str, int]] = {  # what docs/layouts.md asks for: where nothing in the run tells how ranks lie
     "dp-tp-hand": {"dp": 2, "tp": 2}, "dp-ep": {"dp": 2, "ep": 2}, "pp-dp": {"pp": 2, "dp": 2},
