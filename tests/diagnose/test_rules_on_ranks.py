@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import tensortap as tt
+from tensortap.types import Place
 
 GENERATOR = np.random.default_rng(0)
 W, V = (GENERATOR.normal(size=(6, 5)).astype(np.float32) for _ in range(2))
@@ -85,6 +86,21 @@ def test_the_rank_with_other_data_is_named(ranks):
     ]
     (found,) = ranks(*runs).findings("rank_outlier")
     assert found.evidence["rank"] == 2 and found.evidence["ratio"] == pytest.approx(3, rel=0.2)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_ranks_with_other_positions_are_not_compared(ranks, own):
+    """Ranks that are given other positions, the same in every step, have other tokens of a row, and other values."""
+    tokens, positions = (Place("", "input", slot) for slot in ("[0]", "[1]"))
+    runs = [
+        [
+            {**same(0), tokens: W + n, positions: np.arange(8) + 8 * rank * own,
+             "fc:output": GENERATOR.normal(size=(40, 5)) * (1 if rank else 3)}
+            for n in range(4)
+        ]
+        for rank in range(4)
+    ]  # fmt: skip
+    assert bool(ranks(*runs).findings("rank_outlier")) == (not own)
 
 
 def test_one_rank_cannot_differ(ranks):

@@ -127,6 +127,15 @@ def test_partial_sums_that_are_reduced_outside(spread, port):
     assert tt.diff(one, spread("later", *later)).cause.site == f"norm:{port}"
 
 
+def test_partial_sums_near_the_whole(spread):
+    """A part of a sum that a wide tolerance would let pass is still a part, and allows nothing of later values."""
+    one = spread("one", {"mlp.fc2": X, "mlp": X, "norm": X})
+    good = [{"mlp.fc2": X * np.float32(part), "mlp": X, "norm": X} for part in (0.9, 0.1)]
+    assert tt.diff(one, spread("good", *good), rtol=0.3)
+    later = [{**of, "norm": X * 1.8} for of in good]
+    assert tt.diff(one, spread("later", *later), rtol=0.3).cause.site == "norm:output"
+
+
 def test_averages_of_parameters(spread):
     """What no optimizer holds may differ by what the updates of such parameters do, and not by more."""
     apart = X * np.float32(1 + 6e-5)  # within the tolerance of an update, beyond that of a parameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -21,11 +21,19 @@ from tensortap.diff.records import compare_records
 from tensortap.diff.rounding import RoundingFloors
 from tensortap.diff.tolerance import Precision, Tolerance
 from tensortap.record.step import Record
-from tensortap.select.ports import is_backward
+from tensortap.select.ports import MODULE_PORTS, is_backward
 from tensortap.types import Place
 
 Names = Mapping[Place, Place]
 _MERGED: Final = 2.0**-20  # moments are summed as float32 within a block
+
+
+class Copy(NamedTuple):
+    """A tensor as one group of ranks holds it, compared with the reference, and the elements kept of both."""
+
+    paired: PairedWhole
+    pair: Pair
+    whole: CommonElements | None
 
 
 class LayoutComparison:
@@ -54,12 +62,12 @@ class LayoutComparison:
         self._precision.next_step()
         self._floors.next_step(of_a)
         found: list[Compared] = []
-        group: list[Compared] = []
+        group: list[Copy] = []
         for paired in self._pairs.step(of_a, of_b):
-            if group and (group[0][0].place, group[0][0].call) != (paired.place, paired.call):
+            if group and (group[0].paired.place, group[0].paired.call) != (paired.place, paired.call):
                 found += self._explained(group)
                 group = []
-            group.append((paired, self._compare(paired)))
+            group.append(self._compare(paired))
         found += self._explained(group)
         return settled([self._derived(*one, of_a) for one in found])
 
@@ -71,7 +79,7 @@ class LayoutComparison:
         drifted = self._floors.drifted(pair.shape)
         return paired, self._compared(paired, self._pairs.elements(paired), drifted) if drifted else pair
 
-    def _compare(self, paired: PairedWhole) -> Pair:
+    def _compare(self, paired: PairedWhole) -> Copy:
         whole = self._pairs.elements(paired)
         pair = self._compared(paired, whole)
         if pair.differs and whole is not None:
@@ -81,8 +89,7 @@ class LayoutComparison:
                 if not then.differs:
                     pair, whole = then, elements_then
                     break
-        self._floors.compared(paired.place, pair, paired.summaries[0], whole)
-        return pair
+        return Copy(paired, pair, whole)
 
     def _compared(self, paired: PairedWhole, whole: CommonElements | None, drifted: float = 0.0) -> Pair:
         x, y = paired.summaries
@@ -116,33 +123,46 @@ class LayoutComparison:
         note = f"{count} of {kept.a.size} elements apart, as many as rounding turns decisions of a ReLU or the like"
         return replace(pair, excess=elements(rest.a, rest.b, tolerance, rms).excess, of="elements", note=note)
 
-    def _explained(self, group: Sequence[Compared]) -> list[Compared]:
-        """Return the pairs of one tensor's copies; where the copies add up to the reference, say so."""
-        if not group:
-            return []
+    def _explained(self, copies: Sequence[Copy]) -> list[Compared]:
+        """Return the pairs of one tensor's copies; where they are its parts, say so.
+
+        What copies differ by is noted for later values, and not what parts of a sum do.
+        """
+        group = [(copy.paired, copy.pair) for copy in copies]
+        parts = self._of_parts(group, copies) if len(copies) > 1 and not copies[0].paired.missing else None
+        if parts is not None:
+            return parts
+        for paired, pair, whole in copies:
+            self._floors.compared(paired.place, pair, paired.summaries[0], whole)
+        if not copies or not copies[0].paired.missing:
+            return group
+        first, pair, _ = copies[0]
+        note = f"there is none on rank {', '.join(map(str, first.missing))}"
+        absent = replace(pair, error=np.inf, excess=np.inf, rank=first.missing[0], of="record", note=note)
+        return [*group, (first, absent)]
+
+    def _of_parts(self, group: Sequence[Compared], copies: Sequence[Copy]) -> list[Compared] | None:
+        """Return the pairs of copies that are parts of the whole: of an update, of a mean, of a sum; None otherwise."""
         first, pair = group[0]
-        if first.missing:
-            note = f"there is none on rank {', '.join(map(str, first.missing))}"
-            absent = replace(pair, error=np.inf, excess=np.inf, rank=first.missing[0], of="record", note=note)
-            return [*group, (first, absent)]
         apart = [pair.differs and not pair.note for _, pair in group]
-        if len(group) < 2 or not any(apart):
-            return list(group)
-        if first.place.port == "update" and self._have_parts_of_update(group):
+        wholes = [copy.whole for copy in copies]
+        if first.place.port == "update" and any(apart) and self._have_parts_of_update(group, wholes):
             return [(paired, replace(pair, note=DELAYED) if pair.differs else pair) for paired, pair in group]
-        if self._pairs.has_own_rows(first) and (first.a.record.summary.numel == 1 or all(apart)):
+        if any(apart) and self._pairs.has_own_rows(first) and (first.a.record.summary.numel == 1 or all(apart)):
             return self._of_own_rows(group)
-        if not all(apart) or not add_up(group, [self._pairs.elements(paired) for paired, _ in group]):
-            return list(group)
+        # Of parts of a sum, some may be near the whole where tolerances are wide.
+        if not (all(apart) or first.place.port in MODULE_PORTS) or not add_up(group, wholes):
+            return None
         if first.place.port == "buffer":
             note = f"the {len(group)} ranks' values add up to it: each counts its own rows"
             return [(first, replace(pair, error=0.0, excess=0.0, note=note))]
-        return [(paired, replace(pair, note=NOTE.format(len(group)))) for paired, pair in group]
+        note = NOTE.format(len(group))
+        return [(paired, replace(pair, note=note) if pair.differs else pair) for paired, pair in group]
 
-    def _have_parts_of_update(self, group: Sequence[Compared]) -> bool:
+    def _have_parts_of_update(self, group: Sequence[Compared], wholes: Sequence[CommonElements | None]) -> bool:
         """Return whether each rank has changed a part of a parameter, and all of them together what they should."""
         first, pair = group[0]
-        whole = joined_parts([self._pairs.elements(paired) for paired, _ in group])
+        whole = joined_parts(wholes)
         if whole is None:
             unchanged = [paired.summaries[1].l2 == 0 for paired, _ in group]
             return any(unchanged) and all(zero or not p.differs for zero, (_, p) in zip(unchanged, group, strict=True))

@@ -21,13 +21,14 @@ from tensortap.diff.pieces import fingerprint
 from tensortap.select.ports import MODULE_PORTS
 
 _ADDS_UP: Final = 1e-2
+_MOST: Final = 0.1  # of the norm, whatever the tolerance
 Compared = tuple[PairedWhole, Pair]
 
 
 def add_up(group: Sequence[Compared], kept: Sequence[CommonElements | None]) -> bool:
     """Return whether what copies hold adds up to the reference: element by element where kept, else by the mean."""
     arrays = [common for common in kept if common is not None]
-    wanted, rounding = group[0][0].a.record.summary, max(_ADDS_UP, group[0][1].rtol)
+    wanted, rounding = group[0][0].a.record.summary, min(max(_ADDS_UP, group[0][1].rtol), _MOST)
     if len(arrays) < len(kept):
         means = [paired.summaries[1].mean for paired, _ in group]
         scale = rounding * rms_of(wanted)

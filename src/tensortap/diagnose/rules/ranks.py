@@ -132,7 +132,8 @@ def rank_outlier(
 
     The size (root mean square) of the same tensor is compared between ranks in each step. A rank is apart when it is
     `factor` times and `spread` times the others' own spread away from their median, on one side, in a `share` of at
-    least `least` steps. It takes three ranks: of two, neither is the odd one.
+    least `least` steps. It takes three ranks: of two, neither is the odd one. Ranks that have other tokens of a row,
+    as context-parallel ones do, are not compared: the model is given other positions there, the same in every step.
     """
     mesh = mesh_of(history.snapshot.ranks, queries.shards(history.snapshot), None)
     if len(history.snapshot.ranks) < 3:
@@ -147,6 +148,8 @@ def rank_outlier(
             lines.setdefault(tuple(at[s] for s in mesh.sides if s not in mesh.data), set()).add(rank)
         groups = list(lines.values())
     apart: dict[int, list[tuple[Place, float, list[int]]]] = {}
+    positions = _positions(history)
+    groups = [{r for r in of if positions.get(r) == p} for of in groups for p in {positions.get(r) for r in of}]
     for group in (group for group in groups if len(group) > 2):
         for place, sizes in _sizes(history, group).items():
             for rank, ratio, steps in _outlier(sizes, factor, spread, least, share):
@@ -160,6 +163,24 @@ def rank_outlier(
             f"{len(places) - 1} more sites.",
             "Look at what this rank reads (its shard of the data, its preprocessing), then at its host.",
         )  # fmt: skip
+
+
+def _positions(history: RunHistory) -> dict[int, Any]:
+    """Return by rank the integers that the model is given unchanged in every step while other inputs change."""
+    names = ("step", "rank", "site", "slot", "call", "dtype", "min", "max", "mean")
+    table = history.table(ports="input", columns=list(names))
+    given: dict[int, dict[str, set[Any]]] = {}
+    steps: dict[int, set[int]] = {}
+    for step, rank, site, slot, call, dtype, *numbers in zip(*(table[n].to_pylist() for n in names), strict=True):
+        if not site and not call:
+            given.setdefault(rank, {}).setdefault(slot, set()).add((dtype, *numbers))
+            steps.setdefault(rank, set()).add(step)
+    found = {}
+    for rank, slots in given.items():
+        fixed = {slot: next(iter(of)) for slot, of in slots.items() if len(of) == 1}
+        ints = {slot: of for slot, of in fixed.items() if str(of[0]).startswith(("int", "uint"))}
+        found[rank] = tuple(sorted(ints.items())) if len(fixed) < len(slots) and len(steps[rank]) > 1 else ()
+    return found
 
 
 def _sizes(history: RunHistory, group: set[int]) -> dict[Place, dict[int, dict[int, float]]]:
