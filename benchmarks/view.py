@@ -2,6 +2,7 @@
 
     python benchmarks/view.py             # 10 M records, a minute of load: four minutes, 1 GB of disk for a while
     python benchmarks/view.py --quick     # 500 k records, five seconds of load, for a look
+    python benchmarks/view.py --keep DIR  # leave the runs there, and use them the next time
 
 The server is a process of its own, started anew for every cold figure, and asked over HTTP as the page asks it. The run
 is 2 000 sites × 5 000 steps, once as `compact` leaves it and once as training leaves it. Exits with 1 when a figure is
@@ -63,7 +64,12 @@ class Figure(NamedTuple):
 
 
 def build(path: Path, sites: int, steps: int, *, folded: bool = True, seed: int = 0) -> None:
-    """A finished run of sites × steps records, laid out as `compact` lays it out, or as training does."""
+    """A finished run of sites × steps records, laid out as `compact` lays it out, or as training does.
+
+    One that is there already is used.
+    """
+    if path.exists():
+        return
     rng = np.random.default_rng(seed)
     RunFolder(path).close()
     places = [(f"layers.{i // 10}.{PARTS[i // 2 % 5]}", ("output", "grad_output")[i % 2]) for i in range(sites)]
@@ -213,7 +219,8 @@ def compared(work: Path, sites: int, steps: int) -> Iterator[Figure]:
     from reading import record  # tests load this file alone
 
     for seed, name in enumerate("ab"):
-        record(work / "pair" / name, sites, steps, seed=seed)
+        if not (work / "pair" / name).exists():
+            record(work / "pair" / name, sites, steps, seed=seed)
     with serving(work / "pair") as server:
         taken = server.timed("/api/diff?a=a&b=b")
     yield Figure(f"diff of two runs of {sites * steps:,} records, cold server", taken, 2.0, "s")
@@ -255,19 +262,25 @@ def load(path: Path, steps: int, seconds: float) -> Iterator[Figure]:
 
 def reported(work: Path, sites: int, steps: int) -> Iterator[Figure]:
     """The size of a report of a recorded run with histograms, and how long it takes to write: said, not judged."""
+    if not (work / "recorded").exists():
+        record_site_by_site(work / "recorded", sites, steps)
+    if built():
+        begin = time.perf_counter()
+        done = report(str(work / "recorded"), str(work / "report.html"), overwrite=True)
+        print(f"(report: {done.sites} of {done.of} sites in {time.perf_counter() - begin:.1f} s)")
+        yield Figure(f"a report of {sites} sites × {steps} steps", done.bytes / 1e6, REPORT_LIMIT / 1e6, "MB")
+
+
+def record_site_by_site(path: Path, sites: int, steps: int) -> None:
+    """Record a run of larger tensors through `watch`, with histograms."""
     rng = np.random.default_rng(0)
     pool = rng.normal(size=1 << 16).astype(np.float32)
-    with tt.watch(tt.probe("**", keep=tt.histogram()), to=work / "recorded") as tap:
+    with tt.watch(tt.probe("**", keep=tt.histogram()), to=path) as tap:
         for step in range(steps):
             for i in range(sites):
                 start, scale = int(rng.integers(0, pool.size - 2048)), (1 + i % 7) * (1 + 0.1 * np.sin(step / 50 + i))
                 tt.tap(pool[start : start + 2048] * np.float32(scale), f"layers.{i // 5}.{PARTS[i % 5]}")
             tap.step(loss=float(np.exp(-step / 300)))
-    if built():
-        begin = time.perf_counter()
-        done = report(str(work / "recorded"), str(work / "report.html"))
-        print(f"(report: {done.sites} of {done.of} sites in {time.perf_counter() - begin:.1f} s)")
-        yield Figure(f"a report of {sites} sites × {steps} steps", done.bytes / 1e6, REPORT_LIMIT / 1e6, "MB")
 
 
 def page() -> Iterator[Figure]:
@@ -297,17 +310,20 @@ def main() -> int:
     """Measure, print, and say with the exit code whether every figure was met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a small version, for a look")
-    quick = parser.parse_args().quick
+    parser.add_argument("--keep", metavar="FOLDER", help="where to leave the runs")
+    given = parser.parse_args()
     if os.getloadavg()[0] > 1:
         print(f"the load is {os.getloadavg()[0]:.1f}: other work takes part of the CPU, so these are upper bounds")
-    work = Path(tempfile.mkdtemp(prefix="tensortap-view-"))
+    work = Path(given.keep or tempfile.mkdtemp(prefix="tensortap-view-"), "quick" if given.quick else "whole")
+    work.mkdir(parents=True, exist_ok=True)
     met = True
     try:
-        for figure in figures(work, quick):
+        for figure in figures(work, given.quick):
             print(figure, flush=True)
             met &= figure.met
     finally:
-        shutil.rmtree(work)
+        if not given.keep:
+            shutil.rmtree(work.parent)
     return 0 if met else 1
 
 

@@ -43,6 +43,7 @@ class BlockSource(NamedTuple):
     """A file of records: its rank, how many it holds, its first and last step, and how to read it.
 
     `read` gives columns of all rows, `take` columns of some rows in the plain schema, in which the others are null.
+    `places` are those that its footer names; None where that is not known.
     """
 
     name: str | Path
@@ -52,6 +53,7 @@ class BlockSource(NamedTuple):
     last: int
     read: Callable[[Sequence[str]], Any]
     take: Callable[[Ints, Sequence[str]], Any]
+    places: Sequence[tuple[Any, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,7 +95,7 @@ def sources(snapshot: Snapshot) -> list[BlockSource]:
             if outline.steps:
                 read = functools.partial(_read_segment, snapshot, name)
                 take = functools.partial(_take_from_segment, snapshot, name, files.rank)
-                found.append(BlockSource(name, files.rank, outline.rows, *_span(outline), read, take))
+                found.append(BlockSource(name, files.rank, outline.rows, *_span(outline), read, take, outline.places or None))
     for files in snapshot.records:
         for path in files.tails:
             if path in snapshot.tails and len(table := snapshot.tails[path]):
@@ -112,19 +114,21 @@ def blocks(
     snapshot: Snapshot, columns: Sequence[str], *, chosen: Callable[[Place], bool] = lambda place: True,
     steps: StepSelection = None, phase: str | None = None, recomputed: bool = True,
 ) -> Iterator[RowBlock]:  # fmt: skip
-    """Yield the records of the places that are `chosen`, file by file; files without any of the steps are not opened.
+    """Yield the records of the places that are `chosen`, file by file.
 
-    A file that cannot be read is left out and counted.
+    Files without any of the steps, or any of the places, are not opened. A file that cannot be read is left out and counted.
     """
     wanted, phase = step_array(snapshot, steps), phase or snapshot.phase or None
     names = [*columns, *(["phase"] if phase else ()), *(() if recomputed else ["recomputed"])]
+    choice = _PlaceChoice(chosen)
 
     def read(source: BlockSource) -> RowBlock | None:
         block = read_block(snapshot, source, names)
-        return None if block is None else _chosen_rows(block, chosen, wanted, phase, recomputed)
+        return None if block is None else _chosen_rows(block, choice, wanted, phase, recomputed)
 
+    found = [source for source in _overlapping(sources(snapshot), wanted) if choice.has_any(source)]
     with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
-        for block in ahead(pool, read, _overlapping(sources(snapshot), wanted), _READERS + 1):
+        for block in ahead(pool, read, found, _READERS + 1):
             if block is not None and len(block):
                 yield block
 
@@ -196,10 +200,30 @@ def _as_places(places: tuple[tuple[str, ...], ...]) -> tuple[Place, ...]:
     return tuple(Place(*place) for place in places)
 
 
+class _PlaceChoice:
+    """Which places are chosen: asked once for each list of places, which files of one run mostly share."""
+
+    def __init__(self, chosen: Callable[[Place], bool]) -> None:
+        self._chosen = chosen
+        self._known: dict[int, tuple[Sequence[Any], npt.NDArray[np.bool_]]] = {}
+
+    def of(self, places: Sequence[Any]) -> npt.NDArray[np.bool_]:
+        """Return for each place whether it is chosen."""
+        known = self._known.get(id(places))
+        if known is None:
+            found = np.array([self._chosen(Place(*place[:4])) for place in places], bool)
+            known = self._known[id(places)] = places, found  # kept, so that no other list gets its id
+        return known[1]
+
+    def has_any(self, source: BlockSource) -> bool:
+        """Return whether a file may hold rows of chosen places."""
+        return source.places is None or bool(self.of(source.places).any())
+
+
 def _chosen_rows(
-    block: RowBlock, chosen: Callable[[Place], bool], steps: Ints | None, phase: str | None, recomputed: bool
+    block: RowBlock, choice: _PlaceChoice, steps: Ints | None, phase: str | None, recomputed: bool
 ) -> RowBlock:
-    keep = np.array([chosen(place) for place in block.places], bool)[block.place]
+    keep = choice.of(block.places)[block.place]
     if steps is not None:
         keep &= np.isin(block.number("step"), steps)
     if phase is not None:

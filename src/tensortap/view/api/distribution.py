@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,21 @@ from tensortap.view.api.grid import Ints, as_floats
 QUANTILES: Final = {"q01": 0.01, "q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95, "q99": 0.99}
 ROWS: Final = 128
 Floats = npt.NDArray[np.float64]
+
+
+class _BucketCounts(NamedTuple):
+    """The counts of buckets, a row for each bin: of those from `first`, which is even, to the last that is used."""
+
+    counts: Ints
+    first: int
+
+    def used(self) -> Ints:
+        """Return the numbers of the buckets that hold anything."""
+        return self.first + np.flatnonzero(self.counts.any(axis=0))
+
+    def of(self, buckets: Ints) -> Ints:
+        """Return the counts of some buckets."""
+        return self.counts[:, buckets - self.first]
 
 
 def distribution(table: Any, bin_of: Ints, count: int, most: int = ROWS) -> dict[str, npt.NDArray[Any]]:
@@ -30,8 +45,8 @@ def distribution(table: Any, bin_of: Ints, count: int, most: int = ROWS) -> dict
     return {name: as_floats(band) for name, band in zip(QUANTILES, bands, strict=True)} | {"hist": hist, "edges": edges}
 
 
-def _merged(table: Any, starts: Ints) -> Ints:
-    """Return the counts of all buckets, a row for each bin."""
+def _merged(table: Any, starts: Ints) -> _BucketCounts:
+    """Return the counts of buckets, a row for each bin."""
     lists = table["hist_counts"].combine_chunks()
     lists = pa.concat_arrays(lists.chunks) if isinstance(lists, pa.ChunkedArray) else lists
     offsets, ends = table["hist_offset"].to_numpy().astype(np.int64), lists.offsets.to_numpy().astype(np.int64)
@@ -39,16 +54,21 @@ def _merged(table: Any, starts: Ints) -> Ints:
     row = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, len(table))))
     bucket = np.repeat(offsets - ends[:-1], lengths) + np.arange(ends[0], ends[-1])
     inside = (bucket >= 0) & (bucket < buckets.BUCKETS)  # a damaged file may name others
-    at = np.repeat(row * buckets.BUCKETS, lengths) + bucket
-    size = len(starts) * buckets.BUCKETS
-    return np.bincount(at[inside], counts[inside], size).astype(np.int64).reshape(-1, buckets.BUCKETS)
+    if not inside.all():
+        row, bucket, counts = np.repeat(row, lengths)[inside], bucket[inside], counts[inside]
+    else:
+        row = np.repeat(row, lengths)
+    first = int(bucket.min(initial=buckets.BUCKETS)) & ~1
+    width = max((int(bucket.max(initial=-1)) | 1) + 1 - first, 0)
+    dense = np.bincount(row * width + (bucket - first), counts, len(starts) * width)
+    return _BucketCounts(dense.astype(np.int64).reshape(len(starts), width), first)
 
 
-def _bands(dense: Ints, zeros: Ints, low: Floats, high: Floats) -> Floats:
+def _bands(dense: _BucketCounts, zeros: Ints, low: Floats, high: Floats) -> Floats:
     """Return the quantiles of each bin, as `histogram.quantile` gives them of one; NaN where nothing was finite."""
-    used = np.flatnonzero(dense.any(axis=0))
+    used = dense.used()
     negative, positive = used[used % 2 == 1][::-1], used[used % 2 == 0]
-    number = np.concatenate([dense[:, negative], zeros[:, None], dense[:, positive]], axis=1)
+    number = np.concatenate([dense.of(negative), zeros[:, None], dense.of(positive)], axis=1)
     begin, end = (
         np.concatenate([side_of_negative, [0.0], side])
         for side_of_negative, side in zip(buckets.edges(negative), buckets.edges(positive), strict=True)
@@ -66,11 +86,12 @@ def _bands(dense: Ints, zeros: Ints, low: Floats, high: Floats) -> Floats:
 
 
 def _picture(
-    dense: Ints, zeros: Ints, largest: float, most: int
+    counts: _BucketCounts, zeros: Ints, largest: float, most: int
 ) -> tuple[npt.NDArray[np.float32], Floats]:  # fmt: skip
     """Return shares of the finite elements in at most `most` steps of magnitude, and the steps' ends."""
-    dense = dense.reshape(len(dense), -1, 2)
-    used = np.flatnonzero(dense.any(axis=(0, 2)))
+    dense = counts.counts.reshape(len(zeros), counts.counts.shape[1] // 2, 2)  # by magnitude and sign
+    first = counts.first // 2
+    used = first + np.flatnonzero(dense.any(axis=(0, 2)))
     total = np.maximum(dense.sum(axis=(1, 2)) + zeros, 1)[:, None]
     if not len(used):
         return (zeros[:, None] / total).astype(np.float32), np.zeros(2)
@@ -79,12 +100,13 @@ def _picture(
     while ((used[-1] // width) - (used[0] // width) + 1) * len(signs) + 1 > most:
         width *= 2
     starts = np.arange(used[0] // width * width, used[-1] + 1, width)
+    begins = np.maximum(starts - first, 0)
     parts: list[npt.NDArray[Any]] = []
     ends: list[npt.ArrayLike] = []
     near = buckets.edges(2 * starts)[0]
     far = np.append(near[1:], max(near[-1], min(largest, float(buckets.edges(2 * (starts[-1] + width - 1))[1]))))
     for sign in signs:
-        part = np.add.reduceat(dense[:, starts[0] : used[-1] + 1, sign], starts - starts[0], axis=1)
+        part = np.add.reduceat(dense[:, begins[0] : used[-1] + 1 - first, sign], begins - begins[0], axis=1)
         parts += [part[:, ::-1], zeros[:, None]] if sign else ([] if 1 in signs else [zeros[:, None]]) + [part]
         ends += [-far[::-1], [-near[0]]] if sign else [[near[0]], far]
     if signs == [0]:
