@@ -27,9 +27,12 @@ def plain(value: Any) -> Any:
     >>> plain({"mean": float("nan"), "shape": (2, 3)})
     {'mean': None, 'shape': [2, 3]}
     """
-    if isinstance(value, float):
+    kind = type(value)
+    if value is None or kind is str or kind is int:  # most values, and quicker to tell than what follows
+        return value
+    if kind is float or isinstance(value, float):
         return value if math.isfinite(value) else None
-    if value is None or isinstance(value, (str, int)):
+    if isinstance(value, (str, int)):
         return value
     if isinstance(value, (PlainDict, PlainList)):
         return value

@@ -95,7 +95,9 @@ def sources(snapshot: Snapshot) -> list[BlockSource]:
             if outline.steps:
                 read = functools.partial(_read_segment, snapshot, name)
                 take = functools.partial(_take_from_segment, snapshot, name, files.rank)
-                found.append(BlockSource(name, files.rank, outline.rows, *_span(outline), read, take, outline.places or None))
+                found.append(
+                    BlockSource(name, files.rank, outline.rows, *_span(outline), read, take, outline.places or None)
+                )
     for files in snapshot.records:
         for path in files.tails:
             if path in snapshot.tails and len(table := snapshot.tails[path]):
@@ -116,17 +118,22 @@ def blocks(
 ) -> Iterator[RowBlock]:  # fmt: skip
     """Yield the records of the places that are `chosen`, file by file.
 
-    Files without any of the steps, or any of the places, are not opened. A file that cannot be read is left out and counted.
+    Files without any of the steps, or any of the places, are not opened. One that cannot be read is left out and
+    counted.
     """
     wanted, phase = step_array(snapshot, steps), phase or snapshot.phase or None
     names = [*columns, *(["phase"] if phase else ()), *(() if recomputed else ["recomputed"])]
-    choice = _PlaceChoice(chosen)
+    choice = PerPlace(chosen, bool)
 
     def read(source: BlockSource) -> RowBlock | None:
         block = read_block(snapshot, source, names)
         return None if block is None else _chosen_rows(block, choice, wanted, phase, recomputed)
 
-    found = [source for source in _overlapping(sources(snapshot), wanted) if choice.has_any(source)]
+    found = [
+        source
+        for source in _overlapping(sources(snapshot), wanted)
+        if source.places is None or choice.of(source.places).any()
+    ]
     with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
         for block in ahead(pool, read, found, _READERS + 1):
             if block is not None and len(block):
@@ -200,28 +207,25 @@ def _as_places(places: tuple[tuple[str, ...], ...]) -> tuple[Place, ...]:
     return tuple(Place(*place) for place in places)
 
 
-class _PlaceChoice:
-    """Which places are chosen: asked once for each list of places, which files of one run mostly share."""
+class PerPlace:
+    """What is asked of each place of a list: once for several lists in a row that are the same, as files share them."""
 
-    def __init__(self, chosen: Callable[[Place], bool]) -> None:
-        self._chosen = chosen
-        self._known: dict[int, tuple[Sequence[Any], npt.NDArray[np.bool_]]] = {}
+    def __init__(self, ask: Callable[[Place], Any], dtype: Any) -> None:
+        self._ask = ask
+        self._dtype = dtype
+        self._last: tuple[Sequence[Any], npt.NDArray[Any]] = (), np.zeros(0, dtype)
 
-    def of(self, places: Sequence[Any]) -> npt.NDArray[np.bool_]:
-        """Return for each place whether it is chosen."""
-        known = self._known.get(id(places))
-        if known is None:
-            found = np.array([self._chosen(Place(*place[:4])) for place in places], bool)
-            known = self._known[id(places)] = places, found  # kept, so that no other list gets its id
-        return known[1]
-
-    def has_any(self, source: BlockSource) -> bool:
-        """Return whether a file may hold rows of chosen places."""
-        return source.places is None or bool(self.of(source.places).any())
+    def of(self, places: Sequence[Any]) -> npt.NDArray[Any]:
+        """Return the answer for each place."""
+        known, found = self._last
+        if known is not places:
+            found = np.array([self._ask(Place(*place[:4])) for place in places], self._dtype)
+            self._last = places, found
+        return found
 
 
 def _chosen_rows(
-    block: RowBlock, choice: _PlaceChoice, steps: Ints | None, phase: str | None, recomputed: bool
+    block: RowBlock, choice: PerPlace, steps: Ints | None, phase: str | None, recomputed: bool
 ) -> RowBlock:
     keep = choice.of(block.places)[block.place]
     if steps is not None:
@@ -234,9 +238,10 @@ def _chosen_rows(
         return block
     rows = np.flatnonzero(keep)
     present, place = numbered(block.place[rows], len(block.places))
+    every = len(present) == len(block.places)  # the same object then, as other files have it
     return replace(
         block, columns=block.columns.take(arrow_of(rows)), place=place,
-        places=tuple(block.places[i] for i in present.tolist()),
+        places=block.places if every else tuple(block.places[i] for i in present.tolist()),
         rows=rows if block.rows is None else block.rows[rows],
     )  # fmt: skip
 

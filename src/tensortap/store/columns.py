@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.reduce.statistics import COUNTS, NUMBERS
-from tensortap.store.blocks import BlockSource, Ints, RowBlock, numbers
+from tensortap.store.blocks import BlockSource, Ints, PerPlace, RowBlock, numbers
 from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
 
@@ -29,6 +29,7 @@ class SingleRows:
         self._snapshot = snapshot
         self._known = steps
         self._places: dict[Place, int] = {}
+        self._numbers = PerPlace(lambda place: self._places.setdefault(place, len(self._places)), np.int64)
         self._read: list[tuple[BlockSource, Ints | None]] = []
         self._keys: list[Ints] = []
         self._target: Ints = np.zeros(0, np.int64)
@@ -36,9 +37,8 @@ class SingleRows:
 
     def add(self, block: RowBlock) -> None:
         """Take the rows of a block: only which they are, not what they hold."""
-        numbered = [self._places.setdefault(place, len(self._places)) for place in block.places]
         at = np.searchsorted(self._known, block.number("step"))
-        self._keys.append(np.array(numbered, np.int64)[block.place] * len(self._known) + at)
+        self._keys.append(self._numbers.of(block.places)[block.place] * len(self._known) + at)
         self._read.append((block.source, block.rows))
 
     def arrange(self) -> bool:

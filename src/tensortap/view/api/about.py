@@ -129,6 +129,11 @@ def akin(snapshot: Snapshot, place: Triple) -> list[Triple]:
     return sorted(found, key=snapshot.rows.__getitem__)
 
 
+def slots(snapshot: Snapshot, place: Triple) -> list[str]:
+    """Return the slots that a module has at a port, in order of execution."""
+    return [slot for _, port, slot in _related(snapshot)[0].get(place[0], ()) if port == place[1]]
+
+
 # A report asks for every site: what is looked up for each is put together once for a snapshot.
 _NAMES: weakref.WeakKeyDictionary[Snapshot, dict[str, Triple]] = weakref.WeakKeyDictionary()
 _RELATED: weakref.WeakKeyDictionary[Snapshot, tuple[Groups, Groups]] = weakref.WeakKeyDictionary()

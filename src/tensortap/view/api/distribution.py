@@ -42,7 +42,7 @@ def distribution(table: Any, bin_of: Ints, count: int, most: int = ROWS) -> dict
     shares, edges = _picture(dense, zeros, float(np.nanmax(np.abs([low, high]), initial=0.0)), most)
     hist = np.full((count, shares.shape[1]), np.nan, np.float32)
     hist[bin_of[starts]] = shares
-    return {name: as_floats(band) for name, band in zip(QUANTILES, bands, strict=True)} | {"hist": hist, "edges": edges}
+    return dict(zip(QUANTILES, as_floats(bands), strict=True)) | {"hist": hist, "edges": edges}
 
 
 def _merged(table: Any, starts: Ints) -> _BucketCounts:

@@ -14,9 +14,9 @@ from tensortap.reduce.statistics import NONFINITE, NUMBERS
 from tensortap.sinks.plain import plain
 from tensortap.store import facts
 from tensortap.store.snapshot import Snapshot, Triple
-from tensortap.view.api.about import akin, site_name, triple_of
+from tensortap.view.api.about import akin, site_name, slots, triple_of
 from tensortap.view.api.bins import StepBins, bins_for, edges
-from tensortap.view.api.distribution import ROWS, distribution
+from tensortap.view.api.distribution import ROWS, Floats, distribution
 from tensortap.view.api.grid import Ints, as_floats
 from tensortap.view.api.query import Query, RequestError
 from tensortap.view.api.ranks import SPREAD
@@ -104,36 +104,48 @@ def _statistics(rows: Any, bin_of: Ints, count: int) -> dict[str, npt.NDArray[An
     nothing = (known["nonfinite"] >= known["numel"]) & (known["numel"] > 0)  # sums over no element are 0, and no value
     for name in (*_MEANS, "zeros"):
         known[name] = np.where(nothing, np.nan, np.asarray(known[name], np.float64))
-    out = {name: _per_bin(np.add, known[name], bin_of, count, mean=True) for name in (*_MEANS, "zeros")}
+    bins = RowsInBins(bin_of)
+    out: dict[str, Floats] = {
+        name: _per_bin(np.add, known[name], bins, count, mean=True) for name in (*_MEANS, "zeros")
+    }
     if len(np.unique(bin_of)) < len(bin_of):
         for name in _MEANS:
-            out[f"{name}.low"] = _per_bin(np.fmin, known[name], bin_of, count)
-            out[f"{name}.high"] = _per_bin(np.fmax, known[name], bin_of, count)
-    out |= {name: _per_bin(fold, known[name], bin_of, count) for name, fold in (("min", np.fmin), ("max", np.fmax))}
-    out["nonfinite"] = _per_bin(np.add, known["nonfinite"], bin_of, count)
-    return out
+            out[f"{name}.low"] = _per_bin(np.fmin, known[name], bins, count)
+            out[f"{name}.high"] = _per_bin(np.fmax, known[name], bins, count)
+    out |= {name: _per_bin(fold, known[name], bins, count) for name, fold in (("min", np.fmin), ("max", np.fmax))}
+    out["nonfinite"] = _per_bin(np.add, known["nonfinite"], bins, count)
+    return dict(zip(out, as_floats(np.stack(list(out.values()))), strict=True))
+
+
+class RowsInBins:
+    """Rows that are sorted by bin: the bin of each, where each bin begins and how many rows it has."""
+
+    def __init__(self, bin_of: Ints) -> None:
+        self.bin_of = bin_of
+        self.starts: Ints = np.flatnonzero(np.diff(bin_of, prepend=-1))
+        self.sizes: Ints = np.diff(np.append(self.starts, len(bin_of)))
+        self.bins: Ints = bin_of[self.starts]
 
 
 def _per_bin(
-    fold: np.ufunc, values: npt.NDArray[Any], bin_of: Ints, count: int, mean: bool = False
-) -> npt.NDArray[np.float32]:  # fmt: skip
+    fold: np.ufunc, values: npt.NDArray[Any], bins: RowsInBins, count: int, mean: bool = False
+) -> Floats:  # fmt: skip
     out, values = np.full(count, np.nan), np.asarray(values, np.float64)
-    defined = ~np.isnan(values)
-    values, bin_of = values[defined], bin_of[defined]
-    starts = np.flatnonzero(np.diff(bin_of, prepend=-1))
-    if len(starts):
-        sizes = np.diff(np.append(starts, len(values))) if mean else 1
+    missing = np.isnan(values)
+    if missing.any():
+        values, bins = values[~missing], RowsInBins(bins.bin_of[~missing])
+    if len(values):
         with np.errstate(over="ignore"):
-            out[bin_of[starts]] = fold.reduceat(values, starts) / sizes
-    return as_floats(out)
+            out[bins.bins] = fold.reduceat(values, bins.starts) / (bins.sizes if mean else 1)
+    return out
 
 
 def _about(read: ReadColumns, snapshot: Snapshot, place: Triple, rows: Any) -> dict[str, Any]:
     """Return the last record, and the places beside this one."""
-    calls, ranks = (sorted(set(rows[name].to_pylist())) for name in ("call", "rank"))
+    calls, ranks = (sorted(pc.unique(rows[name]).to_pylist()) for name in ("call", "rank"))
     return {
         "site": site_name(place), "version": snapshot.version, "calls": calls, "ranks": ranks,
-        "slots": [triple[2] for triple in snapshot.rows if triple[:2] == place[:2]],
+        "slots": slots(snapshot, place),
         "siblings": [site_name(triple) for triple in akin(snapshot, place)],
         "record": _last_record(read, rows),
     }  # fmt: skip

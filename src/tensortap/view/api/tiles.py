@@ -58,6 +58,7 @@ class TiledGrids:
         self._cache = cache
         self._pool = pool
         self._statistics = statistics
+        self._listed: tuple[Snapshot | None, list[GridSource]] = None, []
 
     def kept(self, snapshot: Snapshot, key: tuple[Any, ...], make: Callable[[], T], nbytes: Callable[[T], int]) -> T:
         """Return something computed from this run, remembered beside its grids."""
@@ -90,9 +91,7 @@ class TiledGrids:
         last = min((number + 1) * size, ((len(snapshot.steps) - 1) >> level) + 1)
         bins = StepBins(level, number * size, last)
         low, high = bins.steps(len(snapshot.steps))
-        sources = [
-            source.key for source in _overlapping(_sources(snapshot), snapshot.steps[low], snapshot.steps[high - 1])
-        ]
+        sources = [source.key for source in self._overlapping(snapshot, low, high)]
         key = ("tile", stat.name, bins, low, high, hash(tuple(snapshot.rows)), tuple(sources))
         return self.kept(snapshot, key, lambda: self._make_tile(snapshot, stat, bins), lambda grid: grid.nbytes)
 
@@ -113,9 +112,18 @@ class TiledGrids:
 
     def _from_files(self, canvas: Canvas, snapshot: Snapshot, stat: Stat, bins: StepBins) -> None:
         low, high = bins.steps(len(snapshot.steps))
-        found = _overlapping(_sources(snapshot), snapshot.steps[low], snapshot.steps[high - 1])
+        found = self._overlapping(snapshot, low, high)
         for grid in joined(self._file_grids(snapshot, found, stat)):
             _place(canvas, grid, snapshot, bins)
+
+    def _overlapping(self, snapshot: Snapshot, low: int, high: int) -> list[GridSource]:
+        """Return the files that may have records of the steps from the `low`-th to before the `high`-th."""
+        known, listed = self._listed
+        if known is not snapshot:
+            listed = list(_sources(snapshot))
+            self._listed = snapshot, listed
+        first, last = snapshot.steps[low], snapshot.steps[high - 1]
+        return [source for source in listed if source.first <= last and source.last >= first]
 
     def _file_grids(self, snapshot: Snapshot, found: list[GridSource], stat: Stat) -> Iterable[FileGrid | None]:
         """Return the grids of files in order, read by several threads unless all are known: a zoom waits for none."""
@@ -189,10 +197,6 @@ def _tail_source(path: Path, table: Any) -> GridSource:
 
 def _size(made: FileGrid | FileCells | None) -> int:
     return 64 if made is None else made.nbytes
-
-
-def _overlapping(sources: Iterable[GridSource], first: int, last: int) -> list[GridSource]:
-    return [source for source in sources if source.first <= last and source.last >= first]
 
 
 def _place(canvas: Canvas, grid: FileGrid, snapshot: Snapshot, bins: StepBins) -> None:

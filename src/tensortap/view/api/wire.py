@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.sinks.plain import encode, plain
+from tensortap.sinks.plain import PlainList, encode, plain
 
 KINDS: Final = {"f4": np.float32, "f8": np.float64, "i4": np.int32, "u1": np.uint8, "u4": np.uint32}
 _STEP: Final = 8
@@ -57,7 +57,7 @@ def pack(answer: ColumnAnswer) -> bytes:
 
 
 def _column_buffers(answer: ColumnAnswer) -> list[Buffer]:
-    listed: list[dict[str, Any]] = []
+    listed = PlainList()
     parts: list[Buffer] = []
     offset = 0
     for name, column in answer.columns.items():

@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import gzip
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.store.blocks import ahead
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api import about
 from tensortap.view.api.bins import bins_for
@@ -31,6 +33,7 @@ TENSOR_SHARE: Final = 0.06
 MEMORY: Final = 300_000_000  # of records that are held at once
 _ROOM: Final = 1.5  # times the limit that all maps may seem to take, judged by one
 _SAMPLE: Final = 8  # sites by which the size of all is judged
+_WRITERS: Final = 2  # threads: compressing is a third of the work, and lets another run
 _NUMBERS_OF_RECORD: Final = 300  # bytes without the histogram
 _ENVELOPE: Final = (".low", ".high")
 Entries = dict[str, dict[str, str]]
@@ -94,9 +97,11 @@ class FrozenRun(NamedTuple):
 def embed(run: FrozenRun, limit: int = BYTES, progress: Progress = lambda done, total: None) -> Embedded:
     """Return all that the page asks of one run, within a number of bytes."""
     described = dict(_mapping(run.answer("/api/run", {})))
-    findings = _mapping(run.answer("/api/findings", {"wait": "1"}))
-    entries = _fixed(run, findings)
-    entries |= _heat_maps(run, described, int(limit * HEAT_SHARE))
+    with ThreadPoolExecutor(1, "tensortap-rules") as pool:  # rules and maps read other columns: neither waits
+        coming = pool.submit(run.answer, "/api/findings", {"wait": "1"})
+        maps = _heat_maps(run, described, int(limit * HEAT_SHARE))
+        findings = _mapping(coming.result())
+    entries = _fixed(run, findings) | maps
     order = _most_wanted(described["sites"], findings)
     tensors = dict(_tensors(run, order, int(limit * TENSOR_SHARE)))
     entries |= {address: entry for found in tensors.values() for address, entry in found}
@@ -161,17 +166,18 @@ def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progr
     groups = _groups(run, order)
     held = dict(_reads(run, groups)) if len(groups) == 1 else {}
     sample = order[:: max(1, len(order) // _SAMPLE)]
-    reads = [(name, held[name]) for name in sample] if held else list(_reads(run, [sample]))
-    detail = _detail(run, reads, tensors, limit / max(len(order), 1))
+    sampled = [(name, held[name]) for name in sample] if held else list(_reads(run, [sample]))
+    detail = _detail(run, sampled, tensors, limit / max(len(order), 1))
     found: Entries = {}
     used = 0
-    for name, read in held.items() if held else _reads(run, groups):
-        key, made = _site(run, name, read, detail, tensors)
-        used += _size({key: made})
-        if used > limit:
-            break
-        found[key] = made
-        progress(len(found), len(order))
+    reads = held.items() if held else _reads(run, groups)
+    with ThreadPoolExecutor(_WRITERS, "tensortap-report") as pool:
+        for key, made in ahead(pool, lambda item: _site(run, *item, detail, tensors), reads, 2 * _WRITERS):
+            used += _size({key: made})
+            if used > limit:
+                break
+            found[key] = made
+            progress(len(found), len(order))
     return found
 
 
@@ -266,14 +272,21 @@ def rounded(answer: Answer, bits: int) -> Answer:
     """
     if not isinstance(answer, ColumnAnswer):
         return answer
-    return ColumnAnswer(answer.header, {name: _rounded(column, bits) for name, column in answer.columns.items()})
+    floats = {name: column for name, column in answer.columns.items() if column.dtype == np.float32}
+    if not floats:
+        return answer
+    flat = _rounded(np.concatenate([column.reshape(-1) for column in floats.values()]), bits)  # all of them at once
+    ends = np.cumsum([column.size for column in floats.values()])[:-1]
+    cut = dict(zip(floats, np.split(flat, ends), strict=True))
+    columns = {
+        name: cut[name].reshape(column.shape) if name in cut else column for name, column in answer.columns.items()
+    }
+    return ColumnAnswer(answer.header, columns)
 
 
-def _rounded(column: npt.NDArray[Any], bits: int) -> npt.NDArray[Any]:
-    if column.dtype != np.float32:
-        return column
+def _rounded(column: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float32]:
     drop = 23 - bits
-    whole = np.ascontiguousarray(column).view(np.uint32)
+    whole = column.view(np.uint32)
     cut = ((whole + np.uint32(1 << (drop - 1))) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)).view(np.float32)
     return np.where(np.isfinite(column) & np.isfinite(cut), cut, column).astype(np.float32)
 

@@ -14,7 +14,7 @@ from tensortap.reduce.statistics import NONFINITE
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.plain import plain, row
 from tensortap.store import facts, queries
-from tensortap.store.blocks import RowBlock, blocks, step_array
+from tensortap.store.blocks import PerPlace, RowBlock, blocks, step_array
 from tensortap.store.filters import places_matching
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
@@ -178,7 +178,8 @@ class SiteScan:
         self.seen = np.zeros(len(steps), bool)
         self.records = 0
         self.bad: list[tuple[Ints, Ints, Ints]] = []  # site, number of the step, position in the step
-        self._sites: dict[tuple[str, str, str], int] = {}
+        self._sites: dict[tuple[str, ...], int] = {}
+        self._numbers = PerPlace(lambda place: self._sites.setdefault(place[:3], len(self._sites)), np.int64)
         self._first: dict[int, Ints] = {}  # by rank, of each site: number of its first step, then its position there
         self._last = np.zeros(0, np.int64)
         self._sums = np.zeros(0)
@@ -206,12 +207,12 @@ class SiteScan:
         self._add_trend(place, at, _stat(columns, trend_of), bad)
 
     def _numbered(self, block: RowBlock) -> Ints:
-        numbers = [self._sites.setdefault(place[:3], len(self._sites)) for place in block.places]
+        numbers = self._numbers.of(block.places)
         count = len(self._sites)
         self._last = _grown(self._last, count, -1)
         self._sums, self._counts = _grown(self._sums, count * TREND, 0), _grown(self._counts, count * TREND, 0)
         self._spoilt = _grown(self._spoilt, count * TREND, False)
-        return np.array(numbers, np.int64)[block.place]
+        return np.asarray(numbers[block.place])
 
     def _add_trend(self, place: Ints, at: Ints, values: Floats, bad: npt.NDArray[np.bool_]) -> None:
         stretch = at * TREND // len(self.steps) if len(self.steps) > TREND else at
