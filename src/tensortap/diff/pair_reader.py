@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -18,9 +19,10 @@ from tensortap.diff.records import compare_records, to_the_last_bit
 from tensortap.diff.row_pairs import RowPairs, RunPair, SideRows
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
-from tensortap.store.blocks import BlockSource, Ints, array_of, left_out, read_or_mark
+from tensortap.store.blocks import BlockSource, Ints, ahead, array_of, arrow_of, left_out, read_or_mark
 from tensortap.store.catalog import PLAIN_RECORDS
 from tensortap.store.queries import records_in
+from tensortap.store.row_window import AT_ONCE, RowWindow
 
 PairRows = npt.NDArray[np.void]
 """Where the records of pairs lie, and what is known of the pairs: the fields below."""
@@ -127,13 +129,13 @@ def _kept_in_both(runs: RunPair, a: KeptElements, b: KeptElements) -> dict[int, 
 
 
 class ListReader:
-    """Compares the lists of rows: histograms and shapes."""
+    """Compares the lists of rows, histograms and shapes, some thousand rows of both runs at a time."""
 
     def __init__(self, runs: RunPair) -> None:
         self._runs = runs
         names = {source.name: i for i, source in enumerate(runs.sources[0])} if runs.same_folder else {}
         self._number_in_a = np.array([names.get(source.name, -1) for source in runs.sources[1]], np.int64)
-        self._read: list[tuple[Any, Any]] = [(None, None), (None, None)]  # the last file of each side
+        self._windows: list[tuple[Any, RowWindow | None]] = [(None, None), (None, None)]  # the last file of each side
 
     def same_rows(self, pairs: RowPairs) -> Bools:
         """Return which pairs are one row of one file."""
@@ -142,50 +144,65 @@ class ListReader:
 
     def histograms_differ(self, pairs: RowPairs, at: Ints) -> Bools:
         """Return which of some pairs have other histograms."""
-        found = self._both(pairs, at, HISTOGRAM)
-        offsets = [array_of(table["hist_offset"]) for table in found]
-        counts = [_one_array(table["hist_counts"]) for table in found]
-        return histograms_that_differ(offsets[0], counts[0], offsets[1], counts[1])
+        return self._compared(pairs, at, HISTOGRAM, _other_histograms)
 
     def shapes_differ(self, pairs: RowPairs, at: Ints) -> Bools:
         """Return which of some pairs have other shapes."""
-        a, b = (_one_array(table["shape"]) for table in self._both(pairs, at, ("shape",)))
-        return rows_that_differ(a, b)
+        return self._compared(pairs, at, ("shape",), _other_shapes)
 
-    def _both(self, pairs: RowPairs, at: Ints, columns: Sequence[str]) -> list[Any]:
-        with ThreadPoolExecutor(_READERS, "tensortap-diff") as pool:
-            return list(pool.map(lambda side: self._side(side, (pairs.a, pairs.b)[side], at, columns), (0, 1)))
+    def _compared(
+        self, pairs: RowPairs, at: Ints, columns: Sequence[str], differ: Callable[[Any, Any], Bools]
+    ) -> Bools:
+        """Return which of some pairs differ: each side is read by a thread of its own, ahead of the comparison."""
+        differs, parts = np.zeros(len(at), bool), list(_parts(pairs, at))
+        with ThreadPoolExecutor(1, "tensortap-diff") as of_a, ThreadPoolExecutor(1, "tensortap-diff") as of_b:
+            tables = [
+                ahead(pool, functools.partial(self._rows, side, rows, columns), [at[part] for part in parts], 2)
+                for side, (pool, rows) in enumerate(((of_a, pairs.a), (of_b, pairs.b)))
+            ]
+            for part, a, b in zip(parts, *tables, strict=True):
+                differs[part] = differ(a, b)
+        return differs
 
-    def _side(self, side: int, rows: SideRows, at: Ints, columns: Sequence[str]) -> Any:
-        """Return columns of some rows, in their order."""
-        source, row = rows.source[at], rows.row[at]
-        tables, order = [], []
-        for number in np.unique(source).tolist():
-            own = np.flatnonzero(source == number)
-            table = self._columns(side, number, columns)
-            whole = len(own) == len(table) and bool((row[own] == np.arange(len(table))).all())
-            tables.append(table if whole else table.take(pa.array(row[own])))
-            order.append(own)
-        table = pa.concat_tables(tables)
-        placed = np.concatenate(order)
-        return table if bool((placed[1:] > placed[:-1]).all()) else table.take(pa.array(np.argsort(placed)))
-
-    def _columns(self, side: int, number: int, columns: Sequence[str]) -> Any:
-        key, known = self._read[side]
-        if key != (number, columns):
-            source = self._runs.sources[side][number]
-            known = read_or_mark(self._runs.snapshots[side], source, lambda: _all_rows(source, columns))
-            _raise_if_missing([known], [source])
-            self._read[side] = (number, columns), known
-        return known
+    def _rows(self, side: int, rows: SideRows, columns: Sequence[str], at: Ints) -> Any:
+        """Return columns of some rows of one file, in their order."""
+        row, number = rows.row[at], int(rows.source[at[0]])
+        source = self._runs.sources[side][number]
+        key, window = self._windows[side]
+        if window is None or key != (number, columns):
+            window = RowWindow(self._runs.snapshots[side], source, columns)
+            self._windows[side] = (number, columns), window
+        low, high = int(row.min()), int(row.max()) + 1
+        table = read_or_mark(self._runs.snapshots[side], source, functools.partial(window.rows, low, high))
+        _raise_if_missing([table], [source])
+        whole = len(row) == high - low and bool((np.diff(row) == 1).all())
+        return table if whole else table.take(arrow_of(row - low))
 
 
-def _all_rows(source: BlockSource, columns: Sequence[str]) -> Any:
-    table = source.read(columns)
-    for name in columns:
-        if name not in table.column_names:  # an older version did not write it
-            table = table.append_column(name, pa.nulls(len(table), PLAIN_RECORDS.field(name).type))
-    return table
+def _parts(pairs: RowPairs, at: Ints) -> Iterator[Ints]:
+    """Yield which of some pairs are compared at once: of one file on either side, and lying near each other in both.
+
+    Where the files have their rows in another order, as one that was compacted has, all pairs of both are one part.
+    """
+    files = pairs.a.source[at] * (int(pairs.b.source.max(initial=0)) + 1) + pairs.b.source[at]
+    for number in np.unique(files).tolist():
+        own = np.flatnonzero(files == number)
+        own = own[np.argsort(pairs.a.row[at[own]], kind="stable")]
+        a, b = pairs.a.row[at[own]], pairs.b.row[at[own]]
+        if (np.diff(b) < 0).any():
+            yield own
+        else:
+            yield from np.split(own, np.flatnonzero(np.diff(a // AT_ONCE)) + 1)
+
+
+def _other_histograms(a: Any, b: Any) -> Bools:
+    offsets = [array_of(table["hist_offset"]) for table in (a, b)]
+    counts = [_one_array(table["hist_counts"]) for table in (a, b)]
+    return histograms_that_differ(offsets[0], counts[0], offsets[1], counts[1])
+
+
+def _other_shapes(a: Any, b: Any) -> Bools:
+    return rows_that_differ(*(_one_array(table["shape"]) for table in (a, b)))
 
 
 def _raise_if_missing(tables: Sequence[Any], files: Sequence[BlockSource]) -> None:

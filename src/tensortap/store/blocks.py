@@ -252,23 +252,25 @@ def _equal(column: Any, word: str) -> npt.NDArray[np.bool_]:
     return np.asarray(is_word[array_of(known.indices)])
 
 
-def _read_segment(snapshot: Snapshot, name: str, columns: Sequence[str]) -> Any:
+def open_segment(snapshot: Snapshot, name: str) -> Any:
+    """Return a sealed segment as a Parquet file, to be closed; words stay dictionary codes."""
     files = snapshot.files
     files.check(name)
     source = files.path(name) if files.local is not None else files.open(name)
-    with pq.ParquetFile(source, read_dictionary=list(WORDS), page_checksum_verification=True) as file:
+    return pq.ParquetFile(source, read_dictionary=list(WORDS), page_checksum_verification=True)
+
+
+def _read_segment(snapshot: Snapshot, name: str, columns: Sequence[str]) -> Any:
+    with open_segment(snapshot, name) as file:
         zero = zero_columns(file.metadata, [n for n in columns if n in _MAY_BE_ZERO])
         known = set(file.schema_arrow.names)
         wanted = [n for n in with_sources(columns) if n in known and n not in zero]
-        return _cast(file.read(wanted, use_threads=False))
+        return cast_plain(file.read(wanted, use_threads=False))
 
 
 def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
     """Return some rows; only the row groups that hold them are read, up to the last of them."""
-    files = snapshot.files
-    files.check(name)
-    source = files.path(name) if files.local is not None else files.open(name)
-    with pq.ParquetFile(source, read_dictionary=list(WORDS), page_checksum_verification=True) as file:
+    with open_segment(snapshot, name) as file:
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
         ends = np.cumsum(sizes)
         group = np.searchsorted(ends, rows, "right")
@@ -296,10 +298,10 @@ def _take_from_table(table: Any, rank: int, rows: Ints, columns: Sequence[str]) 
 
 
 def _read_table(table: Any, columns: Sequence[str]) -> Any:
-    return _cast(table.select([name for name in with_sources(columns) if name in table.column_names]))
+    return cast_plain(table.select([name for name in with_sources(columns) if name in table.column_names]))
 
 
-def _cast(table: Any) -> Any:
+def cast_plain(table: Any) -> Any:
     """Return the columns in the types that readers expect; a damaged file may have others."""
     for i, field in enumerate(table.schema):
         plain = PLAIN_RECORDS.field(field.name).type
