@@ -19,10 +19,10 @@ from tensortap.diff.records import compare_records, to_the_last_bit
 from tensortap.diff.row_pairs import RowPairs, RunPair, SideRows
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
-from tensortap.store.blocks import BlockSource, Ints, ahead, array_of, arrow_of, left_out, read_or_mark
+from tensortap.store.blocks import AT_ONCE, BlockSource, Ints, ahead, array_of, arrow_of, left_out, read_or_mark
 from tensortap.store.catalog import PLAIN_RECORDS
 from tensortap.store.queries import records_in
-from tensortap.store.row_window import AT_ONCE, RowWindow
+from tensortap.store.row_window import RowWindow
 
 PairRows = npt.NDArray[np.void]
 """Where the records of pairs lie, and what is known of the pairs: the fields below."""

@@ -37,6 +37,7 @@ _KEYS: Final = ("step", "seq", "site", "port", "slot", "op")
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
 _TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
 _READERS: Final = 2
+AT_ONCE: Final = 1 << 12  # rows of lists that are decoded together: with histograms some megabytes
 
 
 class BlockSource(NamedTuple):
@@ -129,11 +130,7 @@ def blocks(
         block = read_block(snapshot, source, names)
         return None if block is None else _chosen_rows(block, choice, wanted, phase, recomputed)
 
-    found = [
-        source
-        for source in _overlapping(sources(snapshot), wanted)
-        if source.places is None or choice.of(source.places).any()
-    ]
+    found = [s for s in _overlapping(sources(snapshot), wanted) if s.places is None or choice.of(s.places).any()]
     with ThreadPoolExecutor(_READERS, "tensortap-read") as pool:
         for block in ahead(pool, read, found, _READERS + 1):
             if block is not None and len(block):
@@ -278,23 +275,30 @@ def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, col
         starts = np.cumsum([0, *(sizes[i] for i in wanted.tolist())])[:-1]
         known = [n for n in with_sources(columns) if n in file.schema_arrow.names]
         at = rows - (ends - sizes)[group] + starts[np.searchsorted(wanted, group)]
-        table = _first_rows(file, wanted.tolist(), known, int(at.max(initial=-1)) + 1)
-    return _take_from_table(table, rank, at, columns)
+        return _in_plain_schema(_rows_at(file, wanted.tolist(), known, at), rank)
 
 
-def _first_rows(file: Any, groups: list[int], columns: list[str], count: int) -> Any:
-    """Return the first rows of some row groups: what lies behind them is not decoded, which tells for histograms."""
-    batches: list[Any] = []
-    for batch in file.iter_batches(max(count, 1), groups, columns, use_threads=False):
-        batches.append(batch)
-        if sum(map(len, batches)) >= count:
+def _rows_at(file: Any, groups: list[int], columns: list[str], at: Ints) -> Any:
+    """Return some rows of row groups: of lists a few thousand are held at once, and none is decoded behind the last."""
+    order, start, taken = np.argsort(at, kind="stable"), 0, []
+    for batch in file.iter_batches(AT_ONCE, groups, columns, use_threads=False) if len(at) else ():
+        low, high = np.searchsorted(at, (start, start + len(batch)), sorter=order)
+        if low < high:
+            taken.append(batch.take(arrow_of(at[order[low:high]] - start)))
+        start += len(batch)
+        if high == len(at):
             break
-    return pa.Table.from_batches(batches) if batches else file.schema_arrow.empty_table().select(columns)
+    table = pa.Table.from_batches(taken) if taken else file.schema_arrow.empty_table().select(columns)
+    return table if (order[1:] > order[:-1]).all() else table.take(arrow_of(np.argsort(order)))
 
 
 def _take_from_table(table: Any, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
     table = table.select([n for n in with_sources(columns) if n in table.column_names])
-    return derive_missing(plain_rows(table.take(arrow_of(rows)), rank, PLAIN_RECORDS), PLAIN_RECORDS.names)
+    return _in_plain_schema(table.take(arrow_of(rows)), rank)
+
+
+def _in_plain_schema(table: Any, rank: int) -> Any:
+    return derive_missing(plain_rows(table, rank, PLAIN_RECORDS), PLAIN_RECORDS.names)
 
 
 def _read_table(table: Any, columns: Sequence[str]) -> Any:

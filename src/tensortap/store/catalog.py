@@ -372,7 +372,8 @@ def plain_rows(table: Any, rank: int, schema: Any) -> Any:
         field.name: table[field.name] if field.name in table.column_names else pa.nulls(len(table), field.type)
         for field in schema
     }
-    known["rank"] = pa.repeat(pa.scalar(rank, pa.int32()), len(table))
+    ranks = pa.py_buffer(np.full(len(table), rank, np.int32))  # `pyarrow.scalar` would import pandas
+    known["rank"] = pa.Array.from_buffers(pa.int32(), len(table), [None, ranks])
     return pa.table(known).cast(schema)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
-from tensortap.store.blocks import BlockSource, cast_plain, open_segment
+from tensortap.store.blocks import AT_ONCE, BlockSource, cast_plain, open_segment
 from tensortap.store.catalog import PLAIN_RECORDS
 from tensortap.store.snapshot import Snapshot
-
-AT_ONCE: Final = 1 << 12  # rows; with histograms of a hundred buckets some megabytes
 
 
 class RowWindow:

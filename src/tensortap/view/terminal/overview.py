@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +15,8 @@ from tensortap.reduce.statistics import NONFINITE
 from tensortap.sinks.line import nonfinite
 from tensortap.sinks.plain import plain, row
 from tensortap.store import facts, queries
-from tensortap.store.blocks import PerPlace, RowBlock, blocks, step_array
+from tensortap.store.blocks import PerPlace, RowBlock, blocks, read_or_mark, step_array
+from tensortap.store.catalog import PLAIN_RECORDS
 from tensortap.store.filters import places_matching
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
@@ -156,8 +158,7 @@ def earlier_steps_note(run: Run, view: Overview) -> str:
 
 def _scan(snapshot: Snapshot, sites: list[str] | None, steps: Any, trend_of: str, phase: str | None) -> SiteScan:
     """Read what the rows of the overview are made of, file by file."""
-    known = None if sites is None else {place[:3] for place in places_matching(sites, snapshot.places)}
-    chosen = (lambda place: True) if known is None else (lambda place: place[:3] in known)
+    chosen = _chosen(snapshot, sites)
     columns = [*NONFINITE, *TREND_OF.get(trend_of, (trend_of,))]
     everything = step_array(snapshot, steps)
     scan = SiteScan(snapshot.steps if everything is None else everything)
@@ -188,7 +189,10 @@ class SiteScan:
 
     def see(self, block: RowBlock) -> Ints:
         """Note which steps there are; return the number of each row's step."""
-        at: Ints = np.searchsorted(self.steps, block.number("step"))
+        step = block.number("step")
+        at: Ints = step - self.steps[0]  # steps mostly follow each other
+        if self.steps[-1] - self.steps[0] >= len(self.steps) or at.min() < 0 or at.max() >= len(self.steps):
+            at = np.searchsorted(self.steps, step)
         self.seen[at] = True
         return at
 
@@ -283,11 +287,22 @@ def _last_records(
 ) -> dict[str, tuple[Record, int]]:
     """Return each site's worst record at its last step, and how many it has there."""
     found: dict[str, list[Record]] = {}
-    for record in queries.records_in(queries.table(snapshot, sites, steps=sorted(set(at.values())), phase=phase)):
-        name = str(record.place)
-        if at.get(name) == record.step:
-            found.setdefault(name, []).append(record)
+    ends = PerPlace(lambda place: at.get(str(place), -1), np.int64)
+    for block in blocks(snapshot, (), chosen=_chosen(snapshot, sites), steps=sorted(set(at.values())), phase=phase):
+        last = np.flatnonzero(ends.of(block.places)[block.place] == block.number("step"))
+        rows = last if block.rows is None else block.rows[last]
+        read = functools.partial(block.source.take, rows, PLAIN_RECORDS.names)
+        table = read_or_mark(snapshot, block.source, read) if len(rows) else None
+        for record in () if table is None else queries.records_in(table):
+            found.setdefault(str(record.place), []).append(record)
+    for records in found.values():
+        records.sort(key=lambda record: (record.rank, record.seq))
     return {name: (_worst(records), len(records)) for name, records in found.items()}
+
+
+def _chosen(snapshot: Snapshot, sites: list[str] | None) -> Callable[[Place], bool]:
+    known = None if sites is None else {place[:3] for place in places_matching(sites, snapshot.places)}
+    return (lambda place: True) if known is None else (lambda place: place[:3] in known)
 
 
 def _worst(records: Iterable[Record]) -> Record:
