@@ -86,7 +86,8 @@ class FileCells(NamedTuple):
     """Where the rows of one file lie in its grid, the same for every statistic: worked out once.
 
     `cell` is step × places + place, None where each row is the next cell, step by step or `by_place`; `counted` are the
-    rows that count, None: all.
+    rows that count, None: all. `order` tells which place of a file that is sorted by place each column is, None: the
+    same. Columns in order of execution are put onto a run's grid side by side, which is much faster than one by one.
     """
 
     places: ColumnPlaces
@@ -95,6 +96,7 @@ class FileCells(NamedTuple):
     counted: Ints | None
     total: int
     by_place: bool = False
+    order: Ints | None = None
 
     @property
     def nbytes(self) -> int:
@@ -110,12 +112,16 @@ class FileCells(NamedTuple):
         """Return the cell of each row."""
         if self.cell is not None:
             return self.cell.astype(np.int64)
-        return _every_cell(self.shape, self.by_place).reshape(-1)
+        cells = _every_cell(self.shape, self.by_place)
+        return (cells if self.order is None else cells[np.argsort(self.order)]).reshape(-1)
 
     def grid(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return values of which each is the next cell as steps × places."""
         steps, places = self.shape
-        return np.ascontiguousarray(values.reshape(places, steps).T) if self.by_place else values.reshape(self.shape)
+        if not self.by_place:
+            return values.reshape(self.shape)
+        by_place = values.reshape(places, steps)
+        return np.ascontiguousarray((by_place if self.order is None else by_place[self.order]).T)
 
 
 def _every_cell(shape: tuple[int, int], by_place: bool) -> Ints:
@@ -205,9 +211,12 @@ def _ordered(outline: Outline) -> tuple[ColumnPlaces, Callable[[], Ints]] | None
 def _told_cells(outline: Outline, places: ColumnPlaces, steps: Ints) -> FileCells | None:
     """Return where the rows lie, where the footer tells even that: each row is the next cell, and all count."""
     told = (outline.order or outline.by_place) and "recomputed" in outline.zero
-    if told and len(steps) * len(places.triples) == outline.rows:
-        return FileCells(places, steps, None, None, outline.rows, by_place=not outline.order)
-    return None
+    if not told or len(steps) * len(places.triples) != outline.rows:
+        return None
+    if outline.order:
+        return FileCells(places, steps, None, None, outline.rows)
+    columns, order = _executed_places(ByIdentity(outline.places))
+    return FileCells(columns, steps, None, None, outline.rows, by_place=True, order=order)
 
 
 class ByIdentity(NamedTuple):
@@ -236,6 +245,15 @@ def _sorted_places(same: ByIdentity) -> tuple[ColumnPlaces, Ints]:
         counts[site, port, slot] = counts.get((site, port, slot), 0) + count
     triples = sorted(counts)
     return ColumnPlaces(triples), np.array([counts[triple] for triple in triples], np.int64)
+
+
+@functools.lru_cache(maxsize=64)
+def _executed_places(same: ByIdentity) -> tuple[ColumnPlaces, Ints]:
+    """Return the places in order of execution, and which place each is of a file that is sorted by place."""
+    by_seq = sorted(same.places, key=lambda place: (place[4], *place[:4]))
+    triples = list(dict.fromkeys((site, port, slot) for site, port, slot, *_ in by_seq))
+    at = {triple: i for i, triple in enumerate(_sorted_places(same)[0].triples)}
+    return ColumnPlaces(triples), np.array([at[triple] for triple in triples], np.int64)
 
 
 def _places(table: Any) -> tuple[ColumnPlaces, Ints]:
