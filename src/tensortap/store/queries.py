@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from tensortap.distributed.replicas import NO_REPLICAS, ReplicaGroups, replica_groups
 from tensortap.errors import MissingExtraError, RunError, suggest
@@ -23,6 +24,7 @@ from tensortap.store.catalog import (
     RankFiles,
     dataset,
     derive_missing,
+    plain_rows,
     tail_outline,
 )
 from tensortap.store.filters import (
@@ -35,6 +37,7 @@ from tensortap.store.filters import (
     step_filter,
     step_test,
 )
+from tensortap.store.names import rank_of
 from tensortap.store.series import Series, columns_for, series_of
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tail_reader import possible_rows
@@ -228,6 +231,8 @@ def sealed_rows(
     """Return columns of the rows of segments that pass, in tables; a segment that cannot be read is counted."""
 
     def read(names: list[str]) -> Any:
+        if schema is not PLAIN_RECORDS and chosen is None:
+            return pa.concat_tables([_whole_segment(snapshot, name, schema) for name in names]).select(list(columns))
         found = dataset(snapshot.files, names, schema).to_table(columns=with_sources(columns), filter=chosen)
         return derive_missing(found, columns)
 
@@ -237,6 +242,14 @@ def sealed_rows(
         raise
     except (OSError, pa.ArrowException):
         return _salvage(snapshot, segments, read)
+
+
+def _whole_segment(snapshot: Snapshot, name: str, schema: Any) -> Any:
+    """Return all rows of a segment of metrics or events: they are few, and Arrow's data sets would import pandas."""
+    with snapshot.files.open(name) as source, pq.ParquetFile(source, page_checksum_verification=True) as file:
+        rows = file.read(use_threads=False)
+    rank = rank_of(name.split("/")[-2])
+    return plain_rows(rows, 0 if rank is None else rank, schema)
 
 
 def _with_keys(snapshot: Snapshot, rows: Any, sealed: list[str]) -> Any:

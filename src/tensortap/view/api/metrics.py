@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.store import facts, queries
+from tensortap.store.blocks import array_of
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.cache import SizedCache
@@ -28,7 +29,7 @@ def series_of(snapshot: Snapshot, cache: SizedCache, rank: int | None = None) ->
         table = queries.metrics(snapshot)
         table = of_phase(snapshot, table.filter(pc.is_valid(table["value"])))  # labels have none
         table = table if rank is None else table.filter(pc.equal(table["rank"], rank))
-        steps, values = table["step"].to_numpy(), table["value"].to_numpy()
+        steps, values = array_of(table["step"]), array_of(table["value"])  # `to_numpy` would import pandas
         names = np.array(table["name"].to_pylist(), object)
         return {str(name): (steps[names == name], values[names == name]) for name in dict.fromkeys(names)}
 

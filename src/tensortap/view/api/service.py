@@ -229,12 +229,11 @@ class Api:
         self._threads.early.submit(self._warm)
 
     def _warm(self) -> None:
-        import pyarrow.dataset  # noqa: F401  it imports pandas, if that is installed: a quarter of a second
-
         if self.found.alone:
             opened = self.opened("")
             snapshot = opened.snapshot()
             opened.read_ahead(shown(snapshot, Query({})), next(iter(STATS)))
+        self._threads.early.submit(_import_data_sets)
 
     def answer(self, path: str, given: Mapping[str, str]) -> Answer:
         """Return the answer to a request."""
@@ -298,6 +297,11 @@ class Api:
             return about.listed(ident, self.opened(ident).snapshot())
         except Exception as error:
             return about.unreadable(ident, error)
+
+
+def _import_data_sets() -> None:
+    """Import what pages of sites need: Arrow's data sets import pandas, if that is installed: a quarter of a second."""
+    import pyarrow.dataset  # noqa: F401
 
 
 def patiently(opened: Sequence[OpenRun], answer: Callable[[Sequence[Snapshot]], T]) -> T:
