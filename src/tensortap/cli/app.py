@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import contextlib
 import importlib
+import os
 import sys
-from typing import Final
+import threading
+from typing import Final, NoReturn
 
 import click
 
@@ -30,7 +33,24 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="tensortap")  # type: ignore[union-attr]
-    cli.main(prog_name="tensortap")
+    try:
+        cli.main(prog_name="tensortap")
+    except SystemExit as end:
+        _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process as Python would, but for the destructors of C++.
+
+    Arrow's threads may still be at work then, and now and then abort a process that has done everything it was to do
+    (apache/arrow 34314).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _plain_characters(error: UnicodeError) -> tuple[str, int]:

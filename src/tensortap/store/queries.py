@@ -303,7 +303,7 @@ def _record(row: dict[str, Any]) -> Record:
         place=Place(row["site"], row["port"], row["slot"], row["op"]),
         summary=summary,
         numbers=dict(row["numbers"] or ()),
-        time=int(row["time"] / 10**6 * 1e6),
+        time=row["time"],
         **{name: row[name] for name in ("step", "phase", "rank", "call", "seq", "reason", "recomputed")},
     )
 

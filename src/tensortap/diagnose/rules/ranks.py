@@ -85,8 +85,8 @@ def _arrived_later(
     steps, later = list(recorded), set[tuple[int, Place]]()
     following = dict(itertools.pairwise(steps))
     for step, one in found:
-        if one.place.port != "update":
-            continue
+        if one.place.port != "update" or any(mark.content == MISSING for mark in one.marks.values()):
+            continue  # a rank that did not step is sent nothing
         if step in following:
             marks = recorded[following[step]].get(one.place._replace(port="param"), {})
             arrived = len({marks[rank].content if rank in marks else rank for rank in one.marks}) == 1
