@@ -16,12 +16,13 @@ Looks = Callable[..., Iterable[Finding] | None]
 REGISTRY: Final[dict[str, Rule]] = {}
 ORDER: Final = (  # in which they are asked: causes before what they cause, so that among equals the cause is read first
     "activation_loss_mismatch", "softmax_axis", "constant_output", "labels_out_of_range", "output_bounded",
-    "loss_broadcast", "loss_negated", "parameters_unregistered", "loss_unsuitable", "gradients_not_reset",
-    "step_missing", "backward_missing", "graph_detached", "gradients_reset_early", "optimizer_stale",
-    "optimizer_incomplete", "optimizer_recreated", "frozen", "tie_broken", "labels_one_class", "labels_sorted",
+    "loss_broadcast", "loss_negated", "parameters_unregistered", "layers_shared", "loss_unsuitable",
+    "gradients_not_reset", "step_missing", "backward_missing", "graph_detached", "optimizer_stale",
+    "gradients_reset_early", "optimizer_incomplete", "optimizer_recreated", "frozen", "tie_broken", "labels_one_class",
+    "labels_sorted",
     "labels_imbalanced", "padding_in_loss", "attention_not_causal", "targets_not_shifted", "padding_attended",
-    "batch_axis_mixed", "order_repeated", "evaluation_inputs_differ", "worker_states_equal", "batches_repeated",
-    "data_changed", "momentum_absurd", "weight_decay_high", "eps_too_small", "scheduler_per_batch",
+    "batch_axis_mixed", "positions_constant", "order_repeated", "evaluation_inputs_differ", "worker_states_equal",
+    "batches_repeated", "data_changed", "momentum_absurd", "weight_decay_high", "eps_too_small", "scheduler_per_batch",
     "scheduler_never_stepped", "updates_lost", "learning_rate_zero", "clipping_too_hard", "loss_summed",
     "targets_not_normalised", "accumulation_unscaled", "trained_in_eval_mode", "eval_in_train_mode",
     "batchnorm_cannot_estimate", "dropout_high", "dropout_in_evaluation", "linear_stack", "softmax_hidden",

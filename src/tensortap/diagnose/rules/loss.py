@@ -131,6 +131,14 @@ def _relative(values: npt.NDArray[np.float64], before: npt.NDArray[np.float64], 
     return np.asarray(ratios / np.array(spread))
 
 
+def _is_one_batch(values: npt.NDArray[np.float64], spikes: npt.NDArray[np.bool_], usual: float) -> bool:
+    """Return whether the loss is high at single steps and as before right after each of them."""
+    at = np.flatnonzero(spikes)
+    after = [values[i + 1 : i + 6] for i in at]
+    low = all(len(part) and np.median(part) <= 1.5 * abs(usual) for part in after)
+    return low and bool(np.all(values[at] < 10 * abs(usual)) and np.all(np.diff(at) > 1))
+
+
 @rule("loss_spike")
 def loss_spike(
     history: RunHistory,
@@ -146,7 +154,8 @@ def loss_spike(
     It must exceed it by `sigma` times the spread of the steps before, of losses and of their logarithms, so that the
     noise of small batches is none.
     Below `floor` of what the loss began with, nothing is a spike. One that is still there at the end is an error. The
-    loss is found by its name, `metric`, as above. A smaller one that one sample has made is only noted.
+    loss is found by its name, `metric`, as above. A smaller one that one sample has made is only noted, and so is one
+    step less than tenfold after which all is as before, and in which no sample stands out: a batch that is harder.
     """
     noted = True
     for name, when, values in _of_trainings(history, _losses(history, metric, window + 2), window + 2):
@@ -170,7 +179,8 @@ def loss_spike(
             "People lower or warm up the learning rate, clip gradients, and look at the batch of that step.",
         )  # fmt: skip
         noted = False
-        found = replace(found, severity="info") if _may_rise(history, name) else found
-        yield with_sample(history, found)
+        found = with_sample(history, found)
+        hard = found.evidence.get("sample_is_clear") is False and _is_one_batch(values, spikes, usual)
+        yield replace(found, severity="info") if hard or _may_rise(history, name) else found
     if noted and (small := spike_of_one_sample(history, factor)) is not None:
         yield small

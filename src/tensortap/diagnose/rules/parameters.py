@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.rules.context.shared import goes_wrong
+from tensortap.diagnose.rules.context.shared import goes_wrong, owner
 from tensortap.diagnose.rules.shared import WEIGHTED, kernels, named
 from tensortap.finding import Finding
 from tensortap.reduce.statistics import STATISTICS
@@ -113,9 +113,11 @@ def poor_initialisation(
         raise NoData(f"neither parameters nor layers' outputs were recorded in the first {_EARLY} steps")
     small = [site for site in early if _gain(site, history) < gain[0]]
     meant = 2 * len(small) < len(early) and not goes_wrong(history)  # as people begin an output layer near zero
+    tied = set() if goes_wrong(history) else _tied_to_tables(history)
     for site in early:
+        noted = (meant and site in small) or site.place.site in tied
         found = _weights(site, gain, _output_last(history))
-        yield from (replace(f, severity="info") if meant and site in small and f.evidence["std"] else f for f in found)
+        yield from (replace(f, severity="info") if noted and f.evidence["std"] else f for f in found)
     for site in history.sites("param"):
         yield from _table(site)
     if not early:
@@ -124,6 +126,12 @@ def poor_initialisation(
 
 def _gain(site: SiteHistory, history: RunHistory) -> float:
     return float(site["std"][0]) * math.sqrt(_fan_in(site, _output_last(history)))
+
+
+def _tied_to_tables(history: RunHistory) -> set[str]:
+    """Return the names of kernels that are a table of embeddings too, which begin with a std of 1."""
+    ties = [names for event in history.events("model") for names in event.data.get("ties") or ()]
+    return {n for names in ties if any("Embedding" in history.modules.get(owner(m), "") for m in names) for n in names}
 
 
 def _weights(site: SiteHistory, bounds: tuple[float, float], output_last: bool) -> Iterator[Finding]:

@@ -12,6 +12,7 @@ from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.measures import attention_entropy, effective_rank, spread
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.context.shared import gets_on
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS
 
@@ -73,7 +74,8 @@ def attention_collapse(
     """Most heads look at one place: entropy below `entropy` of the most it could be, in more than `heads` of them.
 
     Attention is what was kept whole, is never negative and sums to 1 over its last axis. Where only statistics were
-    recorded, the mean of Σp² of such rows, from their L2 norm, must reach `concentration`.
+    recorded, the mean of Σp² of such rows, from their L2 norm, must reach `concentration`. Where the loss falls to a
+    fifth it is only noted: a head that copies the token before looks at one place, and rightly so.
     """
     kept = {site: attention_entropy(array) for site, _, array in _kept(history)}
     judged = {site: each for site, each in kept.items() if each is not None}
@@ -81,28 +83,31 @@ def attention_collapse(
     guessed = [site for site in others if _sums_to_one(history, site)]
     if not judged and not guessed:
         raise NoData("no attention weights were recorded: tt.tap(weights, 'attn') or the module that returns them")
+    severity: Any = "info" if gets_on(history) else ""
     for site, each in judged.items():
         low = each < entropy
         if low.mean() > heads:
             share = float(each.mean())
             of = f"{low.sum()} of {len(each)} heads"
             said = f"{of} look at one place: their entropy is {text.percent(share, 1)} of the most possible."
-            yield _collapsed(site, said, entropy=share, heads=len(each), collapsed=int(low.sum()))
+            yield _collapsed(site, said, severity, entropy=share, heads=len(each), collapsed=int(low.sum()))
     for site in guessed:
         squares = float(site["l2"][-1] ** 2 * site.shape[-1] / site["numel"][-1])
         if squares >= concentration:
             said = f"Attention is on one place: the mean of Σp² is {text.number(squares)}."
-            yield _collapsed(site, said, squares=squares)
+            yield _collapsed(site, said, severity, squares=squares)
 
 
 def _sums_to_one(history: RunHistory, site: SiteHistory) -> bool:
     if len(site.shape) < 3 or site.shape[-1] < 4 or not site.floating or site in history.sites("output")[-1:]:
         return False
     rows = site["numel"] / site.shape[-1]
+    if site["zeros"][0] == site["numel"][0] - rows[0]:  # ones and zeros from the first step on are classes, as data
+        return False
     return bool(np.all(site["min"] >= 0) and np.all(site["max"] <= 1.001) and np.allclose(site["l1"], rows, rtol=1e-3))
 
 
-def _collapsed(site: SiteHistory, message: str, **evidence: Any) -> Finding:
+def _collapsed(site: SiteHistory, message: str, severity: Any, **evidence: Any) -> Finding:
     advice = "People normalise queries and keys, lower the learning rate or warm it up, and clip gradients."
     last = int(site.steps[-1])
-    return site.finding(Steps(last, last, 1), message, advice, **evidence)
+    return site.finding(Steps(last, last, 1), message, advice, severity=severity, **evidence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final
 
 import torch
@@ -23,9 +24,12 @@ class _Output:
 
 
 def describe_attention(
-    nodes: list[Any], ids: Tensor | None, padding: int | None, name_of: NameOf
+    nodes: list[Any], upright: Collection[Any], ids: Tensor | None, padding: int | None, name_of: NameOf
 ) -> list[dict[str, Any]]:
-    """Return for each attention in a graph how much of it looks ahead, and how much at padding."""
+    """Return for each attention in a graph how much of it looks ahead, and how much at padding.
+
+    `upright` are those whose weights are summed over their last axis, that of the keys.
+    """
     found = []
     for node in nodes:
         try:
@@ -33,7 +37,10 @@ def describe_attention(
         except RuntimeError:  # what autograd saved was freed, or changed in place
             continue
         if weights is not None:
-            found.append(_describe(node, weights, ids, padding) | {"site": nearest_parameter(_Output(node), name_of)})
+            found.append(
+                _describe(node, weights, ids, padding)
+                | {"site": nearest_parameter(_Output(node), name_of), "upright": node in upright}
+            )
     return found
 
 

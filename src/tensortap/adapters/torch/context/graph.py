@@ -79,6 +79,7 @@ class LossGraph:
         )  # parameters that are a factor of a product, as kernels are and tables are not
         self.unnamed: list[Any] = []  # parameters of no model that is known
         self.attentions: list[Any] = []  # nodes of the softmax of an attention, or of a fused one
+        self.upright: set[Any] = set()  # of those, whose last axis the product sums over
         self._uses: Counter[Any] = Counter()
         nodes = list(_breadth_first(loss.grad_fn, _MOST_NODES, self._uses))
         for count, node in enumerate(nodes, 1):
@@ -136,6 +137,8 @@ class LossGraph:
             self.attentions.append(node)
         elif name == "BmmBackward0" and (below := _softmax_in(node.next_functions[0][0])) is not None:
             self.attentions.append(below)
+            if not _is_turned(node.next_functions[0][0]):
+                self.upright.add(below)
 
     def _broadcast(self, node: Any) -> None:
         shape = _shape_of(node, 0)
@@ -175,6 +178,17 @@ def _softmax_in(node: Any) -> Any:
             return None
         node = next((parent for parent, _ in node.next_functions if parent is not None), None)
     return None
+
+
+def _is_turned(node: Any) -> bool:
+    """Return whether weights are transposed on their way from the softmax to the product."""
+    for _ in range(8):
+        if node is None or node.name() in ("SoftmaxBackward0", "SafeSoftmaxBackward0"):
+            return False
+        if node.name() in ("TransposeBackward0", "PermuteBackward0", "TBackward0", "SelectBackward0"):
+            return True
+        node = next((parent for parent, _ in node.next_functions if parent is not None), None)
+    return True
 
 
 def _negative_factor(node: Any) -> bool:

@@ -137,12 +137,13 @@ class LoopState:
         if len(self._watches) > 8:  # optimizers that are made again and again: the last ones count
             del self._watches[min(self._watches)]
 
-    def before_step(self, record: OptimizerRecord, has_gradients: bool) -> dict[str, Any] | None:
+    def before_step(self, record: OptimizerRecord, has_gradients: bool | None) -> dict[str, Any] | None:
         """Note a step; return what led to it when that differs from the step before of the same optimizer."""
         watch = self._watches.get(record.number)
         states = [] if watch is None else list(watch.states)
         used = _since_reset(states)
-        self.counts["steps_without_gradients"] += not has_gradients
+        self.counts["steps_looked_at"] += has_gradients is not None
+        self.counts["steps_without_gradients"] += has_gradients is False
         self.counts["steps_without_backward"] += not self._backwards
         self.counts["steps_on_stale_gradients"] += bool(used) and used[0] == STALE
         self.counts["backwards_thrown_away"] += len(states) - len(used)
@@ -152,7 +153,7 @@ class LoopState:
         signature = (
             self._backwards,
             tuple(states),
-            has_gradients,
+            has_gradients is not False,
             tuple(sorted(self._calls)),
         )
         self._same[record.number] += 1
@@ -160,7 +161,8 @@ class LoopState:
             return None
         self._told[record.number] = signature
         return {
-            "number": record.number, "backwards": self._backwards, "gradients": states, "has_gradients": has_gradients,
+            "number": record.number, "backwards": self._backwards, "gradients": states,
+            "has_gradients": has_gradients is not False,
             "calls": dict(self._calls), "losses": self._losses, "steps": self.steps,
         }  # fmt: skip
 

@@ -12,6 +12,7 @@ from tensortap.adapters.torch.context.attention import describe_attention, relat
 from tensortap.adapters.torch.context.by_hand import line_that_made, loss_by_hand
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.graph import LossGraph
+from tensortap.adapters.torch.context.last_known import LastKnown
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.losses import describe_call
 from tensortap.adapters.torch.context.model_events import ModelEvents
@@ -29,14 +30,16 @@ _MOST_NAMES: Final = 400  # of parameters in an event
 class LossEvents:
     """Every loss that is computed, and every backward."""
 
-    def __init__(self, hub: EventHub, loop: LoopState, models: ModelEvents, samples: SampleMonitor) -> None:
+    def __init__(
+        self, hub: EventHub, loop: LoopState, models: ModelEvents, samples: SampleMonitor, last_known: LastKnown
+    ) -> None:
         self.hub = hub
+        self._last_known = last_known
         self._samples = samples
         self._loop = loop
         self._models = models
         self.reached: dict[int, weakref.ref[Any]] = {}  # parameters that a loss depended on
         self._told_targets = False
-        self.unnamed: dict[int, weakref.ref[Any]] = {}  # of those, what is in no model
 
     @guarded
     def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -67,14 +70,15 @@ class LossEvents:
         trainable = self._models.trainable()
         self.reached |= {id(p): weakref.ref(p) for p in trainable.values() if id(p) in graph.reached}
         missing = [name for name, p in trainable.items() if id(p) not in graph.reached] if graph.complete else []
-        self.unnamed |= {id(p): weakref.ref(p) for p in graph.unnamed}
+        self._last_known.reached_without_model(graph.unnamed)
+        self._last_known.look()
         made_at = line_that_made(loss, 3)
         inside = lines_that_return(made_at) if made_at else []
         if (known := loss_by_hand(loss, self._models.name_of)) is not None:
             self.hub.add("loss", known[0], made_at or user_line(3), known[1] | {"computed_at": inside})
         self.hub.add("backward", "", user_line(3), {
             "attention": describe_attention(
-                graph.attentions, self._models.tokens(), self._models.padding(), self._models.name_of
+                graph.attentions, graph.upright, self._models.tokens(), self._models.padding(), self._models.name_of
             ),
             "made_at": made_at, "computed_at": inside, "penalty": graph.penalty,
             "softmax_before": graph.softmax_before[:8],

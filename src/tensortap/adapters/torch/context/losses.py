@@ -99,6 +99,8 @@ def _describe_target(target: Tensor, ignore: Any) -> dict[str, Any]:
             found["classes"] = int(classes.numel())
             found["share"] = float(counts.max() / counts.sum())
             found["most"] = int(classes[counts.argmax()])
+            shares = counts.double() / counts.sum()
+            found["entropy"] = float(-(shares * shares.log()).sum())
             found["counts"] = {int(c): int(n) for c, n in zip(classes[:64], counts[:64], strict=True)}
     else:
         found["binary"] = bool(((values == 0) | (values == 1)).all())
@@ -111,9 +113,8 @@ def _describe_target(target: Tensor, ignore: Any) -> dict[str, Any]:
 
 def _chance(name: str, first: Tensor, target: dict[str, Any]) -> float | None:
     """Return the loss of the best constant prediction for this batch."""
-    if name in ("cross_entropy", "nll_loss") and "counts" in target:
-        total = sum(target["counts"].values())
-        return -sum(n / total * math.log(n / total) for n in target["counts"].values()) if total else None
+    if name in ("cross_entropy", "nll_loss") and "entropy" in target:
+        return float(target["entropy"])
     if name in ("mse_loss",) and target.get("std") is not None:
         return float(target["std"]) ** 2
     if name.startswith("binary_cross_entropy") and 0 < target.get("mean", 0) < 1:

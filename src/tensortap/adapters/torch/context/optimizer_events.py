@@ -8,6 +8,7 @@ from typing import Any, Final
 from torch.optim.lr_scheduler import LRScheduler
 
 from tensortap.adapters.torch.context.caller import user_line
+from tensortap.adapters.torch.context.last_known import LastKnown
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.model_events import ModelEvents
 from tensortap.adapters.torch.context.optimizers import OptimizerRecord, ParameterSizes, number, parameters_of
@@ -20,8 +21,9 @@ _MOST_MADE: Final = 40  # optimizers and schedulers that are told one by one
 class OptimizerEvents:
     """Every optimizer of the process that is made or steps."""
 
-    def __init__(self, hub: EventHub, loop: LoopState, models: ModelEvents) -> None:
+    def __init__(self, hub: EventHub, loop: LoopState, models: ModelEvents, last_known: LastKnown) -> None:
         self.hub = hub
+        self._last_known = last_known
         self.optimizers: dict[int, OptimizerRecord] = {}
         self.held: dict[int, weakref.ref[Any]] = {}  # parameters of those that stepped
         self._loop = loop
@@ -90,6 +92,7 @@ class OptimizerEvents:
         if self.hub.due("sizes", first=4, then=SPARSE):
             held = parameters_of(optimizer)
             self._sizes = ParameterSizes({n: p for n, p in self._models.trainable().items() if id(p) in held})
+            self._last_known.look()
 
     @guarded
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -101,9 +104,10 @@ class OptimizerEvents:
             sizes, self._sizes = self._sizes, None
             self.hub.add("parameters", record.kind, "", sizes.describe() | {"number": record.number})
 
-    def _gradients_of(self, record: OptimizerRecord) -> bool:
+    def _gradients_of(self, record: OptimizerRecord) -> bool | None:
+        """Return whether there is a gradient; None at steps that are not looked at."""
         if self._loop.steps > 64 and self._loop.steps % 16:
-            return True
+            return None
         return any((p := ref()) is not None and p.grad is not None for ref in record.parameters.values())
 
     def _tell_held(self, optimizer: Any, record: OptimizerRecord) -> None:

@@ -10,12 +10,12 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tensortap.adapters.torch.autograd.clipping import CLIPPING
 from tensortap.adapters.torch.context.checkpoint_events import CheckpointEvents
 from tensortap.adapters.torch.context.definitions import Definitions
+from tensortap.adapters.torch.context.last_known import LastKnown
 from tensortap.adapters.torch.context.loader_events import LoaderEvents
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.loss_events import LossEvents
 from tensortap.adapters.torch.context.model_events import ModelEvents
 from tensortap.adapters.torch.context.optimizer_events import OptimizerEvents
-from tensortap.adapters.torch.context.optimizers import shortened
 from tensortap.adapters.torch.context.patches import Patches
 from tensortap.adapters.torch.context.sink import EventHub
 from tensortap.adapters.torch.samples.monitor import SampleMonitor
@@ -83,8 +83,9 @@ class Listeners:
         definitions = Definitions(hub)
         samples = SampleMonitor(hub, self.loaders.recent, lambda: self.models.trainable().values())
         self.models = ModelEvents(hub, self.loop, self.loaders, definitions, samples)
-        self.losses = LossEvents(hub, self.loop, self.models, samples)
-        self.optimizers = OptimizerEvents(hub, self.loop, self.models)
+        self.last_known = LastKnown(lambda: self.models.models.values())
+        self.losses = LossEvents(hub, self.loop, self.models, samples, self.last_known)
+        self.optimizers = OptimizerEvents(hub, self.loop, self.models, self.last_known)
         self._patches = Patches(self.losses, self.optimizers, self.loaders, CheckpointEvents(hub), definitions)
         self._handles = [
             register_optimizer_step_pre_hook(self.optimizers.before_step),
@@ -103,20 +104,12 @@ class Listeners:
         """Add what is known at the end."""
         self.loaders.tell_workers()
         try:
-            trainable = self.models.trainable()
-            held, reached = self.optimizers.held, self.losses.reached
-            untrained = [
-                n for n, p in trainable.items() if id(p) not in held and (id(p) in reached or p.grad is not None)
-            ]
-            unreached = [n for n, p in trainable.items() if id(p) in held and id(p) not in reached and p.grad is None]
+            self.last_known.look()
+            held = self.optimizers.held
             self.hub.add("totals", "", "", {
-                **self.loop.totals(self._trained()), "trainable": len(trainable), "untrained": shortened(untrained),
-                "untrained_count": len(untrained), "unreached": shortened(unreached),
-                "unreached_count": len(unreached), "unregistered": self._unregistered(),
-                "held": sum(id(p) in held for p in trainable.values()),
+                **self.loop.totals(self.last_known.trained(held)),
+                **self.last_known.totals(held, self.losses.reached),
                 "calls": {m.prefix: m.calls for m in self.models.models.values()},
-                "broken_ties": [tie for m in self.models.models.values() for tie in m.broken_ties()],
-                "batch_norms": [norm for m in self.models.models.values() for norm in m.batch_norms()],
                 "optimizers": [
                     {"number": o.number, "kind": o.kind, "code": o.code, "steps": o.steps}
                     for o in self.optimizers.optimizers.values()
@@ -124,20 +117,6 @@ class Listeners:
             })  # fmt: skip
         except Exception as error:
             self.hub.failed("the totals", error)
-
-    def _trained(self) -> set[str]:
-        """Return the names of the models of which an optimizer that stepped holds parameters."""
-        held = self.optimizers.held
-        return {m.prefix for m in self.models.models.values() if any(id(p) in held for _, p in m.parameters())}
-
-    def _unregistered(self) -> list[list[int]]:
-        """Return the shapes of parameters that a loss depended on, in no model and in no optimizer."""
-        found = [(key, reference()) for key, reference in self.losses.unnamed.items()]
-        return [
-            list(p.shape)
-            for key, p in found
-            if p is not None and key not in self.optimizers.held and self.models.name_of(p) is None
-        ][:12]
 
 
 CONTEXT: Final = TrainingContext()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,7 +11,11 @@ from tensortap import text
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import rule
 from tensortap.diagnose.rules.context.shared import BINARY, CLASSES, cause, events, modules, owner, training_losses
+from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
+
+_REGRESSION: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_OF_LAYERS: Final = ("Addmm", "Mm", "Linear", "Convolution", "Sigmoid", "Tanh", "Relu")  # what a model's output ends in
 
 
 @rule("labels_one_class", severity="error")
@@ -20,6 +24,7 @@ def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> 
 
     At least `calls` calls, at least `least` times.
     """
+    yield from _all_the_same(history, calls, least)
     found = [e for group in training_losses(history, *CLASSES).values() for e in group]
     known = [e for e in found if e.data.get("target", {}).get("classes") and not _compares(e.data)]
     if len(known) >= calls and all(e.data["target"]["classes"] == 1 for e in known):
@@ -28,6 +33,28 @@ def labels_one_class(history: RunHistory, *, calls: int = 3, least: int = 8) -> 
         if len(values) == 1 and size >= least * calls:
             yield cause(known, f"All {size} labels that were looked at are {values.pop()}.",
                         "Look at how labels are read; check the loss's target.")  # fmt: skip
+
+
+def _all_the_same(history: RunHistory, calls: int, least: int) -> Iterator[Finding]:
+    """Judge the targets of binary cross entropies and of regressions, all of them together.
+
+    A GAN's are ones here and zeros there. What is computed from outputs, as the residual of an equation, may have one
+    target.
+    """
+    found = [e for group in training_losses(history, *BINARY, *_REGRESSION).values() for e in group]
+    known = [e for e in found if _is_judged(e)]
+    values = {value for e in known for value in (e.data["target"]["min"], e.data["target"]["max"])}
+    size = sum(int(np.prod(e.data["target"]["shape"])) for e in known)
+    if len(known) >= calls and len(known) == len(found) and len(values) == 1 and size >= least * calls:
+        yield cause(known, f"All {size} targets that were looked at are {text.number(values.pop())}.",
+                    "Look at how labels are read; check the loss's target.")  # fmt: skip
+
+
+def _is_judged(event: TrainingEvent) -> bool:
+    target, operations = event.data.get("target", {}), event.data.get("operations") or [""]
+    if "min" not in target or "max" not in target:
+        return False
+    return bool(target.get("binary")) if event.name in BINARY else str(operations[0]) in _OF_LAYERS
 
 
 def _compares(data: dict[str, Any]) -> bool:

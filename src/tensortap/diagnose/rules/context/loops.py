@@ -43,8 +43,9 @@ def gradients_reset_early(history: RunHistory, *, share: float = 0.5, least: int
     steps, backwards = known.get("steps", 0), known.get("backwards", 0)
     line = next(iter(lines_of(history, "zero_grad")[::-1]), "")
     empty, thrown = known.get("steps_without_gradients", 0), known.get("backwards_thrown_away", 0)
-    if empty >= least and empty >= share * steps and backwards:
-        yield cause(events(history, "loop"), f"{empty} of {steps} steps had no gradient, although backward ran "
+    looked_at = known.get("steps_looked_at", steps)
+    if empty >= least and empty >= share * looked_at and backwards:
+        yield cause(events(history, "loop"), f"{empty} of {looked_at} steps had no gradient, although backward ran "
                     f"{backwards} times.", "Call zero_grad before backward or after step, not between.", code=line,
                     steps_without_gradients=empty)  # fmt: skip
     elif thrown >= least and thrown >= share * (backwards - steps) and len(lines_of(history, "backward")) == 1:
@@ -195,13 +196,16 @@ def order_repeated(history: RunHistory, *, least: int = 2) -> Iterator[Finding]:
 
 @rule("batchnorm_cannot_estimate")
 def batchnorm_cannot_estimate(history: RunHistory) -> Iterator[Finding]:
-    """Batch normalisation cannot estimate its statistics: batches of one sample, or a momentum of 0 or 1."""
+    """Batch normalisation cannot estimate its statistics: batches of one sample, or a momentum near 0 or 1."""
     norms = [m for m in modules(history) if "BatchNorm" in m["type"]]
-    fixed = [m for m in norms if m.get("momentum") in (0, 1) and m.get("track_running_stats", True)]
+    fixed = [
+        m for m in norms if m.get("track_running_stats", True) and (_fresh_share(m) <= 1e-4 or _fresh_share(m) > 0.9)
+    ]
     if fixed:
+        last = "those of the last batch" if _fresh_share(fixed[0]) > 0.5 else "those of the beginning"
         yield cause(events(history, "model")[:1], f"{fixed[0]['type']} has momentum {fixed[0]['momentum']}: its "
-                    "running statistics never settle.",
-                    "0.1 is usual (PyTorch's momentum is the weight of the new batch).",
+                    f"running statistics are {last}, and never settle.",
+                    "0.1 is usual (PyTorch's momentum is the weight of the new batch, Keras' that of the old ones).",
                     site=fixed[0]["path"], places=[m["path"] for m in fixed[1:]])  # fmt: skip
     trained = [e for e in events(history, "batch") if e.data.get("mode") == "train"]
     single = [e for e in trained if e.data.get("input", {}).get("shape", [0])[:1] == [1]]
@@ -210,6 +214,12 @@ def batchnorm_cannot_estimate(history: RunHistory) -> Iterator[Finding]:
         line = next((e.data.get("made_at", "") for e in events(history, "epoch")), "")
         yield cause(single, "Batches hold one sample: batch normalisation normalises it by itself.",
                     "Use larger batches, or GroupNorm.", site=norms[0]["path"], code=line)  # fmt: skip
+
+
+def _fresh_share(norm: dict[str, Any]) -> float:
+    """Return the weight of the new batch in running statistics; of the usual size where there is none."""
+    momentum = norm.get("momentum")
+    return float(momentum) if isinstance(momentum, (int, float)) else 0.1  # Keras' is recorded in the same sense
 
 
 @rule("tie_broken", severity="error")

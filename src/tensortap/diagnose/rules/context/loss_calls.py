@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from tensortap.diagnose.rules.context.shared import (
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
+_MOST_COUNTED: Final = 64  # classes that an event counts one by one
 _REGRESSION: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _BOUNDS: Final = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0), "Relu": (0.0, np.inf)}
 
@@ -156,13 +158,24 @@ def softmax_axis(history: RunHistory) -> Iterator[Finding]:
                         "Use dim=1 (or dim=-1), the axis of classes.",
                         site=owner(wrong[0].data.get("produced_by")), places=_lines_of_softmax(history))  # fmt: skip
             return
-    across = [(e, a) for e in events(history, "backward") for a in e.data.get("attention", ())
-              if "axis" in a and a["axis"] < len(a["shape"]) - 2]  # fmt: skip
+    across = [(e, a) for e in events(history, "backward") for a in e.data.get("attention", ()) if _wrong_axis(a)]
     if across:
         event, attention = across[0]
+        whose = "queries compete" if attention["axis"] == len(attention["shape"]) - 2 else "samples compete, or heads"
         yield cause([event], f"The softmax of an attention of shape {attention['shape']} runs over axis "
-                    f"{attention['axis']}: samples compete, or heads.", "Use dim=-1, the axis of keys.",
+                    f"{attention['axis']}: {whose}.", "Use dim=-1, the axis of keys.",
                     site=owner(attention.get("site")), places=_lines_of_softmax(history))  # fmt: skip
+
+
+def _wrong_axis(attention: dict[str, Any]) -> bool:
+    """Return whether the weights of an attention sum to one over another axis than that of the keys.
+
+    Where they are turned before the product, either of the last two may be that of the keys.
+    """
+    if "axis" not in attention:
+        return False
+    over, last = attention["axis"], len(attention["shape"]) - 1
+    return bool(over < last - 1 or (over == last - 1 and attention.get("upright") and attention["shape"][-1] > 1))
 
 
 def _lines_of_softmax(history: RunHistory) -> list[str]:
@@ -282,16 +295,52 @@ def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) 
     Over at least `steps` steps.
     """
     calls = [e for group in training_losses(history, *CLASSES, *BINARY).values() for e in group]
-    chances = [e.data["chance"] for e in calls if e.data.get("chance")]
     values = loss_values(history)
-    if len(values) < steps or not chances or len(training_losses(history)) != 1:
+    if len(values) < steps or not calls or len(training_losses(history)) != 1:
         return
-    chance, end = float(np.mean(chances)), float(np.mean(values[-len(values) // 3 :]))
+    chance, end = _chance(calls), float(np.mean(values[-len(values) // 3 :]))
     begin = float(np.mean(values[: max(3, len(values) // 10)]))
-    if chance > 0.05 and end >= (1 - near) * chance and end > 0.9 * begin:
+    if chance > 0.05 and end >= (1 - near) * chance and end > 0.9 * begin and not _is_leaving(values, near * chance):
         yield cause(calls, f"The loss ends at {text.number(end)}; answering without looking at the input would give "
                     f"{text.number(chance)}.", "Do labels belong to their inputs? Overfit one batch first.",
                     end=end, chance=chance)  # fmt: skip
+
+
+def _chance(calls: list[TrainingEvent]) -> float:
+    """Return the loss of the best constant answer, from the classes of all calls together; 0 where it is not known.
+
+    Few labels of many classes show less than there is: two have two classes at most. Where they are too few for a
+    correction (of Miller and Madow), nothing is known.
+    """
+    targets = [e.data.get("target", {}) for e in calls]
+    counts: Counter[str] = Counter()
+    for target in targets:
+        counts.update(target.get("counts") or {})
+    if not counts:
+        return _of_binary([target for target in targets if "mean" in target])
+    if all(target.get("classes", 0) <= _MOST_COUNTED for target in targets):
+        labels, classes = sum(counts.values()), len(counts)
+        shares = np.array([n for n in counts.values() if n], np.float64) / labels
+        entropy = float(-(shares * np.log(shares)).sum())
+    else:
+        labels = int(np.median([np.prod(target.get("shape", [0])) for target in targets]))
+        classes = int(np.median([target.get("classes", 0) for target in targets]))
+        entropy = float(np.median([target.get("entropy", 0.0) for target in targets]))
+    return entropy + (classes - 1) / (2 * labels) if labels >= 4 * classes and entropy else 0.0
+
+
+def _of_binary(targets: list[dict[str, Any]]) -> float:
+    mean = float(np.mean([target["mean"] for target in targets])) if targets else 0.0
+    return float(-mean * np.log(mean) - (1 - mean) * np.log(1 - mean)) if 0 < mean < 1 else 0.0
+
+
+def _is_leaving(values: np.ndarray[Any, np.dtype[np.float64]], way: float, steps: int = 100) -> bool:
+    """Return whether the loss falls all the time, so fast that within as many steps again it has gone its `way`."""
+    later = values[len(values) // 3 :]
+    x = np.arange(len(later)) - (len(later) - 1) / 2
+    slope = float((x * later).sum() / (x * x).sum())
+    spread = float(np.std(later - later.mean() - slope * x)) / float(np.sqrt((x * x).sum()))
+    return slope < -2.5 * spread and -slope * max(len(values), steps) > way
 
 
 @rule("loss_unsuitable")

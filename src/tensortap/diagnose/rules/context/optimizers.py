@@ -54,16 +54,19 @@ def _ratios(history: RunHistory) -> tuple[list[TrainingEvent], list[float]]:
 
 
 @rule("learning_rate_low")
-def learning_rate_low(history: RunHistory, *, ratio: float = 5e-6, steps: int = 4) -> Iterator[Finding]:
+def learning_rate_low(
+    history: RunHistory, *, ratio: float = 5e-6, stuck: float = 1e-4, steps: int = 4
+) -> Iterator[Finding]:
     """No step moves the weights by more than `ratio` of their size, although there is a gradient.
 
-    Over at least `steps` steps.
+    Or by more than `stuck` of it while the loss stays where it was. Over at least `steps` steps.
     """
     found, ratios = _ratios(history)
     rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
     lost = bool(rates) and 0 < float(rates[0] or 0) < 1e-6  # so small that weights may not change in their last digit
     moved = [r for r in ratios if r > 0 or lost]
-    if len(moved) >= steps and max(ratios) < ratio and not _clipped(history) and not _warms_up(history):
+    most = stuck if goes_wrong(history) else ratio
+    if len(moved) >= steps and max(ratios) < most and not _clipped(history) and not _warms_up(history):
         yield cause(found, f"A step moves the weights by at most {text.number(max(ratios))} of their size; 0.001 is "
                     f"usual. The learning rate is {text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
                     "Raise the learning rate.", code=_line(history), ratio=max(ratios))  # fmt: skip
@@ -286,7 +289,7 @@ def optimizer_incomplete(history: RunHistory) -> Iterator[Finding]:
     known = totals(history)
     names = known.get("untrained", [])
     stale = any(event.data.get("foreign") for event in events(history, "holds"))
-    if names and known.get("steps") and not stale:
+    if names and known.get("steps", 0) > 2 and not stale:  # one that has not stepped yet is not known to hold any
         yield cause(_made(history)[:1], f"{text.counted(known['untrained_count'], 'parameter')} of "
                     f"{known['trainable']} get gradients, and no optimizer holds them.",
                     "Give the optimizer model.parameters(), or freeze them: requires_grad_(False).",

@@ -80,6 +80,30 @@ def batch_axis_mixed(history: RunHistory) -> Iterator[Finding]:
                     "Make it with batch_first=True.", site=names[0], places=names[1:])  # fmt: skip
 
 
+@rule("positions_constant")
+def positions_constant(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
+    """A table of positions is read at one row only: to the model all positions are the same.
+
+    Its gradient has one row at each step that was looked at, `steps` at least.
+    """
+    tables = {f"{m['path']}.weight" for m in modules(history) if m["type"] == "Embedding" and _of_positions(m["path"])}
+    rows: dict[str, list[float]] = {}
+    for event in events(history, "parameters"):
+        columns = (event.data.get(key) or () for key in ("names", "shapes", "grad"))
+        for name, shape, numbers in zip(*columns, strict=False):
+            if name in tables and shape[0] >= 4 and isinstance(numbers[-1], (int, float)):
+                rows.setdefault(name, []).append((1 - numbers[-1]) * shape[0])
+    for name, counts in rows.items():
+        if len(counts) >= steps and all(0 < count < 1.5 for count in counts):
+            yield cause(events(history, "model")[:1], f"Of {owner(name)} one row is read, at all positions alike.",
+                        "Give it torch.arange(length), the positions.", site=owner(name))  # fmt: skip
+
+
+def _of_positions(path: str) -> bool:
+    name = path.rpartition(".")[-1].lower()
+    return "pos" in name or name == "wpe"
+
+
 def _by_batch(site: SiteHistory, targets: list[list[int]]) -> bool:
     """Return whether the first axis is that of the targets, and the second is none of theirs."""
     shape = site.shape

@@ -127,6 +127,6 @@ def goes_wrong(history: RunHistory) -> bool:
         return True
     k = max(2, len(values) // 8)
     begin = float(np.median(values[:k]))
-    if begin > 10 * values[0] > 0:  # it went up at once: what it came back to is held against what it was
+    if begin > 2 * values[0] > 0:  # it went up at once: what it came back to is held against what it was
         begin = float(values[0])
     return bool(np.median(values[-k:]) >= 0.9 * begin)

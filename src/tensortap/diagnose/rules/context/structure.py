@@ -26,6 +26,34 @@ def parameters_unregistered(history: RunHistory) -> Iterator[Finding]:
                     "Keep layers in nn.ModuleList or nn.ModuleDict, not in a list or dict.", shapes=shapes)  # fmt: skip
 
 
+@rule("layers_shared")
+def layers_shared(history: RunHistory) -> Iterator[Finding]:
+    """Layers of a list are one and the same, as `[layer] * 3` makes them: they learn one weight.
+
+    A layer that is called several times is one layer in the model too; here it has several places in it.
+    """
+    for event in events(history, "model"):
+        same = [names for names in event.data.get("ties") or () if _differ_by_a_number(names)]
+        if same:
+            places = list(dict.fromkeys(owner(name) for name in same[0]))
+            yield cause([event], f"{' and '.join(places[:3])} are one layer: they have the same weights.",
+                        "Make each: ModuleList([Linear(8, 8) for _ in range(3)]), not [Linear(8, 8)] * 3.",
+                        site=places[0], places=places[1:])  # fmt: skip
+
+
+def _differ_by_a_number(names: list[str]) -> bool:
+    """Return whether names are the same but for one number in them.
+
+    >>> _differ_by_a_number(["a.0.weight", "a.1.weight"]), _differ_by_a_number(["a.0.weight", "b.1.weight"])
+    (True, False)
+    """
+    parts = [name.split(".") for name in names]
+    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+        return False
+    apart = [column for column in zip(*parts, strict=True) if len(set(column)) > 1]
+    return len(apart) == 1 and all(part.isdigit() for part in apart[0])
+
+
 @rule("softmax_hidden")
 def softmax_hidden(history: RunHistory) -> Iterator[Finding]:
     """A softmax feeds another layer: its outputs sum to one, so that hardly any signal and gradient is left."""
