@@ -11,6 +11,7 @@ from diagnose.test_kinds_of_training import FLAT, Events, found_by, totals
 
 from tensortap.adapters.torch.context.attention import describe_attention
 from tensortap.adapters.torch.context.graph import LossGraph
+from tensortap.diagnose.code_lines import with_lines
 from tensortap.diagnose.rules.context.labels import labels_one_class
 from tensortap.diagnose.rules.context.loops import batchnorm_cannot_estimate, gradients_reset_early
 from tensortap.diagnose.rules.context.loss_calls import _wrong_axis, loss_at_chance
@@ -20,6 +21,7 @@ from tensortap.diagnose.rules.context.shared import goes_wrong
 from tensortap.diagnose.rules.context.structure import layers_shared
 from tensortap.diagnose.rules.loss import _is_one_batch
 from tensortap.diagnose.rules.representation import _sums_to_one
+from tensortap.finding import Finding
 
 
 def classes(counts, n=20):
@@ -162,3 +164,12 @@ def test_a_batch_that_is_harder_is_no_instability(loss, one):
     """One step that is some times higher, with all as before right after it, is the batch and not the training."""
     values = np.asarray(loss)
     assert _is_one_batch(values, values >= 4, 1.0) is one
+
+
+@pytest.mark.parametrize(("bad_inputs", "line"), [(1, "data.py:3"), (0, "net.py:9")])
+def test_a_sample_that_came_in_bad_leads_to_the_data(bad_inputs, line):
+    """Where a sample was not finite when it came in, the line that makes the data is named, not that of the layer."""
+    evidence = {"samples": [{"bad_inputs": bad_inputs}], "sample_is_clear": True}
+    finding = Finding("nonfinite", "error", "fc:output", None, evidence, "", "")
+    history = Events(("model", "", {"lines": {"fc": "net.py:9"}}), ("batch", "", {"origins": ["data.py:3"]}))
+    assert [found.code for found in with_lines([finding], history)] == [line]

@@ -30,12 +30,18 @@ def with_lines(findings: Iterable[Finding], history: RunHistory) -> list[Finding
 
 def _with_data_lines(finding: Finding, history: RunHistory) -> Finding:
     """Add the lines that make the data, where a finding is about it."""
-    of_input = finding.rule == "nonfinite" and finding.site.startswith(":input")
+    of_input = finding.rule == "nonfinite" and (finding.site.startswith(":input") or _came_in(finding))
     kinds = ("batch",) if of_input else _DATA.get(finding.rule, ())
     lines = [line for kind in kinds for line in _origins(history, kind) if line != finding.code]
     if not lines:
         return finding
     return replace(finding, code=finding.code or lines[0], places=tuple(dict.fromkeys((*finding.places, *lines))))
+
+
+def _came_in(finding: Finding) -> bool:
+    """Return whether a sample did it that was not finite when it came in."""
+    samples = finding.evidence.get("samples") or [{}]
+    return bool(finding.evidence.get("sample_is_clear") and samples[0].get("bad_inputs"))
 
 
 def _origins(history: RunHistory, kind: str) -> list[str]:

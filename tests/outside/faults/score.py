@@ -20,7 +20,7 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # virtual machi
 import torch
 
 import tensortap as tt
-from outside.faults import healthy, pairs_output, pairs_training, published
+from outside.faults import healthy, pairs_output, pairs_training, published, strangers
 from outside.faults.case import Healthy, Pair, is_scored
 from outside.faults.styles import others, plain, sequences
 from tensortap.script.options import RunOptions
@@ -30,9 +30,11 @@ PAIRS = [*pairs_output.PAIRS, *pairs_training.PAIRS]
 OUTSIDE = {pair.name for pair in published.PAIRS}
 STYLES = [*plain.PAIRS, *sequences.PAIRS, *others.PAIRS]
 OF_STYLES = {pair.name for pair in STYLES}
-ALL_PAIRS = [*PAIRS, *published.PAIRS, *STYLES]
+OF_STRANGERS = {pair.name for pair in strangers.PAIRS}
+ALL_PAIRS = [*PAIRS, *published.PAIRS, *STYLES, *strangers.PAIRS]
 TRAININGS = healthy.TRAININGS
-GROUPS = ("tuned", "scored", "outside, tuned", "outside, scored", "styles, tuned", "styles, scored")
+GROUPS = ("tuned", "scored", "outside, tuned", "outside, scored", "styles, tuned", "styles, scored",
+          "strangers, tuned", "strangers, scored")  # fmt: skip
 PATIENCE = 120  # seconds for one script
 # What a script's training or `check` would import: once here, instead of two seconds in every child.
 WARM = ("torch._dynamo", "pandas", "pyarrow.dataset", "tensortap.adapters.torch.script.watcher")
@@ -64,8 +66,8 @@ class Result:
     def group(self) -> str:
         """The part of the set it belongs to."""
         own = "scored" if self.scored else "tuned"
-        group = "outside, " if self.name in OUTSIDE else "styles, " if self.name in OF_STYLES else ""
-        return group + own
+        sets = {"outside, ": OUTSIDE, "styles, ": OF_STYLES, "strangers, ": OF_STRANGERS}
+        return next((group for group, names in sets.items() if self.name in names), "") + own
 
     @property
     def alarms(self) -> list[str]:
