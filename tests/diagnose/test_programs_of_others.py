@@ -12,6 +12,7 @@ from diagnose.test_kinds_of_training import FLAT, Events, found_by, totals
 from tensortap.adapters.torch.context.attention import describe_attention
 from tensortap.adapters.torch.context.graph import LossGraph
 from tensortap.diagnose.code_lines import with_lines
+from tensortap.diagnose.rules.activations import _is_given
 from tensortap.diagnose.rules.context.labels import labels_one_class
 from tensortap.diagnose.rules.context.loops import batchnorm_cannot_estimate, gradients_reset_early
 from tensortap.diagnose.rules.context.loss_calls import _wrong_axis, loss_at_chance
@@ -22,6 +23,7 @@ from tensortap.diagnose.rules.context.structure import layers_shared
 from tensortap.diagnose.rules.loss import _is_one_batch
 from tensortap.diagnose.rules.representation import _sums_to_one
 from tensortap.finding import Finding
+from tensortap.types import Place
 
 
 def classes(counts, n=20):
@@ -40,6 +42,8 @@ def noisy(values, spread=0.02):
     (classes({"0": 8, "1": 8, "2": 8, "3": 8}), noisy(np.full(90, np.log(4))), ["warning"]),
     (classes({"0": 1, "3": 1}) + classes({"1": 1, "2": 1}), noisy(np.full(90, 0.9)), []),  # four classes, not two
     (classes({"0": 8, "1": 8, "2": 8, "3": 8}), noisy(np.linspace(1.38, 1.34, 90), 0.005), []),  # it is on its way
+    ([*classes({"0": 8, "1": 8, "2": 8, "3": 8}), ("batch", "", {"mode": "train", "epoch": 3})],  # learnt by heart
+     noisy(np.linspace(1.38, 1.34, 90), 0.005), ["warning"]),
     (classes({str(i): 1 for i in range(200)}), noisy(np.full(90, 5.3)), []),  # too few labels for as many classes
 ])  # fmt: skip
 def test_chance_is_that_of_all_labels(calls, loss, found):
@@ -173,3 +177,12 @@ def test_a_sample_that_came_in_bad_leads_to_the_data(bad_inputs, line):
     finding = Finding("nonfinite", "error", "fc:output", None, evidence, "", "")
     history = Events(("model", "", {"lines": {"fc": "net.py:9"}}), ("batch", "", {"origins": ["data.py:3"]}))
     assert [found.code for found in with_lines([finding], history)] == [line]
+
+
+@pytest.mark.parametrize(("place", "given"), [
+    (Place("", "input", "adjacency", ""), True), (Place("G", "input", "", ""), True),
+    (Place("fc2", "input", "", ""), False), (Place("", "output", "", ""), False),
+])  # fmt: skip
+def test_what_a_model_is_given_is_no_activation(place, given):
+    """An adjacency matrix is zero nearly everywhere and no dead ReLU; a layer's input may well be one's output."""
+    assert _is_given(Events(("model", "G", {})), SimpleNamespace(place=place)) is given

@@ -33,7 +33,7 @@ def dead_units(
     Without it a layer is judged by its share of zeros, `zeros` at least; and where the ReLU was not recorded, the layer
     before it by that of its weight's gradient, `zero_gradients` at least (AutoTrainer).
     """
-    shown = [site for site in history.sites(*FORWARD_PORTS) if relu_like(site)]
+    shown = [site for site in history.sites(*FORWARD_PORTS) if relu_like(site) and not _is_given(history, site)]
     finite = {site.place._replace(op=""): set(site.steps[site.finite].tolist()) for site in shown}
     kept = history.tensors("units", last=LAST, steps=finite)
     reported = set()
@@ -143,6 +143,11 @@ def _near_bounds(history: RunHistory, site: SiteHistory, kind: str, margin: floa
     bound = 1 - (2 if kind == "sigmoid" else 1) * margin
     square = 4 * square - 4 * mean + 1 if kind == "sigmoid" else square
     return max(0.0, float((square - bound**2) / (1 - bound**2))), "at least, from mean and L2"
+
+
+def _is_given(history: RunHistory, site: SiteHistory) -> bool:
+    """Return whether a tensor is what a model is called with: data may be zero nearly everywhere, as edges are."""
+    return site.place.port == "input" and site.place.site in {"", *(event.name for event in history.events("model"))}
 
 
 def _last_of_each_model(history: RunHistory) -> list[SiteHistory]:

@@ -289,10 +289,11 @@ def targets_not_normalised(history: RunHistory, *, most: float = 100.0) -> Itera
 
 
 @rule("loss_at_chance")
-def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) -> Iterator[Finding]:
+def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.06) -> Iterator[Finding]:
     """The loss stays, to the last third of the run, within `near` of what the best constant answer would give.
 
-    Over at least `steps` steps.
+    Over at least `steps` steps. A loss that steadily falls is on its way, unless a loader gives the same samples for
+    the third time: then it may learn them by heart.
     """
     calls = [e for group in training_losses(history, *CLASSES, *BINARY).values() for e in group]
     values = loss_values(history)
@@ -300,7 +301,10 @@ def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.03) 
         return
     chance, end = _chance(calls), float(np.mean(values[-len(values) // 3 :]))
     begin = float(np.mean(values[: max(3, len(values) // 10)]))
-    if chance > 0.05 and end >= (1 - near) * chance and end > 0.9 * begin and not _is_leaving(values, near * chance):
+    epochs = [e.data.get("epoch") or 0 for e in events(history, "batch") if e.data.get("mode") == "train"]
+    known_by_heart = max(epochs, default=0) >= 3
+    leaving = not known_by_heart and _is_leaving(values, 0.5 * near * chance)
+    if chance > 0.05 and end >= (1 - near) * chance and end > 0.9 * begin and not leaving:
         yield cause(calls, f"The loss ends at {text.number(end)}; answering without looking at the input would give "
                     f"{text.number(chance)}.", "Do labels belong to their inputs? Overfit one batch first.",
                     end=end, chance=chance)  # fmt: skip
