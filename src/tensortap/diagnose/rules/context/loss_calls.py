@@ -311,12 +311,14 @@ def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.06) 
 
 
 def _chance(calls: list[TrainingEvent]) -> float:
-    """Return the loss of the best constant answer, from the classes of all calls together; 0 where it is not known.
+    """Return the loss of the best constant answer, from the classes of many calls together; 0 where it is not known.
 
+    The calls are those of the later half, since a script may train for one thing and then for another.
     Few labels of many classes show less than there is: two have two classes at most. Where they are too few for a
     correction (of Miller and Madow), nothing is known.
     """
-    targets = [e.data.get("target", {}) for e in calls]
+    last = max(e.step for e in calls)
+    targets = [e.data.get("target", {}) for e in calls if 2 * e.step >= last]
     counts: Counter[str] = Counter()
     for target in targets:
         counts.update(target.get("counts") or {})
