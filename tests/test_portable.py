@@ -15,13 +15,13 @@ for name in ("register_at_fork", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "fork"
 for name in ("SIGPIPE", "SIGKILL", "SIGHUP", "SIGUSR1"):
     delattr(signal, name)
 import tensortap as tt
-from tensortap.cli import main
+from tensortap.cli.app import run_command
 run, there = tt.open_run(sys.argv[1]), sys.argv[2]
 print(run.state, len(run.steps), run.table().num_rows)
 for command in ("show", "check"):
     sys.argv[:] = ["tensortap", command, run.path]
     try:
-        main()
+        run_command()
     except SystemExit as ended:
         print(command, "ended with", ended.code)
 try:

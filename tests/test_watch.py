@@ -162,6 +162,44 @@ def test_a_metric_beyond_the_floats_is_recorded_as_infinite() -> None:
     assert tap.counts == {"overflowed_metrics": 3}
 
 
+def test_a_metric_that_is_no_number_does_not_end_a_training(tmp_path):
+    """None means that there is none in this step; anything else is left out, counted and warned of, or raised."""
+    with tt.watch(to=tmp_path / "run") as tap:
+        with pytest.warns(tt.TensortapWarning, match="metric 'loss' must be a number, got 'high'"):
+            tap.step(loss="high", val=None, rate=1.0)
+        tap.step(loss=np.ones(2), rate=2.0)
+    assert tap.counts["refused_metrics"] == 2
+    assert [(row["name"], row["step"]) for row in tap.run.metrics().to_pylist()] == [("rate", 0), ("rate", 1)]
+    with tt.watch(to=tt.Memory(), strict=True) as strict, pytest.raises(ProbeError, match="got 'high'"):
+        strict.step(loss="high")
+
+
+def test_a_misspelt_metric_is_told_however_short_the_training_was():
+    """A trigger that reads what no step gave is spoken of when the tap closes."""
+    tap = tt.watch(tt.probe("**", when=tt.metric("los") > 1), to=tt.Memory())
+    tap.step(loss=2.0)
+    with pytest.warns(tt.TensortapWarning, match=r"reads the metric 'los', which no step has given .*seen: loss"):
+        tap.close()
+
+
+@pytest.mark.parametrize("lookback", ["x", -1, 1.5, True])
+def test_lookback_is_a_number_of_steps(lookback):
+    """Anything else is refused when watching begins."""
+    with pytest.raises(ProbeError, match=r"lookback= must be a number of steps from 0 up, got"):
+        tt.watch(to=tt.Memory(), lookback=lookback)
+
+
+def test_two_models_are_refused():
+    """What looks like a second model among the probes is named, with what to write."""
+
+    class Model:
+        def named_modules(self):
+            return []
+
+    with pytest.raises(ProbeError, match="watch\\(\\) takes one model, then patterns and probes; got a Model"):
+        tt.watch(None, Model())
+
+
 def test_steps_that_nobody_wants_are_numbered_like_others() -> None:
     """However many are passed by, wanted ones come at their numbers, also beside metrics, pauses and other steps."""
     memory, x = tt.Memory(), np.ones(3)

@@ -16,7 +16,7 @@ from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter, AdapterOptions
 from tensortap.control.tap_control import TapControl
 from tensortap.distributed.ranks import Ranks, World, records
-from tensortap.errors import UnsupportedError
+from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.options import Options
 from tensortap.record import serial
 from tensortap.record.budget import Budget
@@ -125,9 +125,8 @@ class Tap(AbstractContextManager["Tap"]):
             if asked or not recorder.pass_by():
                 steps.finish()
             return
-        numbers: dict[str, Any] = {
-            name: number_in(name, value, self.recorder.counters) for name, value in metrics.items()
-        }
+        found = {name: number_in(name, value, self.recorder.counters) for name, value in metrics.items()}
+        numbers: dict[str, Any] = {name: number for name, number in found.items() if number is not None}
         pending = any(isinstance(number, PendingNumber) for number in numbers.values())
         self.steps.finish(metrics=PendingMetrics(numbers) if pending else numbers)
 
@@ -232,6 +231,8 @@ def watch(
     if isinstance(model, (str, Probe, Pattern)):
         model, probes = None, (model, *probes)
     options = (options or Options()).with_keywords(more)
+    if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 0:
+        raise ProbeError(f"lookback= must be a number of steps from 0 up, got {lookback!r}; write lookback=10")
     counters, world = Counters(strict=strict), world_now(options.rank)
     monitor = NonFiniteMonitor(on_nonfinite, counters, f" on rank {world.rank}" if world.size > 1 else "")
     looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None, context=options.context)

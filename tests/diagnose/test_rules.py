@@ -322,3 +322,15 @@ def test_a_dead_relu_is_named_although_nan_follows(tmp_path: Path, units: bool) 
     found = {finding.rule: finding for finding in tap.run.findings()}
     assert found["dead_units"].site == "relu:output" and found["dead_units"].steps.last == 19
     assert found["nonfinite"].steps.first == 20
+
+
+def test_what_an_error_kept_from_running_is_not_said_to_have_been_left_out(tmp_path):
+    """Modules behind an error in the first step, and those of a model that was never called, never had the chance."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(4, 2))
+    with pytest.raises(RuntimeError), tt.watch(model, to=tmp_path / "error"):
+        model(torch.ones(1, 3))
+    with tt.watch(model, to=tmp_path / "nothing"):
+        pass
+    for name, why in (("error", "RuntimeError came before"), ("nothing", "the end came before")):
+        found = tt.open_run(tmp_path / name).findings()
+        assert "never_ran" not in found.rules and why in found.skipped["never_ran"]

@@ -110,6 +110,7 @@ def replicas_over_ranks(world: World, folder: RunFolder | None, counters: Counte
 
 def note_end(recorder: Recorder, unseen: dict[str, str], folder: RunFolder | None, writer: Writer) -> None:
     """Count what was wanted and never seen; list it, and the cost, in `run.json`."""
+    recorder.triggers.warn_of_missing_metrics()
     if unseen:
         recorder.counters.add("unseen", len(unseen))
     if folder is not None:

@@ -72,8 +72,13 @@ def compiled_values(see: Callable[[Any, str], object]) -> Callable[[Any, str], b
     return next(filter(None, (framework.compiled_values(see) for framework in _in_use("compiled"))), None)
 
 
-def number_in(name: str, value: Any, counters: Counters) -> float | PendingNumber:
-    """Return the number in a metric; one on a device is not waited for."""
+def number_in(name: str, value: Any, counters: Counters) -> float | PendingNumber | None:
+    """Return the number in a metric; one on a device is not waited for. None: it has none in this step.
+
+    What is no number is counted and warned of, and with `strict` raised: a training does not end because of it.
+    """
+    if value is None:
+        return None
     framework = framework_of(value)
     try:
         return float(value) if framework is None else framework.number(value)
@@ -82,9 +87,14 @@ def number_in(name: str, value: Any, counters: Counters) -> float | PendingNumbe
         counters.warn(f"overflow:{name}", f"metric {name!r} is too large for a float and is recorded as infinite")
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError) as error:
-        raise ProbeError(
+        refused = ProbeError(
             f"metric {name!r} must be a number, got {value!r} ({error}); write step({name}=float(...))"
-        ) from None
+        )
+    if counters.strict:
+        raise refused
+    counters.add("refused_metrics")
+    counters.warn(f"metric:{name}", f"{refused} (left out, and counted as refused_metrics)")
+    return None
 
 
 def _in_use(feature: str) -> Iterator[Framework]:

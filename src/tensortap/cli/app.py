@@ -26,17 +26,22 @@ def cli() -> None:
 
 
 def main() -> None:
-    """Run the command that `sys.argv` names."""
+    """Run the command that `sys.argv` names, and end the process."""
     if sys.argv[1:2] == ["run"]:  # past click's streams, warnings and exit codes: the script has Python's
         importlib.import_module("tensortap.cli.run").run_script(sys.argv[2:])
+    try:
+        run_command()
+    except SystemExit as end:
+        _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+
+
+def run_command() -> None:
+    """Run the command that `sys.argv` names, any but `run`; raise SystemExit with its code."""
     codecs.register_error("tensortap", _plain_characters)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="tensortap")  # type: ignore[union-attr]
-    try:
-        cli.main(prog_name="tensortap")
-    except SystemExit as end:
-        _leave(end.code if isinstance(end.code, int) else int(end.code is not None))
+    cli.main(prog_name="tensortap")
 
 
 def _leave(code: int) -> NoReturn:

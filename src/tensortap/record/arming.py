@@ -92,6 +92,10 @@ class ProbeTriggers:
         """Warn once of a metric that a trigger reads and that no step has given."""
         self._metrics.closed(metrics)
 
+    def warn_of_missing_metrics(self) -> None:
+        """At the end: warn of metrics that triggers read and that no step has given, however few steps there were."""
+        self._metrics.ended()
+
     def _within_budget(self, budget: Budget, armed: int, maybe: int) -> tuple[int, int]:
         """Return the armed probes that the budget allows, and which may take histograms. Triggers are never thinned."""
         hist = self.histogram_probes
@@ -120,8 +124,15 @@ class _MetricCheck:
         self._given.update(metrics)
         self._steps += 1
         if self._steps == _STEPS_WITHOUT_METRIC:
-            for name in sorted(self._read - self._given):
-                self._warn(name)
+            self._warn_of_missing()
+
+    def ended(self) -> None:
+        if 0 < self._steps < _STEPS_WITHOUT_METRIC:
+            self._warn_of_missing()
+
+    def _warn_of_missing(self) -> None:
+        for name in sorted(self._read - self._given):
+            self._warn(name)
 
     def _warn(self, name: str) -> None:
         known = ", ".join(sorted(self._given)) or "none"

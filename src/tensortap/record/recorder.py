@@ -82,9 +82,9 @@ class Recorder:
         with self._lock:
             self.probes = tuple(probes)
             self.elements = ElementReducers(self.probes, self.counters)
-            self._triggers = ProbeTriggers(self.probes, self._budget, self.counters)
-            self.histogram_probes = self._triggers.histogram_probes
-            self.hash_probes = self._triggers.hash_probes
+            self.triggers = ProbeTriggers(self.probes, self._budget, self.counters)
+            self.histogram_probes = self.triggers.histogram_probes
+            self.hash_probes = self.triggers.hash_probes
             self._decision = StepDecision(self.probes, self.names, self.lookback, self._spare.append)
             self._points.clear()  # of a point it is known which of its probes keep elements
             self._unwanted = 0
@@ -178,7 +178,7 @@ class Recorder:
             if step.table.rows:
                 step.number = number
             else:
-                step.begin(self._triggers.arm(number, self.paused))
+                step.begin(self.triggers.arm(number, self.paused))
                 self._mute_again()
             step.phase = phase
             return True
@@ -199,7 +199,7 @@ class Recorder:
             if closing.metrics:
                 metrics = {**closing.metrics, **(metrics or {})}
             if closing.idle and closing is self.current and not (metrics or closing.labels or self.lookback.steps):
-                triggers = self._triggers
+                triggers = self.triggers
                 if triggers.keep_history:
                     triggers.fired(closing.number, _NOTHING_SEEN)
                 closing.begin(triggers.arm(self._numbers.take(), self.paused))
@@ -233,7 +233,7 @@ class Recorder:
         self._unwanted = 0  # it takes a number
         table = self._spare.pop() if self._spare else StepTable()
         table.reset(0 if self._clock is None else _microseconds(self._clock), self.hash_probes)
-        return OpenStep(table, self._triggers.arm(self._numbers.take(phase), self.paused))
+        return OpenStep(table, self.triggers.arm(self._numbers.take(phase), self.paused))
 
     def _close(self, closing: OpenStep, metrics: Mapping[str, float], phase: str) -> list[Step]:
         # It stays armed: a tensor that comes now, from another thread or a signal handler, is refused and counted.
@@ -242,7 +242,7 @@ class Recorder:
         table.close()
         if table.pending:
             table.start_copies()
-        triggers = self._triggers
+        triggers = self.triggers
         reasons = triggers.always
         if closing.number not in triggers.known:
             reasons = triggers.fired(closing.number, _outcome(metrics, closing, self.names, self.replicas))

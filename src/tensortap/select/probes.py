@@ -138,6 +138,12 @@ def escalation(
 def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool]]) -> tuple[Probe, ...]:
     """Return what was given to `watch` as probes: bare patterns are gathered into one default probe."""
     given = tuple(items)
+    for item in given:
+        if isinstance(item, type) or any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__")):
+            raise ProbeError(
+                f"watch() takes one model, then patterns and probes; got a {type(item).__name__} among them. Watch "
+                "another model by a call of its own, tt.watch(other), or put both into one module"
+            )
     bare = [item for item in given if not isinstance(item, Probe)]
     # A trigger may keep history: a probe given to two taps must not share it.
     probes = tuple(replace(item, when=item.when.fresh()) for item in given if isinstance(item, Probe))

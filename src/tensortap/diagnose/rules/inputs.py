@@ -15,6 +15,7 @@ from tensortap.diagnose.rules.samples import outsized_sample
 from tensortap.diagnose.rules.shared import named
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS
+from tensortap.store import facts
 
 _TINY: Final = 0.01  # inputs that never exceed it were scaled twice
 _HOLDERS: Final = frozenset(("ModuleList", "ModuleDict", "ParameterList", "ParameterDict"))
@@ -123,6 +124,9 @@ def never_ran(history: RunHistory) -> Iterator[Finding]:
     unseen = history.info.get("unseen")
     if unseen is None and history.snapshot.state != "finished":
         raise NoData("what never ran is known when the run is closed")
+    ended = facts.ended_by(history.snapshot)
+    if not len(history.snapshot.steps) or (ended and len(history.snapshot.steps) < 2):
+        raise NoData(f"{ended or 'the end'} came before one step was over")
     missing = _outermost(history, unseen if isinstance(unseen, Mapping) else {})
     if missing:
         lead, others = next(iter(missing)), list(missing)[1:]
