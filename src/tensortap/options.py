@@ -30,8 +30,9 @@ class Options:
     `resume` it is at least the one after the run's last. `rank` overrides what the framework or the launcher says.
     `fast_path="leave"` opens layers that would run fused, whose results then differ by rounding. `context=True`
     records the training context too, as `tensortap run` does: events of losses, optimizers and batches, by which
-    findings name causes. `control=False` listens to no `tensortap ctl`: otherwise the run folder has a socket that its
-    owner can ask for more while the run goes on.
+    findings name causes. With `explicit_steps=True` only `tap.step()` ends a step, from the first one on, also where
+    the model is called several times in it. `control=False` listens to no `tensortap ctl`: otherwise the run folder has
+    a socket that its owner can ask for more while the run goes on.
     """
 
     queue_bytes: int = QUEUE_BYTES
@@ -41,6 +42,7 @@ class Options:
     rank: int | None = None
     fast_path: FastPath = "keep"
     context: bool = False
+    explicit_steps: bool = False
     control: bool = True
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, Final
 
 from tensortap import markup, text
 from tensortap.adapters.closing import StepCloser, note_end, replicas_over_ranks, sharing_over_ranks
@@ -37,6 +37,13 @@ from tensortap.store.run import Run, open_run
 __all__ = ["Tap", "tap", "watch"]
 
 
+_SPLIT_EARLY: Final = (
+    "before the first tap.step() each call of the model was taken for a step of its own, though no backward followed: "
+    "{} of them are numbered before this one. Write tt.watch(..., explicit_steps=True) where a step calls the model "
+    "several times"
+)
+
+
 class Tap(AbstractContextManager["Tap"]):
     """A running observation. Leave the `with` block, or call `close`, and it is gone without a trace.
 
@@ -53,12 +60,14 @@ class Tap(AbstractContextManager["Tap"]):
     def __init__(
         self, adapter: Adapter, plan: Plan, recorder: Recorder, writer: Writer, monitor: NonFiniteMonitor, *,
         watched: str, folder: RunFolder | None = None, sharing: Sharing | None = None, control: bool = False,
+        explicit_steps: bool = False,
     ) -> None:  # fmt: skip
         adapter.attach(recorder, plan)
         self.recorder, self.writer, self.watched = recorder, writer, watched
         self.closed = False
         self.ended_by = ""  # the error that ended the code that is watched; the run says so
         self.steps = adapter.steps
+        self.steps.explicit = explicit_steps
         self.steps.ends_with_call = any(isinstance(sink, ServingSink) for sink in writer.sinks)
         self.named_values = NamedValueRecorder(adapter, recorder)
         self.path = None if folder is None else str(folder)
@@ -115,10 +124,13 @@ class Tap(AbstractContextManager["Tap"]):
     def step(self, **metrics: Any) -> None:
         """Close the step. What its triggers want, given these metrics, is durable when this returns.
 
-        From the first call on only this closes steps; before it they find themselves.
+        From the first call on only this closes steps; before it, unless `explicit_steps=True`, they find themselves.
         """
         steps, closer = self.steps, self._closer
-        steps.explicit = True
+        if not steps.explicit:
+            steps.explicit = True
+            if steps.was_split:
+                self.recorder.counters.warn("steps", _SPLIT_EARLY.format(self.recorder.account.steps))
         if not metrics:
             recorder = self.recorder
             asked = not recorder.current.idle or closer.requested is not None or closer.asks_every_step
@@ -263,7 +275,7 @@ def watch(
         sharing = sharing_over_ranks(adapter, plan, world, recorder) if global_stats else None
         return Tap(
             adapter, plan, recorder, writer, monitor, watched=kind, folder=folder, sharing=sharing,
-            control=options.control,
+            control=options.control, explicit_steps=options.explicit_steps,
         )  # fmt: skip
     except BaseException:
         writer.close()

@@ -59,6 +59,7 @@ class StepDetector(Generic[S]):
 
     def __init__(self, recorder: Recorder, state: Callable[[], S]) -> None:
         self.explicit = False
+        self.was_split = False  # calls that seem to belong to one step were taken for steps of their own
         self.ends_with_call = False  # so that a metrics server need not wait for the next call
         self.call_is_all = True  # nothing of a step comes after its call, such as gradients
         self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is

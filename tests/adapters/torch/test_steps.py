@@ -51,6 +51,27 @@ def test_after_the_first_explicit_step_only_it_closes_steps(watch):
     assert calls(seen) == {0: 1, 1: 3}
 
 
+def two_views(model: nn.Module, tap: tt.Tap) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for loss in (2.0, 1.0):
+        (model(x()) - model(x())).square().sum().backward()
+        optimizer.step()
+        tap.step(loss=loss)
+
+
+def test_steps_that_call_the_model_twice(watch):
+    """With `explicit_steps` each has both calls, from the first on; without, a warning says what was split."""
+    model = net()
+    seen = watch(model, "0", explicit_steps=True)
+    two_views(model, seen.tap)
+    assert calls(seen) == {0: 2, 1: 2}
+    seen.tap.close()
+    split = watch(model, "0")
+    with pytest.warns(tt.TensortapWarning, match=r"1 of them are numbered before .* explicit_steps=True"):
+        two_views(model, split.tap)
+    assert calls(split) == {0: 1, 1: 1, 2: 2}
+
+
 def test_a_new_call_of_the_root_closes_the_step(watch):
     """Inference: one call, one step."""
     model = net().eval()

@@ -29,6 +29,7 @@ class TorchThreadState(steps.ThreadState):
         super().__init__()
         self.stepping = False  # inside an optimizer's step, which calls the root by a closure
         self.backward = False
+        self.awaits = False  # a backward may follow the last call
         self.stepped = False
         self.micro = 0
         self.rehearsed = False  # what the open step has seen so far was made up by a pipeline
@@ -42,7 +43,7 @@ class TorchThreadState(steps.ThreadState):
 
     def reset(self) -> None:
         """Forget what was known of a closed step."""
-        self.used = self.backward = self.stepped = False
+        self.used = self.backward = self.awaits = self.stepped = False
         self.micro = 0
         self.optimizers.clear()
 
@@ -56,6 +57,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     def __init__(self, recorder: Recorder, collecting: Callable[[], bool] = lambda: True) -> None:
         super().__init__(recorder, TorchThreadState)
         self._by_optimizer = False
+        self._left_waiting = False  # a call ended the step of one before whose gradients never came
         self._collecting = collecting
 
     @property
@@ -99,6 +101,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             return
         if awaits is None:
             awaits = torch.is_grad_enabled() and self._mark(output, state)
+        state.awaits = awaits
         if awaits or backward_task() != -1:
             return
         if state is not self._home_state:
@@ -135,6 +138,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note that the optimizer has used the gradients."""
         state = self._state()
+        self.was_split |= self._left_waiting and state.backward  # calls before had no backward, this one has
         state.stepped, state.stepping = True, False
         state.optimizers.add(id(optimizer))
         if self.between is not None:
@@ -173,6 +177,7 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
     def _next(self, state: TorchThreadState) -> None:
         collecting = state.backward and not state.stepped and (state.stepping or self._collecting())
         if state.used and not collecting:
+            self._left_waiting |= state.awaits and not state.backward
             self.finish(state.step)
         elif collecting:
             state.backward = False
