@@ -334,3 +334,21 @@ def test_what_an_error_kept_from_running_is_not_said_to_have_been_left_out(tmp_p
     for name, why in (("error", "RuntimeError came before"), ("nothing", "the end came before")):
         found = tt.open_run(tmp_path / name).findings()
         assert "never_ran" not in found.rules and why in found.skipped["never_ran"]
+
+
+@pytest.mark.filterwarnings("ignore::tensortap.TensortapWarning")
+def test_the_operation_that_on_nonfinite_named_is_in_the_finding(tmp_path):
+    """What was known while it trained is told by `check` too: the operation, its module and the reason."""
+
+    class Root(nn.Module):
+        def forward(self, x):
+            return torch.sqrt(x)
+
+    model = nn.Sequential(nn.Identity(), Root())
+    with torch.no_grad(), tt.watch(model, to=tmp_path / "run", on_nonfinite="record") as tap:
+        for value in (1.0, -1.0):
+            model(torch.full((2, 3), value))
+            tap.step()
+    (found,) = tap.run.findings("nonfinite")
+    assert found.steps.first == 1 and "Its origin: sqrt in 1 (Root)" in found.message
+    assert any("negative" in line for line in found.evidence["origin"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -32,8 +33,9 @@ _LIGHT: Final = (
     "dtype",
 )
 ADVICE: Final = (
-    "Look at what went into this site one step earlier (tt.watch(..., lookback=5) keeps it); usual causes are log or "
-    "division of 0, overflow in half precision, and too high a learning rate."
+    "Look at what went into this site one step earlier (tt.watch(..., lookback=5) keeps it; with "
+    "on_nonfinite='record' the operation that made it is named); usual causes are log or division of 0, overflow in "
+    "half precision, and too high a learning rate."
 )
 
 GIVEN: Final = "It came in with the batch: look at how the data is read, scaled and augmented."
@@ -49,7 +51,7 @@ def nonfinite(history: RunHistory) -> Iterator[Finding]:
     events, masks = _events(history)
     several = len(history.snapshot.ranks) > 1
     if events:
-        yield with_sample(history, _lead(events, several))
+        yield with_sample(history, _with_origin(history, _lead(events, several)))
     elif history.phase is not None and (evaluated := _events(history.of_phase("eval"))[0]):
         yield _lead(evaluated, several, " of evaluation; no step of training has any")
     elif bad := _bad_metrics(history):
@@ -58,6 +60,18 @@ def nonfinite(history: RunHistory) -> Iterator[Finding]:
         yield _mask_note(history, masks)
     if not history.places and not history.metrics:
         raise NoData("nothing was recorded")
+
+
+def _with_origin(history: RunHistory, finding: Finding) -> Finding:
+    """Add the operation that `on_nonfinite` named in the step of the finding, where it was asked for."""
+    said = [str(state.get("details", {}).get("nonfinite", "")) for state in history.snapshot.rank_states]
+    first = f"step {finding.steps.first} is not finite" if finding.steps is not None else ""
+    origin = next((words.partition(": ")[2] for words in said if first and words.startswith(first)), "")
+    if not origin:
+        return finding
+    lines = [line.strip() for line in origin.splitlines() if line.strip()]
+    evidence = {**finding.evidence, "origin": lines}
+    return replace(finding, evidence=evidence, message=f"{finding.message} Its origin: {'; '.join(lines)}.")
 
 
 def _events(history: RunHistory) -> tuple[list[dict[str, Any]], set[str]]:
