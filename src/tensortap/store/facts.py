@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any, Final
 
 from tensortap.store.catalog import PLAIN_EVENTS, PLAIN_METRICS
@@ -29,10 +30,20 @@ def info(snapshot: Snapshot) -> dict[str, Any]:
 
 def module_types(described: Any) -> dict[str, str]:
     """Return the class of each module by its path, in order of definition, where `run.json` names them."""
+    return {path: str(module.get("type", "")) for path, module in _modules(described)}
+
+
+def module_activations(described: Any) -> dict[str, str]:
+    """Return the activation that modules apply to their own output, by path, where `run.json` names it."""
+    return {path: str(module["activation"]) for path, module in _modules(described) if "activation" in module}
+
+
+def _modules(described: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     model = described.get("model")
     modules = model.get("modules", ()) if isinstance(model, dict) else ()
-    listed = (m for m in modules if isinstance(m, dict)) if isinstance(modules, list) else ()
-    return {m["path"]: str(m.get("type", "")) for m in listed if isinstance(m.get("path"), str)}
+    for module in modules if isinstance(modules, list) else ():
+        if isinstance(module, dict) and isinstance(path := module.get("path"), str):
+            yield path, module
 
 
 def ended_by(snapshot: Snapshot) -> str:

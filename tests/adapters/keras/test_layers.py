@@ -142,3 +142,17 @@ def test_what_is_not_there(make, memory):
         tt.watch(make(), "**:update", to=memory)
     with pytest.raises(tt.TensortapError):
         tt.watch(keras.Sequential([keras.layers.Dense(2, name="a")]), "a.kernel:param", to=memory)
+
+
+def test_an_activation_inside_a_layer_can_be_saturated(tmp_path):
+    """A layer says which function it applies to its output, so that rules on activations know it."""
+    layers = [keras.layers.Dense(8, "sigmoid", name="hidden"), keras.layers.Activation("tanh", name="act")]
+    model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1, name="out")])
+    with tt.watch(model, to=tmp_path / "run") as tap:
+        for _ in range(4):
+            model(X[:, 0] * 1e4)
+            tap.step()
+    assert {m["path"]: m.get("activation") for m in tap.run.info["model"]["modules"]} == {
+        "": None, "hidden": "sigmoid", "act": "tanh", "out": None,
+    }  # fmt: skip
+    assert "hidden:output" in {finding.site for finding in tap.run.findings("saturated")}

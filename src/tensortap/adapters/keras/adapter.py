@@ -86,6 +86,7 @@ class KerasAdapter(ArrayAdapter):
         sizes = {v.path: int(np.prod(v.value.shape)) for v in variables_of(layers)}
         tree = [
             {"path": layer.path, "type": type(layer.value).__name__, "parameters": _own_size(layer.path, sizes)}
+            | _activation(layer.value)
             for layer in layers
         ]
         return {
@@ -169,6 +170,12 @@ class KerasAdapter(ArrayAdapter):
 
 def _types(value: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(cls.__name__ for cls in type(value).__mro__ if cls is not object))
+
+
+def _activation(layer: Any) -> dict[str, str]:
+    """Return the name of the function that a layer applies to its output, where there is one."""
+    name = getattr(getattr(layer, "activation", None), "__name__", "linear")
+    return {} if name == "linear" else {"activation": str(name)}
 
 
 def _own_size(path: str, sizes: dict[str, int]) -> int:

@@ -16,6 +16,7 @@ from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, kernels, lately, re
 from tensortap.finding import Finding, Steps
 from tensortap.reduce.histogram import edges
 from tensortap.select.ports import FORWARD_PORTS
+from tensortap.store import facts
 
 REVIVE: Final = "People lower the learning rate, initialise by He, use LeakyReLU or GELU, or normalise before the ReLU."
 _DESATURATE: Final = "People make the initial weights smaller (Xavier), normalise before it, or use another activation."
@@ -104,13 +105,19 @@ def saturated(
     Where only its input was recorded: outside ±`tanh` or `sigmoid` (SageMaker Debugger). The model's own output is
     only noted: a sure classifier is no fault.
     """
-    sites = [site for site in history.sites(*FORWARD_PORTS) if site.type in _BOUNDED]
+    inside = facts.module_activations(history.snapshot.run_json)  # of layers that apply one to what they compute
+    kinds: dict[SiteHistory, str] = {}
+    for site in history.sites(*FORWARD_PORTS):
+        function = inside.get(site.module, "") if site.place.port == "output" else ""
+        if kind := _BOUNDED.get(site.type) or _BOUNDED.get(function):
+            kinds[site] = kind
+    sites = list(kinds)
     if not sites:
         raise NoData("no tanh or sigmoid module was recorded")
     final = _last_of_each_model(history)
     outputs = {site.module for site in sites if site.place.port == "output"}
     for site in sites:
-        kind = _BOUNDED[site.type]
+        kind = kinds[site]
         if site.place.port == "output":
             part, way = _near_bounds(history, site, kind, margin)
             where = f"within {text.number(margin)} of the bounds"
