@@ -366,6 +366,14 @@ def test_a_folder_with_other_files_is_not_taken(tmp_path: Path) -> None:
             RunFolder(tmp_path / "full", **more)  # type: ignore[arg-type]
 
 
+def test_a_file_is_no_place_for_a_run(tmp_path: Path) -> None:
+    """A path that is a file is refused as one, with a path that can be."""
+    (tmp_path / "log.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"log.txt' is a file; a run is a folder: give another path, e.g. .*log.txt-run"):
+        RunFolder(tmp_path / "log.txt")
+    assert (tmp_path / "log.txt").read_text() == "mine"
+
+
 def test_a_failed_start_leaves_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When a run cannot be begun, the next attempt in the same process can."""
     monkeypatch.setattr(RunFolder, "_save_state", lambda self: 1 / 0)

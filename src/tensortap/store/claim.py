@@ -176,6 +176,8 @@ def last_resumption(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def _create(files: Files, info: Mapping[str, Any]) -> bool:
     """Put `run.json` there unless there is one: exactly one process of a launch succeeds."""
+    if files.local is not None and files.local.is_file():
+        raise RunError(f"{str(files)!r} is a file; a run is a folder: give another path, e.g. {files}-run")
     names = [name for name in files.list() if not name.startswith(".")]
     if names and not files.exists(_TAKEN):
         raise RunError(
