@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,28 @@ def test_a_changed_harvest_is_refused(what: str, tmp_path: Path) -> None:
     assert tt.harvest(model, data, "blocks.0", to=tmp_path / "acts", **options, overwrite=True).sites == [
         "blocks.0:output"
     ]
+
+
+def test_overwriting_removes_nothing_before_the_call_is_known_to_be_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A misspelt site or mask, wrong inputs, empty data or a plan that fails leave the harvest before as it was."""
+    acts, data, calls = tmp_path / "acts", make_data(4), OPTIONS | {"overwrite": True}
+    tt.harvest(make_model(), data, "blocks.0", to=acts, **calls)
+    before = contents(acts)
+    for site, given, wrong in (
+        ("blocks.7", data, {}),
+        ("blocks.0", data, {"keep": tt.tokens(mask="mask")}),
+        ("blocks.0", data, {"inputs": ["tokens"]}),
+        ("blocks.0", [], {}),
+    ):
+        with pytest.raises(tt.TensortapError):
+            tt.harvest(make_model(), given, site, to=acts, **(calls | wrong))
+        assert contents(acts) == before
+    monkeypatch.setattr(sys.modules["tensortap.harvest.run"], "cut_into_parts", lambda *sizes: sizes[9])
+    with pytest.raises(IndexError):
+        tt.harvest(make_model(), data, "blocks.0", to=acts, **calls)
+    assert contents(acts) == before
 
 
 def test_a_generator_can_be_harvested(tmp_path: Path) -> None:

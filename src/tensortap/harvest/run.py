@@ -112,15 +112,17 @@ class _Harvesting:
         return open_harvest(self._folder.files.url)
 
     def _run(self, overwrite: bool, shown: bool) -> None:
+        if overwrite and of_environment().size > 1:
+            raise HarvestError("overwrite=True is not possible with several processes: remove the folder before them")
         before = None if overwrite else self._folder.read()
         fingerprints = self._fingerprints()
-        if overwrite:
-            self._clear()
         if before is not None:
             plan = HarvestPlan.of_json(before)
             plan.check_same(fingerprints, str(self._folder))
         else:
             plan = self._plan(fingerprints)
+            if overwrite:  # only now: the first batch has shown that sites, data and options are good
+                self._folder.clear()
             self._folder.write_plan(plan)
         self._job = dataclasses.replace(self._job, left_out=tuple(plan.about.get("left_out", ())))
         with HarvestProgress(str(self._folder), self._source.expected, shown) as progress:
@@ -143,11 +145,6 @@ class _Harvesting:
         if aside := (self._folder.read() or {}).get("set_aside"):
             listed = ", ".join(str(each["sample"]) for each in aside[:5])
             progress.say(f"{text.counted(len(aside), 'sample')} set aside ({listed}): {aside[0]['why']}")
-
-    def _clear(self) -> None:
-        if of_environment().size > 1:
-            raise HarvestError("overwrite=True is not possible with several processes: remove the folder before them")
-        self._folder.clear()
 
     def _fingerprints(self) -> dict[str, str]:
         model, framework = self._model.model, self._model.framework
@@ -179,9 +176,20 @@ class _Harvesting:
 
     def _first_rows(self) -> tuple[dict[str, KeptRows], int]:
         """Run the first batch of which anything can be run; what cannot be is set aside when its part is done."""
-        forward = self._model.forward(self._job)
-        run, tries = CarefulForward(forward), Tries(self._folder.staging, "plan")
+        tries = Tries(self._folder.staging, "plan")
         tries.start()
+        try:
+            found = self._first_that_runs(tries)
+        except BaseException:
+            if not tries.again:  # nobody died: there is nothing to tell the next try
+                tries.forget()
+            raise
+        tries.forget()
+        return found
+
+    def _first_that_runs(self, tries: Tries) -> tuple[dict[str, KeptRows], int]:
+        forward = self._model.forward(self._job)
+        run = CarefulForward(forward)
         for batch in self._source.peek(_MOST_TRIED):
             set_aside: SetAside = []
             usable, rows = run(batch, tries, set_aside)
@@ -192,7 +200,6 @@ class _Harvesting:
                 raise self._nothing(len(usable.samples))
             if batch.number == 0 and not set_aside:
                 self._job = dataclasses.replace(self._job, first_rows=dict(rows))
-            tries.forget()
             return dict(rows), len(usable.samples)
         raise HarvestError("the data yields nothing: a harvest needs at least one batch")
 
