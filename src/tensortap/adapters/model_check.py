@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -45,15 +46,19 @@ class RankedSample:
     size: float  # of its values, as a multiple of the batch's median
     loss: float | None
     site: str  # the first module whose output is not finite
-    gradient_share: float | None  # of the norms of all samples' gradients
+    gradient_share: float | None  # of the norms of all samples' gradients; NaN where its own is not finite
 
     def __str__(self) -> str:
         said = [f"{self.bad_inputs} input values not finite"] if self.bad_inputs else []
         said += [f"size {self.size:.3g} times the median"] if self.size > 10 else []
         said += [f"first not finite at {self.site}"] if self.site else []
         said += [] if self.loss is None else [f"loss {self.loss:.4g}"]
-        said += [] if self.gradient_share is None else [f"{self.gradient_share:.1%} of the gradient"]
+        said += [] if self.gradient_share is None else [_gradient(self.gradient_share)]
         return f"sample {self.row}: {', '.join(said) or 'nothing unusual'}"
+
+
+def _gradient(share: float) -> str:
+    return f"{share:.1%} of the gradient" if math.isfinite(share) else "gradient not finite"
 
 
 class ModelCheck:

@@ -193,6 +193,22 @@ def test_samples_run_alone():
     assert all(map(torch.equal, before, (*model.parameters(), *model.buffers()))) and model.training
 
 
+def test_a_gradient_that_is_not_finite_comes_first():
+    """A sample whose loss is finite and whose gradient is not is suspected before larger losses, and says so."""
+
+    class Unit(nn.Module):
+        def forward(self, x):
+            return x / (x.square().sum(1, keepdim=True).sqrt() + 1e-6)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4, bias=False), Unit(), nn.Linear(4, 1))
+    x, y = torch.randn(8, 4), torch.randn(8, 1)
+    x[5], y[2] = 0.0, 30.0
+    first, second, *_ = tt.rank_samples(model, x, target=y, loss=F.mse_loss, gradients=True)
+    assert (first.row, second.row) == (5, 2)
+    assert str(first).endswith("gradient not finite") and "% of the gradient" in str(second)
+
+
 def test_minus_infinity_that_stays_is_no_mask():
     """A logarithm of zero is located; minus infinity that a softmax takes away, as that of a mask, is not."""
 

@@ -11,7 +11,7 @@ from tensortap.adapters.model_check import RankedSample
 from tensortap.adapters.torch.model_check.subject import CheckedModel, NotApplicableError
 from tensortap.adapters.torch.model_check.trace import traced
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.samples.rows import SampleNumbers, sample_numbers
+from tensortap.adapters.torch.samples.rows import BAD, SampleNumbers, marks, sample_numbers
 from tensortap.errors import UnsupportedError
 
 
@@ -26,11 +26,12 @@ def rank_samples(subject: CheckedModel, gradients: bool) -> tuple[RankedSample, 
     losses = None if alone[0].loss is None else torch.tensor([each.loss or 0.0 for each in alone])
     bad = torch.tensor([float(bool(each.site)) for each in alone])
     suspicion = SampleNumbers(count, known.bad_inputs, known.size, bad, losses).suspicion()
+    suspicion += BAD * marks(torch.tensor([not math.isfinite(each.gradient) for each in alone]))
     total = sum(each.gradient for each in alone if math.isfinite(each.gradient))
     found = [
         RankedSample(
             row, float(suspicion[row]), int(known.bad_inputs[row]), float(known.size[row]), each.loss, each.site,
-            each.gradient / total if gradients and total else None,
+            _share(each.gradient, total) if gradients else None,
         )
         for row, each in enumerate(alone)
     ]  # fmt: skip
@@ -63,6 +64,12 @@ class _Alone:
             return subject.loss(output, _target(subject, count, row))
         except NotApplicableError:
             return None
+
+
+def _share(gradient: float, total: float) -> float | None:
+    if not math.isfinite(gradient):
+        return math.nan
+    return gradient / total if total else None
 
 
 def _is_bad(tensor: torch.Tensor, minus_infinity: bool) -> bool:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 _LARGE: Final = 10.0  # times the median of the batch: a sample that is out of size
 _DECADES: Final = 2.0  # how many make a suspicion of 1, as much as all of a spike's loss
+BAD: Final = 100.0  # the suspicion of an output, a loss or a gradient that is not finite
 _NEGLIGIBLE: Final = 1e-12
 _MOST_NODES: Final = 6  # between a loss and the function that made it, such as a factor
 _BY_NODE: Final = {
@@ -53,14 +54,14 @@ class SampleNumbers:
         found = torch.where(self.size > _LARGE, self.size.log10() / _DECADES, torch.zeros(self.count))
         if self.losses is not None:
             found = torch.maximum(found, _excess(self.losses))
-            found += 100.0 * _some(~self.losses.isfinite())
+            found += BAD * marks(~self.losses.isfinite())
         if self.bad_outputs is not None:
-            found += 100.0 * _some(self.bad_outputs > 0)
-        return found + 1000.0 * _some(self.bad_inputs > 0) + (self.bad_inputs > 0) * self.bad_inputs.log10().clamp(0)
+            found += BAD * marks(self.bad_outputs > 0)
+        return found + 1000.0 * marks(self.bad_inputs > 0) + (self.bad_inputs > 0) * self.bad_inputs.log10().clamp(0)
 
 
-def _some(marked: Tensor) -> Tensor:
-    """As numbers; nothing where all samples are marked, which tells none from another."""
+def marks(marked: Tensor) -> Tensor:
+    """Return marks as numbers; zeros where all samples are marked, which tells none from another."""
     return torch.zeros(len(marked)) if bool(marked.all()) else marked.float()
 
 
