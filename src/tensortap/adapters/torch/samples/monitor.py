@@ -53,7 +53,7 @@ class SampleMonitor:
             history = self._histories[key] = LossHistory()
         value, usual = loss.item(), history.usual
         if why := history.judge(value) or self._out_of_size():
-            self._tell(why, value, usual, call or call_behind(loss))
+            self._tell(why, loss, usual, call or call_behind(loss))
 
     def _out_of_size(self) -> str:
         """Return `outsized` where the model's input is far larger than those before it, though the loss is usual."""
@@ -65,13 +65,13 @@ class SampleMonitor:
             known = self._sizes[first.shape[1:]] = InputSizes()
         return "outsized" if known.judge(first) else ""
 
-    def _tell(self, why: str, value: float, usual: float, call: LossCall | None) -> None:
+    def _tell(self, why: str, loss: Tensor, usual: float, call: LossCall | None) -> None:
         if not self._hub.due(("samples", why), first=16, then=SPARSE):
             return
         inputs = [_held(given) for given in self._inputs]
-        found = rank([each for each in inputs if each is not None], call, self._recent, self._parameters())
+        found = rank([each for each in inputs if each is not None], call, self._recent, self._parameters(), loss)
         if found:
-            self._hub.add("samples", why, user_line(5), {"loss": value, "before": usual, **found})
+            self._hub.add("samples", why, user_line(5), {"loss": loss.item(), "before": usual, **found})
 
 
 def _held(given: Any) -> Any:

@@ -82,7 +82,10 @@ def call_behind(loss: Tensor) -> LossCall | None:
         function = _BY_NODE.get(node.name())
         if function is not None:
             saved: Any = node
-            return LossCall(function, (saved._saved_self, saved._saved_target), {}, None)
+            try:
+                return LossCall(function, (saved._saved_self, saved._saved_target), {}, None)
+            except RuntimeError:  # freed, or changed in place
+                return None
         node = next((before for before, _ in node.next_functions if before is not None), None)
     return None
 

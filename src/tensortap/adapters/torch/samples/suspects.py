@@ -14,6 +14,7 @@ from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.modules.nested import tensors_in_containers
 from tensortap.adapters.torch.samples.batches import GivenBatch, RecentBatches, describe_sample, plain_index
 from tensortap.adapters.torch.samples.rows import LossCall, SampleNumbers, sample_numbers
+from tensortap.adapters.torch.samples.written import written_out
 
 _WINDOW: Final = 10
 _FEWEST: Final = 5  # losses, before one can be a spike
@@ -79,8 +80,9 @@ class InputSizes:
 
 
 def rank(
-    inputs: Iterable[Any], call: LossCall | None, recent: RecentBatches, parameters: Iterable[Tensor]
-) -> dict[str, Any]:
+    inputs: Iterable[Any], call: LossCall | None, recent: RecentBatches, parameters: Iterable[Tensor],
+    loss: Tensor | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Return the samples of a step, the most suspicious first, as plain values; empty where there are none.
 
     Where the weights are not finite already, the batch of this step cannot tell: that of the step before is ranked.
@@ -95,6 +97,8 @@ def rank(
     count = _count(tensors, batch)
     if count is None or count < 2:
         return {}
+    if call is None and loss is not None and not spoilt:
+        call = written_out(loss, count)
     numbers = sample_numbers(count, tensors, call)
     indices = [] if batch is None else [plain_index(i) for i in batch.indices if i is not None]
     return {"count": count, "steps_back": int(spoilt), "indices": indices, **_ranked(numbers, tensors, batch)}
