@@ -21,11 +21,30 @@ def with_sample(history: RunHistory, finding: Finding) -> Finding:
         return finding
     evidence = {**finding.evidence, "samples": event.data["rows"], "sample_is_clear": event.data["clear"]}
     if not event.data["clear"]:
-        message = f"{finding.message} No sample of its batch of {event.data['count']} stands out."
-        return replace(finding, evidence=evidence, message=message)
+        return replace(finding, evidence=evidence, message=f"{finding.message} {_nobody(event.data)}")
     first = event.data["rows"][0]
     advice = f"{_look_at(first)} {finding.advice}".strip()
     return replace(finding, evidence=evidence, message=f"{finding.message} {sentence(event.data)}", advice=advice)
+
+
+def _nobody(data: dict[str, Any]) -> str:
+    """Say that no sample stands out, and in what where only the inputs could be judged.
+
+    >>> _nobody({"rows": [{"row": 3, "bad_inputs": 0, "size": 1.0, "loss": 0.5}], "count": 8})
+    'No sample of its batch of 8 stands out.'
+    >>> _nobody({"rows": [{"row": 3, "bad_inputs": 0, "size": 1.0}], "count": 8})
+    'By its inputs no sample of its batch of 8 stands out; the loss of each is not known.'
+    >>> _nobody({"rows": [{"row": 3, "bad_inputs": 0, "size": 1.0}], "count": 8, "steps_back": 1})
+    'By its inputs no sample of the batch before of 8 stands out; the loss of each is not known.'
+    """
+    of = f"of {_batch(data)} of {data['count']}"
+    if any("loss" in row or "bad_outputs" in row for row in data["rows"]):
+        return f"No sample {of} stands out."
+    return f"By its inputs no sample {of} stands out; the loss of each is not known."
+
+
+def _batch(data: dict[str, Any]) -> str:
+    return "the batch before" if data.get("steps_back") else "its batch"
 
 
 def _event(history: RunHistory, finding: Finding) -> TrainingEvent | None:
@@ -76,7 +95,7 @@ def sentence(data: dict[str, Any], did: str = "did it") -> str:
     'Sample 3 of its batch of 8, index 17 of Digits, did it: 2 of its input values are not finite.'
     """
     row = data["rows"][0]
-    when = "Sample {} of {}".format(row["row"], "its batch" if not data.get("steps_back") else "the batch before")
+    when = f"Sample {row['row']} of {_batch(data)}"
     index = f", index {row['index']} of {row['dataset']}" if "index" in row else ""
     key = f", {row['key']}" if row.get("key") else ""
     return f"{when} of {data['count']}{index}{key}, {did}: {_why(row)}."
