@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import textwrap
 from collections.abc import Iterable, Iterator
 
 
@@ -86,3 +87,16 @@ def suggest(word: str, known: Iterable[str]) -> str:
     """A sentence offering the nearest names, or nothing when there is none near."""
     names = nearest(word, known)
     return f" Did you mean {' or '.join(repr(name) for name in names)}?" if names else ""
+
+
+def names_listed(word: str, known: Iterable[str]) -> str:
+    """Return all names in lines of their own, those most like `word` first.
+
+    >>> print(names_listed("lossspike", ["dead_units", "loss_spike", "constant"]))
+    <BLANKLINE>
+      loss_spike, constant, dead_units
+    """
+    names = sorted(dict.fromkeys(known))
+    near = nearest(word, names)
+    said = ", ".join([*near, *(name for name in names if name not in near)])
+    return "\n" + textwrap.fill(said, 80, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)

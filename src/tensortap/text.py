@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import textwrap
 from collections.abc import Iterable, Sequence
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -49,6 +51,26 @@ def counted(many: int, noun: str) -> str:
     ('1 probe', '20 steps')
     """
     return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
+
+
+def wrapped(said: str, width: int) -> str:
+    """Return text with its lines broken at a width, each piece under the text of its line; long words stay whole.
+
+    >>> print(wrapped("1. error: constant at fc\\n   All elements are 0.", 16))
+    1. error:
+       constant at
+       fc
+       All elements
+       are 0.
+    """
+    return "\n".join(_wrapped_line(line, max(width, 16)) for line in said.split("\n"))
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    found = re.match(r"\s*(\d+\. )?", line)
+    indent = " " * len(found[0]) if found else ""
+    pieces = textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(pieces)
 
 
 def shape(dims: Iterable[int]) -> str:

@@ -328,3 +328,25 @@ def test_version_and_module_entry():
     assert result.returncode == 0
     for name in ("show", "export", "compact", "doctor"):
         assert name in result.stdout
+
+
+def test_the_story_is_wrapped(run, monkeypatch):
+    """`explain` breaks its lines at the terminal's width, 80 columns without one, and keeps their indent."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    said = call("explain", run).output
+    lines = said.splitlines()
+    assert all(len(line) <= 80 for line in lines if " " in line.strip() and str(run) not in line)
+    narrow = call("explain", run, env={"COLUMNS": "50"}).output
+    assert len(narrow.splitlines()) > len(lines) and narrow.split() == said.split()
+    first = next(i for i, line in enumerate(lines) if line.startswith("1. "))
+    assert all(line.startswith("   ") or re.match(r"\d+\. ", line) for line in lines[first:])
+
+
+def test_a_rule_that_does_not_exist_and_one_step(make_run):
+    """`check` lists the rules in lines of 80 columns, the nearest first; a run of one step has 1 step."""
+    path = make_run([({"head": X}, {})])
+    done = call("check", path, "--rule", "loss_spikes")
+    names = done.stderr.split("There are:\n")[1]
+    assert done.exit_code == 2 and "Did you mean 'loss_spike'" in done.stderr
+    assert names.startswith("  loss_spike, ") and all(len(line) <= 80 for line in names.splitlines())
+    assert " 1 step " in call("check", path).stdout

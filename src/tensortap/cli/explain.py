@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+from typing import Final
+
 import click
 
 from tensortap.cli.errors import UNDECIDED, explain
 from tensortap.cli.options import run_argument
 from tensortap.errors import TensortapError
 from tensortap.store.run import open_run
+from tensortap.text import wrapped
 from tensortap.view.agent.story import story
 from tensortap.view.terminal.progress import waiting
+
+_WIDEST: Final = 100  # lines of prose are no wider, however wide the terminal is
 
 
 @click.command("explain")
@@ -26,4 +32,4 @@ def command(ctx: click.Context, path: str) -> None:
     except (TensortapError, OSError) as error:
         explain(error)
         ctx.exit(UNDECIDED)
-    click.echo(said)
+    click.echo(wrapped(said, min(shutil.get_terminal_size().columns, _WIDEST)))

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, overload
 
 from tensortap.diagnose.history import RunHistory
-from tensortap.errors import ProbeError, suggest
+from tensortap.errors import ProbeError, names_listed, suggest
 from tensortap.finding import SEVERITIES, Finding, Severity
 
 Looks = Callable[..., Iterable[Finding] | None]
@@ -134,7 +134,7 @@ def _as_rule(item: Rule | Looks | str) -> Rule:
         return item
     if isinstance(item, str):
         if item not in REGISTRY:
-            raise ProbeError(f"no rule {item!r}.{suggest(item, REGISTRY)} There are: {', '.join(REGISTRY)}")
+            raise ProbeError(f"no rule {item!r}.{suggest(item, REGISTRY)}\nThere are:{names_listed(item, REGISTRY)}")
         return REGISTRY[item]
     if callable(item):
         return Rule(getattr(item, "__name__", type(item).__name__), "warning", (), item)

@@ -8,7 +8,7 @@ from tensortap.errors import PatternError, RunError, nearest
 from tensortap.select.sites import Pattern
 from tensortap.store.filters import places_matching
 from tensortap.store.run import Run
-from tensortap.text import printable
+from tensortap.text import counted, printable
 
 
 def check_sites(run: Run, patterns: Sequence[str]) -> list[str] | None:
@@ -66,6 +66,6 @@ def _no_such_step(run: Run, step: int | slice, known: list[int]) -> str:
     near = sorted(sorted(known, key=lambda s: abs(s - aim))[:3])
     best = min(near, key=lambda s: abs(s - aim))
     return (
-        f"{run.path} has no records at step {asked}; it has {len(known)} steps from {known[0]} to {known[-1]}, "
-        f"the nearest are {', '.join(map(str, near))}: --step {best}"
+        f"{run.path} has no records at step {asked}; it has {counted(len(known), 'step')} from {known[0]} to "
+        f"{known[-1]}, the nearest are {', '.join(map(str, near))}: --step {best}"
     )

@@ -12,7 +12,7 @@ from typing import IO, Any, Final
 from rich.text import Text
 
 from tensortap.diagnose.rule import REGISTRY
-from tensortap.errors import ProbeError
+from tensortap.errors import ProbeError, names_listed
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
 from tensortap.text import counted, printable
@@ -39,7 +39,7 @@ def _imported(name: str) -> Any:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ProbeError(
-            f"--rule {name}: {error}; write --rule module:name, or one of {', '.join(REGISTRY)}"
+            f"--rule {name}: {error}; write --rule module:name, or one of:{names_listed(name, REGISTRY)}"
         ) from error
     finally:
         sys.path.remove(str(Path.cwd()))
@@ -52,7 +52,7 @@ def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
 
 def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
     """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
-    head = title(about(run), f"{len(run.steps)} steps", len(run.sites), _records(run))
+    head = title(about(run), counted(len(run.steps), "step"), len(run.sites), _records(run))
     _draw(Screen(stream), found, head, every)
 
 

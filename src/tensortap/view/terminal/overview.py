@@ -153,7 +153,8 @@ def main_phase(run: Run) -> str | None:
 def earlier_steps_note(run: Run, view: Overview) -> str:
     """Return a sentence about the steps before those in view; empty when there are none."""
     earlier = len(run.steps) - len(view.steps)
-    return f"the last {len(view.steps)} steps; {earlier} earlier ones are not in this view" if earlier > 0 else ""
+    last = "step" if len(view.steps) == 1 else f"{len(view.steps)} steps"
+    return f"the last {last}; {earlier} earlier ones are not in this view" if earlier > 0 else ""
 
 
 def _scan(snapshot: Snapshot, sites: list[str] | None, steps: Any, trend_of: str, phase: str | None) -> SiteScan:
