@@ -329,10 +329,12 @@ def test_a_trigger_that_reads_a_metric_on_the_device_waits_for_it(watch, device_
 
 
 def test_a_metric_that_is_no_number_is_named(watch, device_path):
-    """A tensor of several elements is an error that says what to write, on a device as on the host."""
-    seen = watch(net())
-    with pytest.raises(ProbeError, match=r"it has 2 elements.*step\(loss=float"):
+    """A tensor of several elements is refused with what to write, on a device as on the host; `strict` raises."""
+    seen, strict = watch(net()), watch(net(), strict=True)
+    with pytest.warns(tt.TensortapWarning, match=r"it has 2 elements.*step\(loss=float.*refused_metrics"):
         seen.tap.step(loss=torch.ones(2))
+    with pytest.raises(ProbeError, match=r"it has 2 elements.*step\(loss=float"):
+        strict.tap.step(loss=torch.ones(2))
 
 
 def test_on_nonfinite_names_the_first_record(watch, device_path):
