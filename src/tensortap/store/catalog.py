@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from tensortap.reduce.statistics import BY_NAME, COUNTS
 from tensortap.store import names as layout
 from tensortap.store.files import Files, check_original, check_regular, load_json
-from tensortap.store.footer import check_footer, zero_columns
+from tensortap.store.footer import check_footer, check_row_counts, zero_columns
 from tensortap.store.schema import EVENTS, FILE_COUNTS, METRICS, RECORDS
 from tensortap.store.segments import (
     BY_PLACE,
@@ -247,6 +247,7 @@ def _ident(name: str) -> str | None:
 def _parsed(source: IO[bytes]) -> Outline:
     check_footer(source)
     file = pq.ParquetFile(source)
+    check_row_counts(file.metadata)
     said, rows = file.metadata.metadata or {}, file.metadata.num_rows
     if COLUMNS in said and load_json(said[COLUMNS]) != file.schema_arrow.names:
         raise ValueError("its footer names other columns than were written")

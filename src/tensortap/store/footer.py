@@ -41,6 +41,22 @@ def check_footer(file: IO[bytes]) -> None:
         raise ValueError("the checksum of its footer does not hold")
 
 
+def check_row_counts(metadata: Any) -> None:
+    """Raise ValueError where a footer contradicts itself: older files have no checksum of it, and rows would be gone.
+
+    Every group of rows says how many it has, and so does each of its columns.
+    """
+    flat = next((i for i in range(metadata.num_columns) if not metadata.schema.column(i).max_repetition_level), None)
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    for group in groups:
+        if flat is not None and group.column(flat).num_values != group.num_rows:
+            raise ValueError(
+                f"its footer names {group.num_rows} rows and {group.column(flat).num_values} values of one column"
+            )
+    if sum(group.num_rows for group in groups) != metadata.num_rows:
+        raise ValueError(f"its footer names {metadata.num_rows} rows, and its groups have others")
+
+
 def zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
     """Return the columns that are zero, or false, in every row, as far as the footer tells."""
     at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}

@@ -39,6 +39,7 @@ from tensortap.view.api.timeline import phase_spans, timeline
 from tensortap.view.api.wire import Answer, Buffer, ColumnAnswer, buffers
 
 _TRIES: Final = 3
+_IMPORT_AFTER: Final = 5.0  # seconds: importing it at once would make the first zoom wait
 MAX_AGE: Final = 0.25  # seconds for which a snapshot of the folder is good enough
 AHEAD_WIDTH: Final = 1024  # columns of the heat map that is read before it is asked for
 MEMORY: Final = 384 << 20  # of grids, and of answers a sixth of it
@@ -51,9 +52,19 @@ class ReadingThreads:
         self.files = ThreadPoolExecutor(THREADS, "tensortap-view")
         self.rules = ThreadPoolExecutor(1, "tensortap-rules")
         self.early = ThreadPoolExecutor(1, "tensortap-ahead")
+        self._timers: list[threading.Timer] = []
+
+    def after(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call a function so much later: what would keep the first requests waiting."""
+        timer = threading.Timer(seconds, function)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
 
     def close(self) -> None:
         """End them; what has not begun is not begun."""
+        for timer in self._timers:
+            timer.cancel()
         for pool in (self.early, self.rules, self.files):
             pool.shutdown(cancel_futures=True)
 
@@ -233,7 +244,7 @@ class Api:
             opened = self.opened("")
             snapshot = opened.snapshot()
             opened.read_ahead(shown(snapshot, Query({})), next(iter(STATS)))
-        self._threads.early.submit(_import_data_sets)
+        self._threads.after(_IMPORT_AFTER, _import_data_sets)
 
     def answer(self, path: str, given: Mapping[str, str]) -> Answer:
         """Return the answer to a request."""
