@@ -47,8 +47,8 @@ def run_command() -> None:
 def _leave(code: int) -> NoReturn:
     """End the process as Python would, but for the destructors of C++.
 
-    Arrow's threads may still be at work then, and now and then abort a process that has done everything it was to do
-    (apache/arrow 34314).
+    Threads of a library may still be at work then, and now and then a process was aborted that had done everything it
+    was to do; Arrow is known for it (apache/arrow 34314).
     """
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the interpreter does
     atexit._run_exitfuncs()
