@@ -67,7 +67,7 @@ class Tap(AbstractContextManager["Tap"]):
         self.closed = False
         self.ended_by = ""  # the error that ended the code that is watched; the run says so
         self.steps = adapter.steps
-        self.steps.explicit = explicit_steps
+        self.steps.explicit |= explicit_steps
         self.steps.ends_with_call = any(isinstance(sink, ServingSink) for sink in writer.sinks)
         self.named_values = NamedValueRecorder(adapter, recorder)
         self.path = None if folder is None else str(folder)

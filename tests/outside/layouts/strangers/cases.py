@@ -5,47 +5,38 @@ What each fault follows is in its comment: repository and number of the report, 
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from outside.layouts.third.cases import ALL, GRADIENT, Answer, Case
-from outside.layouts.third.scene import Scene
+from outside.layouts.third.cases import ALL, GRADIENT, Answer, Case, correct_cases, faulty
 
 ATTENTION = ("layers.0.attn", "layers.0.attn.core")
 FEATURES = ("", "image", "image.2", "text", "text.out")
 
 
-def _fault(model: str, layout: str, world: int, fault: str, answer: Answer, *options: str) -> Case:
-    return Case(f"{model} {layout}{world} {fault}", Scene(model, layout, world, options=options, fault=fault), answer)
-
-
 FAULTS = (
     # bigscience-workshop/Megatron-DeepSpeed 227: slopes of ALiBi are those of the first heads on every rank
-    _fault("alibi", "tp", 2, "slopes by own heads", Answer(("forward",), ATTENTION)),
+    faulty("alibi", "tp", 2, "slopes by own heads", Answer(("forward",), ATTENTION)),
     # EleutherAI/gpt-neox 1424: a norm across heads takes the root mean square of a rank's own heads
-    _fault("alibi", "tp", 2, "norm of own heads", Answer(("forward",), "layers.0.attn.q_norm")),
+    faulty("alibi", "tp", 2, "norm of own heads", Answer(("forward",), "layers.0.attn.q_norm")),
     # NVIDIA/Megatron-LM 737, 7464: labels are smoothed over a rank's part of the vocabulary
-    _fault("alibi", "tp", 2, "smoothed over own part", Answer(("loss",), ("head", ""))),
+    faulty("alibi", "tp", 2, "smoothed over own part", Answer(("loss",), ("head", ""))),
     # the row of padding gets a gradient where the embedding is cut by vocabulary
-    _fault("alibi", "tp", 4, "padding trained", Answer(GRADIENT, "embed")),
+    faulty("alibi", "tp", 4, "padding trained", Answer(GRADIENT, "embed")),
     # state-spaces/mamba 597, NVIDIA/Megatron-LM 5917: a convolution does not see the tokens of the rank before
-    _fault("alibi", "cp", 2, "halo forgotten", Answer(("forward",), "layers.0.conv")),
+    faulty("alibi", "cp", 2, "halo forgotten", Answer(("forward",), "layers.0.conv")),
     # huggingface/transformers 36607: labels are shifted after the sequence was cut
-    _fault("alibi", "cp", 2, "labels shifted by rank", Answer(("loss",), ("head", ""))),
+    faulty("alibi", "cp", 2, "labels shifted by rank", Answer(("loss",), ("head", ""))),
     # verl-project/verl 5070, ServiceNow/Fast-LLM 545: norms are decayed like matrices. Their biases begin with zeros,
     # of which nothing decays in the first step (the first answer written had biases too)
-    _fault("alibi", "ddp", 2, "norms decayed", Answer(("update",), group=r".*norm.*\.weight"), "decay"),
+    faulty("alibi", "ddp", 2, "norms decayed", Answer(("update",), group=r".*norm.*\.weight"), "decay"),
     # huggingface/accelerate 2926: the schedule takes a step for every rank
-    _fault("alibi", "dp", 2, "rate stepped by ranks", Answer(("update",), group=ALL, step=1), "decay", "schedule"),
+    faulty("alibi", "dp", 2, "rate stepped by ranks", Answer(("update",), group=ALL, step=1), "decay", "schedule"),
     # pytorch/torchtitan 2881: FSDP2 casts what tells positions to bf16 at the border of a block
-    _fault("alibi", "fsdp", 2, "positions cast", Answer(("forward",), ("layers.0", "layers.0.phase")), "mixed"),
+    faulty("alibi", "fsdp", 2, "positions cast", Answer(("forward",), ("layers.0", "layers.0.phase")), "mixed"),
     # buffers that no checkpoint has are empty after a model was made on the meta device
-    _fault("alibi", "fsdp", 2, "frequencies lost", Answer(("forward",), "layers.0.phase")),
+    faulty("alibi", "fsdp", 2, "frequencies lost", Answer(("forward",), "layers.0.phase")),
     # facebookresearch/SLIP 31: features of other ranks are gathered without a gradient
-    _fault("pairs", "dp", 2, "gathered without gradient", Answer(("loss",), FEATURES)),
+    faulty("pairs", "dp", 2, "gathered without gradient", Answer(("loss",), FEATURES)),
     # galilai-group/stable-pretraining 409: which texts belong to a rank's images
-    _fault("pairs", "ddp", 2, "labels of rank 0", Answer(("loss",), FEATURES)),
+    faulty("pairs", "ddp", 2, "labels of rank 0", Answer(("loss",), FEATURES)),
 )  # fmt: skip
 
 _BOTH = (
@@ -60,11 +51,4 @@ _FP32 = (
 
 def correct() -> list[Case]:
     """Most pairs in fp32 and bf16."""
-    cases = [(*pair, dtype) for pair in _BOTH for dtype in (torch.float32, torch.bfloat16)]
-    cases += [(*pair, torch.float32) for pair in _FP32]
-    return [_correct(*case) for case in cases]
-
-
-def _correct(model: str, layout: str, world: int, options: tuple[str, ...], dtype: Any) -> Case:
-    short = "bf16" if dtype == torch.bfloat16 else "fp32"
-    return Case(" ".join((model, f"{layout}{world}", *options, short)), Scene(model, layout, world, dtype, options))
+    return correct_cases(_BOTH, _FP32)

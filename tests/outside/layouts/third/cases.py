@@ -5,7 +5,7 @@ Cases with `late=True` were compared for the first time after everything that th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -47,7 +47,10 @@ class Case(NamedTuple):
     late: bool = False
 
 
-def _fault(model: str, layout: str, world: int, fault: str, answer: Answer, *options: str, late: bool = False) -> Case:
+def faulty(
+    model: str, layout: str, world: int, fault: str, answer: Answer, *options: str, late: bool = False
+) -> Case:  # fmt: skip
+    """Return a training with a fault, named by its layout and the fault."""
     scene = Scene(model, layout, world, options=options, fault=fault)
     return Case(f"{model} {layout}{world} {fault}", scene, answer, late)
 
@@ -55,60 +58,60 @@ def _fault(model: str, layout: str, world: int, fault: str, answer: Answer, *opt
 GRADIENT, ALL = ("gradient",), ".*"
 FAULTS = (
     # data, loops, optimizer
-    _fault("gpt", "ddp", 2, "same shard", Answer(("input",), ""), "clip"),
-    _fault("gpt", "ddp", 2, "no set_epoch", Answer(("input",), "", step=2), "shuffle", late=True),
+    faulty("gpt", "ddp", 2, "same shard", Answer(("input",), ""), "clip"),
+    faulty("gpt", "ddp", 2, "no set_epoch", Answer(("input",), "", step=2), "shuffle", late=True),
     # both ranks have as many tokens in the first step: it acts in the second (the first answer written was step 0)
-    _fault("gpt", "ddp", 2, "mean of rank", Answer(("loss",), ("lm_head", ""), step=1), "masked"),
-    _fault("gpt", "ddp", 2, "boundary", Answer(GRADIENT, group=ALL), "accumulate", "sgd"),
-    _fault("gpt", "ddp", 2, "bf16 hook", Answer(GRADIENT, group=ALL), "inner", late=True),
-    _fault("gpt", "hand", 4, "divided twice", Answer(GRADIENT, group=ALL), late=True),
-    _fault("gpt", "hand", 2, "position skipped", Answer(GRADIENT, "transformer.wpe"), "sgd"),
-    _fault("gpt", "hand", 4, "rate of rank", Answer(("update",), group=ALL, rank=3)),
-    _fault("gpt", "hand", 2, "frozen on rank", Answer(("update",), "transformer.ln_f", rank=1), late=True),
-    _fault("gpt", "hand", 4, "stale load", Answer(("parameter",), "transformer.h.1.mlp.c_fc", rank=1)),
+    faulty("gpt", "ddp", 2, "mean of rank", Answer(("loss",), ("lm_head", ""), step=1), "masked"),
+    faulty("gpt", "ddp", 2, "boundary", Answer(GRADIENT, group=ALL), "accumulate", "sgd"),
+    faulty("gpt", "ddp", 2, "bf16 hook", Answer(GRADIENT, group=ALL), "inner", late=True),
+    faulty("gpt", "hand", 4, "divided twice", Answer(GRADIENT, group=ALL), late=True),
+    faulty("gpt", "hand", 2, "position skipped", Answer(GRADIENT, "transformer.wpe"), "sgd"),
+    faulty("gpt", "hand", 4, "rate of rank", Answer(("update",), group=ALL, rank=3)),
+    faulty("gpt", "hand", 2, "frozen on rank", Answer(("update",), "transformer.ln_f", rank=1), late=True),
+    faulty("gpt", "hand", 4, "stale load", Answer(("parameter",), "transformer.h.1.mlp.c_fc", rank=1)),
     # norms begin with the same ones and zeros whatever the seed (the first answer written was all parameters)
-    _fault("gpt", "hand", 2, "seed of rank", Answer(("parameter",), group=r"(?!.*\.ln_).*", rank=1), late=True),
-    _fault("gpt", "hand", 4, "bit", Answer((), "transformer.h.0.attn.c_proj", step=2, rank=3, by="replicas")),
+    faulty("gpt", "hand", 2, "seed of rank", Answer(("parameter",), group=r"(?!.*\.ln_).*", rank=1), late=True),
+    faulty("gpt", "hand", 4, "bit", Answer((), "transformer.h.0.attn.c_proj", step=2, rank=3, by="replicas")),
     # the average is recorded when the step closes (the first answer written was step 1)
-    _fault("gpt", "hand", 2, "ema of rank 0", Answer(("parameter", "buffer"), group=r"ema\..*", rank=1), "ema",
+    faulty("gpt", "hand", 2, "ema of rank 0", Answer(("parameter", "buffer"), group=r"ema\..*", rank=1), "ema",
            late=True),
-    _fault("gpt", "hand", 2, "stale offload", Answer(("parameter",), "transformer.h.1.ln_2", step=1, rank=0)),
+    faulty("gpt", "hand", 2, "stale offload", Answer(("parameter",), "transformer.h.1.ln_2", step=1, rank=0)),
     # a loop that clips by hand makes other gradients, not only other updates (the first answer written was update)
-    _fault("gpt", "fsdp", 2, "local norm", Answer(("update", "gradient"), group=ALL), "clip", "sgd", late=True),
-    _fault("vit", "fsdp-blocks", 2, "dropped", Answer(GRADIENT, group=r"(pos_embed|cls_token)")),
-    _fault("vit", "fsdp-blocks", 2, "stale offload", Answer(("parameter",), "head", step=2, rank=None), "offload"),
-    _fault("vit", "fsdp-root", 2, "reduced in bf16", Answer(GRADIENT, group=ALL), late=True),
-    _fault("vit", "fsdp-fine", 2, "divide factor", Answer(GRADIENT, group=r"layers\.1\.(?!norm).*"), late=True),
-    _fault("vit", "fsdp-blocks", 4, "rows of neighbour", Answer(("input",), "", step=1), late=True),
-    _fault("vit", "ddp", 2, "rate not scheduled", Answer(("update",), group=ALL, step=1, rank=1)),
+    faulty("gpt", "fsdp", 2, "local norm", Answer(("update", "gradient"), group=ALL), "clip", "sgd", late=True),
+    faulty("vit", "fsdp-blocks", 2, "dropped", Answer(GRADIENT, group=r"(pos_embed|cls_token)")),
+    faulty("vit", "fsdp-blocks", 2, "stale offload", Answer(("parameter",), "head", step=2, rank=None), "offload"),
+    faulty("vit", "fsdp-root", 2, "reduced in bf16", Answer(GRADIENT, group=ALL), late=True),
+    faulty("vit", "fsdp-fine", 2, "divide factor", Answer(GRADIENT, group=r"layers\.1\.(?!norm).*"), late=True),
+    faulty("vit", "fsdp-blocks", 4, "rows of neighbour", Answer(("input",), "", step=1), late=True),
+    faulty("vit", "ddp", 2, "rate not scheduled", Answer(("update",), group=ALL, step=1, rank=1)),
     # tensor, sequence and expert parallel
-    _fault("mixer", "tp-hand", 2, "wrong dimension", Answer(("parameter",), "blocks.1.channel_mix.fc1")),
-    _fault("mixer", "tp-hand", 4, "bias on every rank", Answer(("parameter",), "blocks.0.token_mix.fc2"), late=True),
-    _fault("mixer", "tp-hand", 2, "copy forgotten", Answer(("backward",), ("blocks.0.channel_mix",
+    faulty("mixer", "tp-hand", 2, "wrong dimension", Answer(("parameter",), "blocks.1.channel_mix.fc1")),
+    faulty("mixer", "tp-hand", 4, "bias on every rank", Answer(("parameter",), "blocks.0.token_mix.fc2"), late=True),
+    faulty("mixer", "tp-hand", 2, "copy forgotten", Answer(("backward",), ("blocks.0.channel_mix",
            "blocks.0.channel_mix.fc1"))),
-    _fault("mixer", "tp", 2, "same mask", Answer(("forward",), "blocks.0.channel_mix.drop"), late=True),
-    _fault("mixer", "dp-tp-hand", 4, "norms over all ranks", Answer(GRADIENT, group=r".*\.norm1\..*")),
-    _fault("mixer", "dp-tp-hand", 4, "rows by global rank", Answer(("input",), "", step=1), late=True),
-    _fault("moe", "sp", 2, "gate not reduced", Answer(GRADIENT, group=r".*\.gate\..*")),
-    _fault("moe", "sp", 2, "norm not reduced", Answer(GRADIENT, "layers.1.moe_norm"), "adamw", late=True),
-    _fault("moe", "dp", 2, "jitter", Answer(("forward",), ("layers.1.moe", "layers.1.moe.gate"))),
-    _fault("moe", "dp-ep", 4, "experts not averaged", Answer(GRADIENT, group=r".*\.experts\..*"), late=True),
-    _fault("moe", "dp", 4, "expert skipped", Answer((), "layers.0.moe.experts.1.w2", step=2, rank=0, by="replicas")),
+    faulty("mixer", "tp", 2, "same mask", Answer(("forward",), "blocks.0.channel_mix.drop"), late=True),
+    faulty("mixer", "dp-tp-hand", 4, "norms over all ranks", Answer(GRADIENT, group=r".*\.norm1\..*")),
+    faulty("mixer", "dp-tp-hand", 4, "rows by global rank", Answer(("input",), "", step=1), late=True),
+    faulty("moe", "sp", 2, "gate not reduced", Answer(GRADIENT, group=r".*\.gate\..*")),
+    faulty("moe", "sp", 2, "norm not reduced", Answer(GRADIENT, "layers.1.moe_norm"), "adamw", late=True),
+    faulty("moe", "dp", 2, "jitter", Answer(("forward",), ("layers.1.moe", "layers.1.moe.gate"))),
+    faulty("moe", "dp-ep", 4, "experts not averaged", Answer(GRADIENT, group=r".*\.experts\..*"), late=True),
+    faulty("moe", "dp", 4, "expert skipped", Answer((), "layers.0.moe.experts.1.w2", step=2, rank=0, by="replicas")),
     # batch norm, transformers, pipelines
-    _fault("resnet", "ddp", 2, "no sync", Answer(("forward",), "bn1")),
-    _fault("resnet", "ddp", 2, "one not synced", Answer(("forward",), "layer1.0.bn2"), late=True),
-    _fault("resnet", "ddp", 4, "unnormalised", Answer(("input",), "", step=1), "frozen statistics"),
-    _fault("llama", "ddp", 2, "mean of micro-batch", Answer(("loss",), ("lm_head", "")), "accumulate"),
-    _fault("llama", "tp", 2, "output not reduced", Answer(("forward",), "model.layers.0.mlp.down_proj"), late=True),
-    _fault("llama", "hand", 2, "stale load", Answer(("parameter",), "model.layers.1.mlp.down_proj", rank=1)),
-    _fault("gpt2", "ddp", 2, "same batch", Answer(("input",), "", step=2), "fused", late=True),
-    _fault("pipe", "1f1b", 2, "offset", Answer(("forward",), "layers.3.rotary")),
-    _fault("pipe", "interleaved", 2, "offset", Answer(("forward",), "layers.3.rotary"), late=True),
-    _fault("pipe", "sequence", 2, "offset", Answer(("forward",), "layers.2.rotary")),
-    _fault("pipe", "gpipe", 2, "tied not summed", Answer(GRADIENT, group=r"(tok_embeddings|output)\..*"), "tied"),
-    _fault("pipe", "1f1b", 2, "micro-batches added", Answer(GRADIENT, group=ALL), late=True),
-    _fault("pipe", "1f1b", 2, "stage not loaded", Answer(("parameter",), "layers.2.block.attn.c_attn")),
-    _fault("pipe", "pp-dp", 4, "last stage divided twice", Answer(GRADIENT, group=r"(layers\.[23]|norm|output)\..*"),
+    faulty("resnet", "ddp", 2, "no sync", Answer(("forward",), "bn1")),
+    faulty("resnet", "ddp", 2, "one not synced", Answer(("forward",), "layer1.0.bn2"), late=True),
+    faulty("resnet", "ddp", 4, "unnormalised", Answer(("input",), "", step=1), "frozen statistics"),
+    faulty("llama", "ddp", 2, "mean of micro-batch", Answer(("loss",), ("lm_head", "")), "accumulate"),
+    faulty("llama", "tp", 2, "output not reduced", Answer(("forward",), "model.layers.0.mlp.down_proj"), late=True),
+    faulty("llama", "hand", 2, "stale load", Answer(("parameter",), "model.layers.1.mlp.down_proj", rank=1)),
+    faulty("gpt2", "ddp", 2, "same batch", Answer(("input",), "", step=2), "fused", late=True),
+    faulty("pipe", "1f1b", 2, "offset", Answer(("forward",), "layers.3.rotary")),
+    faulty("pipe", "interleaved", 2, "offset", Answer(("forward",), "layers.3.rotary"), late=True),
+    faulty("pipe", "sequence", 2, "offset", Answer(("forward",), "layers.2.rotary")),
+    faulty("pipe", "gpipe", 2, "tied not summed", Answer(GRADIENT, group=r"(tok_embeddings|output)\..*"), "tied"),
+    faulty("pipe", "1f1b", 2, "micro-batches added", Answer(GRADIENT, group=ALL), late=True),
+    faulty("pipe", "1f1b", 2, "stage not loaded", Answer(("parameter",), "layers.2.block.attn.c_attn")),
+    faulty("pipe", "pp-dp", 4, "last stage divided twice", Answer(GRADIENT, group=r"(layers\.[23]|norm|output)\..*"),
            late=True),
 )  # fmt: skip
 
@@ -143,12 +146,25 @@ def correct() -> list[Case]:
         for m, dtype in enumerate((torch.float32, torch.bfloat16)):
             if dtype == torch.bfloat16 and "autocast" in options:
                 continue
-            found.append(_correct(model, layout, world, options, dtype, late=(n + m) % 2 == 1))
-    found += [_correct(*case, torch.float32, late=bool(n)) for n, case in enumerate(_FP32_ONLY)]
-    return [*found, *(_correct(*case, torch.float32, late=bool(n)) for n, case in enumerate(_MIXED))]
+            found.append(correct_case(model, layout, world, options, dtype, late=(n + m) % 2 == 1))
+    found += [correct_case(*case, torch.float32, late=bool(n)) for n, case in enumerate(_FP32_ONLY)]
+    return [*found, *(correct_case(*case, torch.float32, late=bool(n)) for n, case in enumerate(_MIXED))]
 
 
-def _correct(model: str, layout: str, world: int, options: tuple[str, ...], dtype: Any, *, late: bool) -> Case:
+def correct_case(
+    model: str, layout: str, world: int, options: tuple[str, ...], dtype: Any, *, late: bool = False
+) -> Case:  # fmt: skip
+    """Return a training without a fault, named by its layout, options and precision."""
     short = "bf16" if dtype == torch.bfloat16 else "fp32"
     scene = Scene(model, layout, world, dtype, options)
     return Case(" ".join((model, f"{layout}{world}", *options, short)), scene, None, late)
+
+
+Layout = tuple[str, str, int, tuple[str, ...]]  # model, layout, ranks, options
+
+
+def correct_cases(both: Iterable[Layout], fp32: Iterable[Layout]) -> list[Case]:
+    """Return trainings without a fault: some in fp32 and bf16, some in fp32 only."""
+    cases = [(*each, dtype) for each in both for dtype in (torch.float32, torch.bfloat16)]
+    cases += [(*each, torch.float32) for each in fp32]
+    return [correct_case(*case) for case in cases]

@@ -10,11 +10,19 @@ import numpy as np
 from tensortap import text
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import rule
-from tensortap.diagnose.rules.context.shared import BINARY, CLASSES, cause, events, modules, owner, training_losses
+from tensortap.diagnose.rules.context.shared import (
+    BINARY,
+    CLASSES,
+    REGRESSION,
+    cause,
+    events,
+    modules,
+    owner,
+    training_losses,
+)
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
-_REGRESSION: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _OF_LAYERS: Final = ("Addmm", "Mm", "Linear", "Convolution", "Sigmoid", "Tanh", "Relu")  # what a model's output ends in
 
 
@@ -41,7 +49,7 @@ def _all_the_same(history: RunHistory, calls: int, least: int) -> Iterator[Findi
     A GAN's are ones here and zeros there. What is computed from outputs, as the residual of an equation, may have one
     target.
     """
-    found = [e for group in training_losses(history, *BINARY, *_REGRESSION).values() for e in group]
+    found = [e for group in training_losses(history, *BINARY, *REGRESSION).values() for e in group]
     known = [e for e in found if _is_judged(e)]
     values = {value for e in known for value in (e.data["target"]["min"], e.data["target"]["max"])}
     size = sum(int(np.prod(e.data["target"]["shape"])) for e in known)

@@ -14,6 +14,7 @@ from tensortap.diagnose.rule import rule
 from tensortap.diagnose.rules.context.shared import (
     BINARY,
     CLASSES,
+    REGRESSION,
     cause,
     events,
     goes_wrong,
@@ -26,7 +27,6 @@ from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
 _MOST_COUNTED: Final = 64  # classes that an event counts one by one
-_REGRESSION: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 _BOUNDS: Final = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0), "Relu": (0.0, np.inf)}
 
 
@@ -203,7 +203,7 @@ def constant_output(history: RunHistory) -> Iterator[Finding]:
 @rule("output_bounded", severity="error")
 def output_bounded(history: RunHistory, *, margin: float = 0.1) -> Iterator[Finding]:
     """The output's activation cannot reach the targets: they leave its range by `margin` of their own."""
-    for calls in training_losses(history, *_REGRESSION).values():
+    for calls in training_losses(history, *REGRESSION).values():
         last = _last_operation(calls[0])
         known = [e.data["target"] for e in calls if "min" in e.data.get("target", {})]
         if last not in _BOUNDS or not known:
@@ -221,7 +221,7 @@ def output_bounded(history: RunHistory, *, margin: float = 0.1) -> Iterator[Find
 @rule("loss_broadcast", severity="error")
 def loss_broadcast(history: RunHistory) -> Iterator[Finding]:
     """Output and target have shapes that broadcast, so that every output meets every target."""
-    for calls in training_losses(history, *_REGRESSION).values():
+    for calls in training_losses(history, *REGRESSION).values():
         wrong = [e for e in calls if _differ(e.data.get("input", {}), e.data.get("target", {}))]
         if wrong:
             shapes = [wrong[0].data[name]["shape"] for name in ("input", "target")]
@@ -278,7 +278,7 @@ def targets_not_normalised(history: RunHistory, *, most: float = 100.0) -> Itera
 
     Farther than `most`.
     """
-    for calls in training_losses(history, *_REGRESSION).values():
+    for calls in training_losses(history, *REGRESSION).values():
         known = [e.data["target"] for e in calls if "std" in e.data.get("target", {})]
         known = known or [e.data["difference"] for e in calls[:1] if "std" in e.data.get("difference", {})]
         size = max((max(abs(t["mean"]), t["std"]) for t in known), default=0.0)
@@ -352,7 +352,7 @@ def _is_leaving(values: np.ndarray[Any, np.dtype[np.float64]], way: float, steps
 @rule("loss_unsuitable")
 def loss_unsuitable(history: RunHistory) -> Iterator[Finding]:
     """A squared or absolute error, or a binary cross entropy, is taken of softmax outputs and one-hot classes."""
-    for calls in training_losses(history, *_REGRESSION, *BINARY).values():
+    for calls in training_losses(history, *REGRESSION, *BINARY).values():
         wrong = [e for e in calls if _last_operation(e) == "Softmax" and _one_hot(e.data.get("target", {}))]
         least = 3 if calls[0].name in BINARY else 2  # of two classes both are one question
         if wrong and len(wrong) > len(calls) / 2 and wrong[0].data["input"]["shape"][-1] >= least:

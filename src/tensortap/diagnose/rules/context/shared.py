@@ -14,7 +14,7 @@ from tensortap.finding import Finding, Steps
 
 CLASSES: Final = ("cross_entropy", "nll_loss", "categorical_crossentropy", "sparse_categorical_crossentropy")
 _AROUND: Final = ("computed_at", "callers")  # further lines of the user's code that an event names
-_OF_VALUES: Final = frozenset(("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss"))
+REGRESSION: Final = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
 BINARY: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "binary_crossentropy")
 
 
@@ -106,7 +106,7 @@ def needs_not_fall(history: RunHistory) -> bool:
     kinds = {event.name for event in history.events("loss") if event.data.get("train")}
     acting = sum(model.get("train_no_grad", 0) for model in calls.get("calls", {}).values())
     episodes = len(calls.get("calls_per_backward", ())) >= 5
-    return not kinds or episodes or (kinds <= _OF_VALUES and acting >= 0.5 * calls["backwards"])
+    return not kinds or episodes or (kinds <= set(REGRESSION) and acting >= 0.5 * calls["backwards"])
 
 
 def gets_on(history: RunHistory, *, least: float = 0.2) -> bool:
