@@ -204,9 +204,25 @@ def test_without_compiler(sources: Path, python: Path, tmp_path: Path) -> None:
     assert "compiler" in doctor["advice"]["active"]
 
 
-def test_no_framework() -> None:
-    """`import tensortap` loads no framework, whichever are installed."""
-    loaded = json.loads(run(sys.executable, "-c", LOOK))["loaded"]
+NAMES = """
+import json, sys, tensortap
+at_first = len([name for name in sys.modules if name.startswith("tensortap.")])
+import tensortap.compare, tensortap.diff, tensortap.harvest, tensortap.watch
+kinds = {name: type(getattr(tensortap, name)).__name__ for name in tensortap.__all__}
+try:
+    tensortap.wacth
+except AttributeError as error:
+    said = str(error)
+print(json.dumps([at_first, kinds, said, sorted(set(tensortap.__all__) - set(dir(tensortap))), list(sys.modules)]))
+"""
+
+
+def test_public_names() -> None:
+    """A name is loaded when it is used, is never a module of the same name, and none of them loads a framework."""
+    at_first, kinds, said, missing, loaded = json.loads(run(sys.executable, "-c", NAMES))
+    assert at_first == 0
+    assert [name for name, kind in kinds.items() if kind == "module"] == missing == []
+    assert said == "module 'tensortap' has no attribute 'wacth'"
     assert [name for name in FRAMEWORKS if name in loaded] == []
 
 

@@ -1,144 +1,58 @@
-"""See every tensor inside a running network, and change nothing."""
+"""See every tensor inside a running network, and change nothing.
 
-from tensortap.compare import compare
-from tensortap.diagnose import Rule, findings, rule
-from tensortap.diff import Diff
-from tensortap.errors import TensortapError
-from tensortap.finding import Finding, Findings
-from tensortap.harvest import Drift, Harvest, Ray, diff, harvest, open_harvest, pooled, samples, tokens, top_k
-from tensortap.inspect import capture, check_model, locate_nonfinite, rank_samples, sites, verify
-from tensortap.ops import ops
-from tensortap.options import Options
-from tensortap.record.counters import TensortapWarning
-from tensortap.record.step import Record
-from tensortap.reduce.reducers import (
-    content_hash,
-    full,
-    histogram,
-    per_sample,
-    quantiles,
-    rows,
-    sample,
-    stats,
-    units,
-)
-from tensortap.reduce.summary import Summary, summarize
-from tensortap.script.notebook import load_ipython_extension as load_ipython_extension  # what `%load_ext` looks for
-from tensortap.script.notebook import unload_ipython_extension as unload_ipython_extension
-from tensortap.select.probes import Probe, escalation, probe
-from tensortap.select.triggers import (
-    Trigger,
-    at,
-    between,
-    chance,
-    desync,
-    every,
-    first,
-    following,
-    metric,
-    nonfinite,
-    powers_of,
-    spike,
-)
-from tensortap.sinks.console import Console
-from tensortap.sinks.csv import Csv
-from tensortap.sinks.jsonl import JsonLines
-from tensortap.sinks.memory import Memory
-from tensortap.sinks.mlflow import MLflow
-from tensortap.sinks.npy import Npy
-from tensortap.sinks.otel import OpenTelemetry
-from tensortap.sinks.prometheus import Prometheus
-from tensortap.sinks.tensorboard import TensorBoard
-from tensortap.sinks.trackio import Trackio
-from tensortap.sinks.wandb import WandB
-from tensortap.store.compact import compact
-from tensortap.store.run import Run, open_run
-from tensortap.types import Call
-from tensortap.version import __version__
-from tensortap.view.terminal.tensor import show_tensor as show
-from tensortap.watch import Tap, tap, watch
-from tensortap.watch_step import watch_step
+A name is imported when it is first used, from where `__init__.pyi` says it is made: a program that records loads
+nothing of what compares, diagnoses and draws.
+"""
 
-open = open_run  # names that shadow builtins, here only
-print = show
-hash = content_hash
+import ast
+import importlib
+import pkgutil
+import sys
+from types import ModuleType
+from typing import Any
 
-__all__ = [
-    "Call",
-    "Console",
-    "Csv",
-    "Diff",
-    "Drift",
-    "Finding",
-    "Findings",
-    "Harvest",
-    "JsonLines",
-    "MLflow",
-    "Memory",
-    "Npy",
-    "OpenTelemetry",
-    "Options",
-    "Probe",
-    "Prometheus",
-    "Ray",
-    "Record",
-    "Rule",
-    "Run",
-    "Summary",
-    "Tap",
-    "TensorBoard",
-    "TensortapError",
-    "TensortapWarning",
-    "Trackio",
-    "Trigger",
-    "WandB",
-    "__version__",
-    "at",
-    "between",
-    "capture",
-    "chance",
-    "check_model",
-    "compact",
-    "compare",
-    "desync",
-    "diff",
-    "escalation",
-    "every",
-    "findings",
-    "first",
-    "following",
-    "full",
-    "harvest",
-    "hash",
-    "histogram",
-    "locate_nonfinite",
-    "metric",
-    "nonfinite",
-    "open",
-    "open_harvest",
-    "open_run",
-    "ops",
-    "per_sample",
-    "pooled",
-    "powers_of",
-    "print",
-    "probe",
-    "quantiles",
-    "rank_samples",
-    "rows",
-    "rule",
-    "sample",
-    "samples",
-    "show",
-    "sites",
-    "spike",
-    "stats",
-    "summarize",
-    "tap",
-    "tokens",
-    "top_k",
-    "units",
-    "verify",
-    "watch",
-    "watch_step",
-]
+
+def _read_stub() -> tuple[dict[str, tuple[str, str]], dict[str, str], list[str]]:
+    """Return where each public name is made (module and name there), further names for some, and `__all__`."""
+    made: dict[str, tuple[str, str]] = {}
+    further: dict[str, str] = {}
+    public: list[str] = []
+    for line in ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"").body:
+        if isinstance(line, ast.ImportFrom):
+            made |= {each.asname or each.name: (str(line.module), each.name) for each in line.names}
+        elif isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
+            if isinstance(line.value, ast.Name):
+                further[line.targets[0].id] = line.value.id
+            else:
+                public = ast.literal_eval(line.value)
+    return made, further, public
+
+
+_MADE, _FURTHER, __all__ = _read_stub()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FURTHER:
+        value = globals()[_FURTHER[name]] if _FURTHER[name] in globals() else __getattr__(_FURTHER[name])
+    elif name in _MADE:
+        module, there = _MADE[name]
+        value = getattr(importlib.import_module(module), there)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MADE, *_FURTHER})
+
+
+class _Package(ModuleType):
+    """A package whose function `tensortap.diff` is not replaced when its subpackage of the same name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (isinstance(value, ModuleType) and name in _MADE):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -72,7 +72,3 @@ def _is_ours(rule: Rule) -> bool:
 
 def _opened(run: Given) -> Run:
     return run if isinstance(run, Run) else open_run(run)
-
-
-# A run offers `run.findings()` without knowing who answers: importing this module from there would point upwards.
-Run.diagnose = staticmethod(findings)

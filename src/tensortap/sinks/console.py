@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import IO
 
-import rich.console
-from rich.text import Text
-
 from tensortap.record.step import Record
 from tensortap.reduce.summary import Summary
 from tensortap.sinks.base import RecordSink
@@ -20,11 +17,13 @@ class Console(RecordSink):
     """
 
     def __init__(self, stream: IO[str] | None = None) -> None:
+        import rich.console  # takes longer to load than all other sinks
+
         self._console = rich.console.Console(file=stream, highlight=False, markup=False, soft_wrap=True)
 
     def record(self, record: Record) -> None:
         """Print one record."""
-        self._console.print(Text(line(record), style=style(record.summary)))
+        self._console.print(line(record), style=style(record.summary))
 
 
 def style(summary: Summary) -> str:

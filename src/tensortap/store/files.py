@@ -6,16 +6,17 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
-
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 
 from tensortap.errors import RunError
 from tensortap.store.names import hidden_name
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 _TRIES: Final = 10
 T = TypeVar("T")
@@ -31,12 +32,9 @@ class Files:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.url = os.fspath(path)
-        try:
-            self.fs, root = url_to_fs(self.url)
-        except (ValueError, ImportError) as error:
-            raise RunError(f"cannot use the path {self.url!r}: {error}") from error
-        self.root = str(root).rstrip("/") or "/"
-        self.local = Path(self.root) if isinstance(self.fs, LocalFileSystem) else None
+        self._fs, root = _remote(self.url)
+        self.root = root.rstrip("/") or "/"
+        self.local = Path(self.root) if self._fs is None else None
         self._device: int | None = None
 
     def __str__(self) -> str:
@@ -46,14 +44,24 @@ class Files:
         """Return the full path of a name, as the file system wants it."""
         return f"{self.root}/{name}" if name else self.root
 
+    @property
+    def fs(self) -> AbstractFileSystem:
+        """Return the file system of a remote folder."""
+        assert self._fs is not None, "a local folder is read and written by the operating system's own calls"
+        return self._fs
+
     def exists(self, name: str = "") -> bool:
         """Return whether there is such a file or folder."""
+        if self.local is not None:
+            return os.path.exists(self.path(name))  # noqa: PTH110 - a `Path` costs as much as the look
         return bool(self.fs.exists(self.path(name)))
 
     def list(self, name: str = "") -> list[str]:
         """Return the names in a folder, sorted; none when there is no such folder."""
-        self.fs.invalidate_cache()
         try:
+            if self.local is not None:
+                return sorted(os.listdir(self.path(name)))  # noqa: PTH208
+            self.fs.invalidate_cache()
             found = self.fs.ls(self.path(name), detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -81,6 +89,8 @@ class Files:
 
     def size(self, name: str) -> int:
         """Return a file's length in bytes."""
+        if self.local is not None:
+            return os.path.getsize(self.path(name))  # noqa: PTH202
         return int(self.fs.size(self.path(name)) or 0)
 
     def write(self, name: str, data: bytes) -> None:
@@ -115,12 +125,21 @@ class Files:
     def remove(self, name: str) -> None:
         """Delete a file; nothing happens when it is gone already."""
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file(self.path(name))
+            if self.local is not None:
+                os.remove(self.path(name))  # noqa: PTH107
+            else:
+                self.fs.rm_file(self.path(name))
 
     def remove_all(self, name: str) -> None:
         """Delete a file, or a folder with everything in it."""
+        path = self.path(name)
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm(self.path(name), recursive=True)
+            if self.local is None:
+                self.fs.rm(path, recursive=True)
+            elif os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114
+                shutil.rmtree(path)
+            else:
+                os.remove(path)  # noqa: PTH107
 
     def make_folder(self, folder: Path) -> None:
         """Make a local folder, again if it went away; but not on another disk, where it would hide a lost mount."""
@@ -143,6 +162,20 @@ class Files:
     def _hidden(self, name: str) -> Path:
         folder, _, last = name.rpartition("/")
         return self.staging() / folder / hidden_name(last)
+
+
+def _remote(url: str) -> tuple[AbstractFileSystem | None, str]:
+    """Return the file system that an address names and the folder there; None where it is a path of this machine."""
+    if "://" not in url and "::" not in url:
+        return None, Path(os.path.expanduser(url)).absolute().as_posix()  # noqa: PTH111 - leaves `~nobody` as it is
+    from fsspec.core import url_to_fs  # loads asyncio and more: not for those who write to their own disk
+    from fsspec.implementations.local import LocalFileSystem
+
+    try:
+        fs, root = url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise RunError(f"cannot use the path {url!r}: {error}") from error
+    return (None if isinstance(fs, LocalFileSystem) else fs), str(root)
 
 
 def check_regular(path: Path, root: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError
@@ -126,17 +127,13 @@ class Run(RunFacts):
     >>> run.series("blocks.3.mlp", "std")                               # doctest: +SKIP
     """
 
-    diagnose: ClassVar[Callable[..., Findings]]  # set by tensortap.diagnose: rules read runs, runs know no rules
-    drawn: ClassVar[Callable[..., str]]  # set by tensortap.view, and so is this:
-    plotted: ClassVar[Callable[..., Any]]
-
     def __repr__(self) -> str:
         return self.snapshots.read(
             lambda s: f"<Run {self.path}: {s.state}, {len(s.steps)} steps, {len(s.places)} sites>"
         )
 
     def _repr_html_(self) -> str:
-        return self.drawn(self)
+        return str(_reader("view.notebook.run", "run_html")(self))
 
     def table(
         self, sites: SiteSelection = None, ports: str | Sequence[str] | None = None, steps: StepSelection = None,
@@ -245,14 +242,15 @@ class Run(RunFacts):
 
         `reference` is a run to compare this one with.
         """
-        return self.diagnose(self, rules, reference)
+        found: Findings = _reader("diagnose", "findings")(self, rules, reference)
+        return found
 
     def plot(self, site: str, **place: Any) -> Any:
         """Return one site over steps as a figure: of matplotlib where that is installed, else an SVG for notebooks.
 
         `port`, `slot`, `call` and `rank` choose as in `series`. A figure is saved with `.savefig("site.png")`.
         """
-        return self.plotted(self, site, **place)
+        return _reader("view.notebook.plot", "plot")(self, site, **place)
 
     def sql(self, query: str) -> Any:
         """Ask DuckDB about the tables `records` and `metrics`; return a `pyarrow.Table`."""
@@ -265,3 +263,9 @@ class Run(RunFacts):
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run folder, local or remote, while it is written or afterwards."""
     return Run(path)
+
+
+def _reader(package: str, name: str) -> Callable[..., Any]:
+    """Return a function that reads runs and is imported when a run is asked for it: runs know no rules or pictures."""
+    function: Callable[..., Any] = getattr(importlib.import_module(f"tensortap.{package}"), name)
+    return function

@@ -46,6 +46,3 @@ def _shown(base: Any) -> Any:
             return out.getvalue()
 
     return SiteFigure
-
-
-Run.plotted = staticmethod(plot)

@@ -52,6 +52,3 @@ def _row(row: SiteRow) -> list[str]:
 
 def _note(said: str) -> str:
     return markup.element("div", said, style="opacity:.65")
-
-
-Run.drawn = staticmethod(run_html)
