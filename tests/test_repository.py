@@ -256,6 +256,7 @@ def test_pre_commit_is_local() -> None:
     assert re.findall(r"repo: (.*)", file.read_text()) == ["local"]
 
 
+@pytest.mark.thorough  # test_examples.py runs it with one
 def test_the_example_without_a_framework(tmp_path: Path) -> None:
     """It finds both faults and says where the run is, within 110 columns."""
     env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}

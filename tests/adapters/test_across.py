@@ -10,7 +10,11 @@ from subjects import SUBJECTS, subject_of
 
 import tensortap as tt
 
-PAIRS = list(itertools.combinations(SUBJECTS, 2))
+# PyTorch with each other framework; the others with each other in `make thorough`.
+PAIRS = [
+    pytest.param(*pair, marks=() if "torch" in pair else pytest.mark.thorough)
+    for pair in itertools.combinations(SUBJECTS, 2)
+]
 
 
 def recorded(subject, path):

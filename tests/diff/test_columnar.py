@@ -78,7 +78,7 @@ def pair_by_pair(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     ("keep", "ranks", "changes"),
     [
         pytest.param([tt.histogram()], 1, 0, marks=pytest.mark.thorough),
-        ([tt.histogram(), tt.sample(3)], 1, 4),
+        pytest.param([tt.histogram(), tt.sample(3)], 1, 4, marks=pytest.mark.thorough),
         ([tt.histogram()], 2, 200),
         pytest.param([tt.stats(), tt.hash()], 3, 1, marks=pytest.mark.thorough),
     ],

@@ -154,7 +154,10 @@ def test_flipped_bit(model):
     assert "its parameters differ: blocks.4.mlp.0.weight:param" in list(found.remarks())
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.bfloat16, *(pytest.param(each, marks=pytest.mark.thorough) for each in (torch.float16, torch.float64))],
+)
 def test_other_precision(model, dtype):
     """The same model in another precision is within the tolerance, and the change is told."""
     found = tt.compare(model, copy.deepcopy(model).to(dtype), X)

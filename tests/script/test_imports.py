@@ -23,7 +23,10 @@ BEFORE = {
 }
 
 
-@pytest.mark.parametrize("before", BEFORE)
+@pytest.mark.parametrize(
+    "before",
+    [pytest.param(each, marks=pytest.mark.thorough if "library" in each else ()) for each in BEFORE],
+)
 def test_a_script_is_observed_whatever_asked_for_torch_before(scripts, before):
     """Code that asks whether torch is there, without importing it, hides no model."""
     done, run = scripts.observe(BEFORE[before] + BODY, process=before == "a library that asks first")

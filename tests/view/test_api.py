@@ -77,7 +77,7 @@ def mixed(make_run, tmp_path):
     return str(tmp_path / "run")
 
 
-@pytest.mark.parametrize("width", [1000, 40, 7, 1])
+@pytest.mark.parametrize("width", [40, 7, *(pytest.param(w, marks=pytest.mark.thorough) for w in (1000, 1))])
 def test_a_heat_map_is_what_the_records_say(mixed, ask, width):
     """At every level of detail each cell is the mean (sum, least, greatest) of its records, its extremes are theirs."""
     sites = open_run(mixed).sites

@@ -151,7 +151,7 @@ class Terminal:
             os.close(self.master)
 
 
-@pytest.mark.parametrize("how", ["q", "ctrl-c"])
+@pytest.mark.parametrize("how", ["q", pytest.param("ctrl-c", marks=pytest.mark.thorough)])
 def test_beside_a_training(tmp_path, how):
     """New steps appear while another process writes them; `q` and Ctrl-C end it quietly and leave the last picture."""
     with tt.watch(to=str(tmp_path / "run")) as tap:

@@ -157,6 +157,7 @@ def test_equinox_in_eager_mode(x):
     assert "inner.1" in str(tt.sites(model))
 
 
+@pytest.mark.thorough  # test_rebuilt.py has Haiku
 def test_haiku(memory, seen, x):
     """Modules of Haiku go by their names."""
     net = hk.without_apply_rng(hk.transform(haiku_net))

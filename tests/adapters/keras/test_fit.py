@@ -88,8 +88,10 @@ def test_the_row_in_a_graph_is_the_kernels(memory):
     "dtype",
     [
         "float32",
-        "bfloat16",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("float64", "float16", "int32", "uint8", "bool")),
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("bfloat16", "float64", "float16", "int32", "uint8", "bool")
+        ),
     ],
 )
 def test_the_row_under_xla_is_the_kernels_to_rounding(dtype):
@@ -189,6 +191,7 @@ def test_the_loss_is_the_steps_own(make, data, losses):
     assert losses.found == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.thorough  # the contract has look-back
 def test_lookback(make, fit, memory, losses):
     """With look-back the steps before the one with the high loss are kept too."""
     first, model = make(), make()
@@ -242,6 +245,7 @@ def test_closing_in_the_first_fit(make, fit, memory):
     assert steps(memory) == [0]
 
 
+@pytest.mark.thorough  # test_old_traces_are_given_back has it
 def test_compiling_again(make, fit, memory):
     """A model that is compiled anew while it is watched stays watched."""
     model = make()
@@ -253,6 +257,7 @@ def test_compiling_again(make, fit, memory):
     fit(model)
 
 
+@pytest.mark.thorough  # the contract has two taps
 def test_two_taps(make, fit, memory):
     """Each sees what it asked for; closing one leaves the other."""
     model, other = make(), tt.Memory()

@@ -71,7 +71,7 @@ SIGNATURE = [tf.TensorSpec([None, 6]), tf.TensorSpec([None, 1])]
     [
         {},
         pytest.param({"jit_compile": True}, marks=pytest.mark.thorough),
-        {"input_signature": SIGNATURE},
+        pytest.param({"input_signature": SIGNATURE}, marks=pytest.mark.thorough),
         pytest.param({"reduce_retracing": True}, marks=pytest.mark.thorough),
         pytest.param({"autograph": False}, marks=pytest.mark.thorough),
     ],

@@ -25,8 +25,15 @@ def wrapped(model: nn.Module, backend: str) -> Callable[..., Any]:
     return torch.compile(model, backend=backend)
 
 
-@pytest.mark.parametrize("compile_first", [True, False])
-@pytest.mark.parametrize("way", [wrapped, in_place])
+@pytest.mark.parametrize(
+    ("way", "compile_first"),
+    [
+        (wrapped, True),
+        (in_place, False),
+        pytest.param(wrapped, False, marks=pytest.mark.thorough),
+        pytest.param(in_place, True, marks=pytest.mark.thorough),
+    ],
+)
 def test_operations_of_a_compiled_model_are_hidden_and_its_modules_are_not(
     watch: Any, way: Callable[..., Any], compile_first: bool
 ) -> None:
@@ -42,6 +49,7 @@ def test_operations_of_a_compiled_model_are_hidden_and_its_modules_are_not(
     assert seen.unseen() == {"op:*": COMPILED}
 
 
+@pytest.mark.thorough  # test_blocks_share_a_graph has it without operations
 def test_one_graph_for_all_blocks_with_operations_watched_too(watch: Any) -> None:
     """Blocks that are compiled after they are watched share a graph, as they do where nobody wants operations."""
     model = fresh(layers=10)  # more than the compiler compiles one function for

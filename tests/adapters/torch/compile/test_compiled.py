@@ -17,7 +17,6 @@ from compiling import (
     exactly,
     fresh,
     graphs,
-    in_a_function,
     in_place,
     rows,
     tokens,
@@ -46,9 +45,9 @@ def close_to(got: dict[tuple[str, int, int], tuple[float, ...]], want: dict[tupl
 
 
 def _orders() -> Iterator[Any]:
-    """Every way to compile, each with one backend; with the others only in `make thorough`."""
+    """Every way to compile, with every backend; two of them usually, the others in `make thorough`."""
     for way in WAYS:
-        usual = ("watch", "eager") if way in (in_place, in_a_function) else ("compile", "aot_eager")
+        usual = {in_place: ("watch", "eager"), as_whole: ("compile", "aot_eager")}.get(way)
         for first, backend in (("watch", "eager"), ("compile", "aot_eager"), ("compile", "eager")):
             marks = () if (first, backend) == usual else pytest.mark.thorough
             yield pytest.param(way, first, backend, id=f"{first}-{backend}-{way.__name__}", marks=marks)
@@ -117,6 +116,7 @@ def test_blocks_share_a_graph(watch):
     assert len({r.place.site for r in seen.records}) == len(list(model.modules())) - 1  # the list of blocks
 
 
+@pytest.mark.thorough  # blocks that share a graph have it
 def test_wrapped_blocks_have_their_own_names(watch, eager):
     """What torch.compile puts around a module is not in the names, and not a site."""
     model = fresh()
@@ -146,7 +146,7 @@ def test_closing_leaves_nothing(watch):
     run = in_place(model, "eager")
     bare = train(run, model)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(3):
+        for _ in range(2):
             memory = tt.Memory()
             with tt.watch(model, EVERYTHING, to=memory):
                 train(run, model, 1)
@@ -157,6 +157,7 @@ def test_closing_leaves_nothing(watch):
     assert len(entries) == 1
 
 
+@pytest.mark.thorough  # eager mode has two taps
 def test_two_taps_at_once(watch):
     """Each sees its own sites, and one goes on when the other is closed."""
     model = fresh()

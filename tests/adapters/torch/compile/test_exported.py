@@ -58,7 +58,7 @@ def test_the_program_itself(program):
         tt.watch(program)
 
 
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("strict", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_a_watched_model_is_exported_without_taps(watch, strict):
     """An exported program leaves the process: no operation of ours may be in it."""
     model = fresh()

@@ -34,7 +34,7 @@ def culprits():
     [
         ("mlp", "shuffled", "nan"),
         ("cnn, batch norm", "dict batches", "inf"),
-        ("regression", "batch sampler", "scaled"),
+        pytest.param("regression", "batch sampler", "scaled", marks=pytest.mark.thorough),
         ("mlp", "shuffled", "mislabelled"),
         pytest.param("mlp", "subset", "mislabelled", marks=pytest.mark.thorough),
         pytest.param("mlp", "workers", "mislabelled", marks=pytest.mark.thorough),

@@ -47,8 +47,11 @@ TWO = {
     "ddp": scene(Ddp), "inner": scene(Inner), "fsdp": scene(Fsdp), "tensors": scene(Tensors), "gpipe": scene(GPipe),
     "1f1b": scene(OneByOne), **SMALL,
 }  # fmt: skip
-FOUR = {"hybrid": scene(Hybrid), "tensors": scene(Tensors), "grid": scene(Grid), "local parts": local_parts}
-FOUR_AGAIN = {"ddp": scene(Ddp), "fsdp": scene(Fsdp), "1f1b": scene(OneByOne)}  # what two ranks show, on more
+FOUR = {"grid": scene(Grid), "local parts": local_parts}
+# What two ranks or the grid show, on four.
+FOUR_AGAIN = {
+    "hybrid": scene(Hybrid), "tensors": scene(Tensors), "ddp": scene(Ddp), "fsdp": scene(Fsdp), "1f1b": scene(OneByOne),
+}  # fmt: skip
 
 
 def play(out: Path, scenarios: dict[str, Callable[[Path], Any]]) -> None:
