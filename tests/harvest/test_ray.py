@@ -16,6 +16,7 @@ from harvest.subjects import contents
 from torch import nn
 
 import tensortap as tt
+from tensortap.errors import HarvestError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own: sockets, forks, and what it will change
@@ -69,3 +70,14 @@ def test_ray_gives_the_same_bytes(ray: Any, tmp_path: Path) -> None:
     shuffled = [row["sample"] for row in acts.to_ray(shuffle=True, seed=1).take_all()]
     assert sorted(shuffled) == [i for i in range(24) if i != 5]
     assert shuffled != sorted(shuffled)
+
+
+def test_ray_refuses_what_cannot_be_sent_before_anything_is_removed(ray: Any, tmp_path: Path) -> None:
+    """Batches that come only once cannot be sent to workers: the error says what to give, and the harvest stays."""
+    acts, options = tmp_path / "acts", {"overwrite": True, "progress": False}
+    tt.harvest(nn.Identity(), [torch.ones(2, 3)], ":output", to=acts, **options)  # type: ignore[arg-type]
+    before = contents(acts)
+    once = (torch.ones(2, 3) for _ in range(2))
+    with pytest.raises(HarvestError, match="give functions that return them"):
+        tt.harvest(nn.Identity(), once, ":output", to=acts, engine=tt.Ray(), **options)  # type: ignore[arg-type]
+    assert contents(acts) == before

@@ -16,7 +16,9 @@ from harvest.subjects import contents, make_data, make_model
 from torch import nn
 
 import tensortap as tt
-from tensortap.errors import HarvestError
+from tensortap.distributed.ranks import World
+from tensortap.errors import HarvestError, MissingExtraError
+from tensortap.harvest.engines import Processes
 from tensortap.harvest.folder import HarvestFolder
 from tensortap.store.files import Files
 
@@ -171,6 +173,36 @@ def test_overwriting_removes_nothing_before_the_call_is_known_to_be_good(
     with pytest.raises(IndexError):
         tt.harvest(make_model(), data, "blocks.0", to=acts, **calls)
     assert contents(acts) == before
+
+
+def test_overwriting_removes_nothing_where_the_engine_cannot_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Ray, with an engine that raises as it starts, or is none, the harvest before stays as it was."""
+
+    class Broken(Processes):
+        def prepare(self, job: object, source: object) -> None:
+            raise ConnectionError("no cluster")
+
+    acts, data, calls = tmp_path / "acts", make_data(4), OPTIONS | {"overwrite": True}
+    tt.harvest(make_model(), data, "blocks.0", to=acts, **calls)
+    before = contents(acts)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    engines: list[tuple[Any, type[Exception]]] = [
+        (tt.Ray(workers=2), MissingExtraError), (Broken(World(0, 1)), ConnectionError), ("ray", HarvestError),
+        (3, HarvestError), (tt.Ray, HarvestError),
+    ]  # fmt: skip
+    for engine, error in engines:
+        with pytest.raises(error):
+            tt.harvest(make_model(), data, "blocks.0", to=acts, engine=engine, **calls)
+        assert contents(acts) == before
+
+
+@pytest.mark.parametrize("wrong", [{"workers": 0}, {"workers": "two"}, {"num_cpus": -1}, {"num_gpus": "all"}])
+def test_options_of_ray_are_checked_when_they_are_given(wrong: dict[str, Any]) -> None:
+    """Workers, processors and GPUs must be numbers that Ray can use."""
+    with pytest.raises(HarvestError, match=f"{next(iter(wrong))} must be"):
+        tt.Ray(**wrong)
 
 
 def test_a_generator_can_be_harvested(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ class Engine(Protocol):
     def name(self) -> str:
         """What it is called."""
 
+    def prepare(self, job: Job, source: Source) -> None:
+        """Start what the engine needs, or raise: it is called before a harvest that was there is removed."""
+
     def run(
         self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,
         progress: HarvestProgress,
@@ -37,6 +40,9 @@ class Processes:
     def __init__(self, world: World) -> None:
         self.name = "local" if world.size == 1 else "torchrun"
         self._world = world
+
+    def prepare(self, job: Job, source: Source) -> None:
+        """Need nothing: the model and the data are in this process."""
 
     def run(
         self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,
@@ -67,6 +73,6 @@ def engine_for(wanted: str | Engine | None) -> Engine:
         return Processes(of_environment())
     if wanted == "local":
         return Processes(World(0, 1))
-    if isinstance(wanted, str):
+    if isinstance(wanted, (str, type)) or not (hasattr(wanted, "prepare") and hasattr(wanted, "run")):
         raise HarvestError(f'engine must be "local", "torchrun" or tt.Ray(workers=2), got {wanted!r}')
     return wanted

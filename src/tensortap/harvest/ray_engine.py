@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import math
 import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,8 +34,22 @@ class Ray:
     name: ClassVar[str] = "ray"
 
     def __post_init__(self) -> None:
-        if self.workers < 1:
-            raise HarvestError(f"workers must be at least 1, got {self.workers}: write tt.Ray(workers=2)")
+        if type(self.workers) is not int or self.workers < 1:
+            raise HarvestError(f"workers must be at least 1, got {self.workers!r}: write tt.Ray(workers=2)")
+        for name, number in (("num_cpus", self.num_cpus), ("num_gpus", self.num_gpus)):
+            if isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 <= number < math.inf:
+                raise HarvestError(f"{name} must be a number of at least 0, got {number!r}: write tt.Ray({name}=1)")
+
+    def prepare(self, job: Job, source: Source) -> None:
+        """Start Ray, and see that the job can be sent to its workers."""
+        ray = start_ray()
+        try:
+            ray.cloudpickle.dump(sent_job(job, source), Discard())
+        except Exception as error:
+            raise HarvestError(
+                f"the model and the data must be such that they can be sent to workers, got {error}: give functions "
+                "that return them, tt.harvest(make_model, make_data, …)"
+            ) from error
 
     def run(
         self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,
@@ -47,8 +63,7 @@ class Ray:
         progress.skipped((parts - len(missing)) * plan.batches_per_part)
         if not missing:
             return parts
-        data = source.data if isinstance(source, IndexedSource) else job.data
-        sent = dataclasses.replace(job, data=data, first_rows=None)
+        sent = sent_job(job, source)
         where = str(folder.files.local.absolute()) if folder.files.local is not None else folder.files.url
         items = ray.data.from_items([{"part": part} for part in missing], override_num_blocks=len(missing))
         done = items.map_batches(
@@ -79,6 +94,24 @@ class RayWorker:
             raise HarvestError(f"part {batch['part'][0]} has no data on this worker: all must see the same data")
         size = sum(shard["bytes"] for shard in entry["shards"])
         return {"part": [entry["part"]], "samples": [entry["samples"]], "rows": [entry["rows"]], "bytes": [size]}
+
+
+def sent_job(job: Job, source: Source) -> Job:
+    """Return a job as it is sent to the workers: with data that can be read by index where there is such."""
+    data = source.data if isinstance(source, IndexedSource) else job.data
+    return dataclasses.replace(job, data=data, first_rows=None)
+
+
+class Discard(io.RawIOBase):
+    """A file that keeps nothing: what is written to it takes no memory."""
+
+    def writable(self) -> bool:
+        """Return that it can be written to."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Count what is given."""
+        return memoryview(data).nbytes
 
 
 def counted(source: Source) -> Source:

@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import Any
 
-from tensortap.errors import needs
+from tensortap.errors import HarvestError, needs
 
 
 def start_ray() -> Any:
@@ -15,7 +15,10 @@ def start_ray() -> Any:
         import ray
         import ray.data
     if not ray.is_initialized():
-        ray.init(include_dashboard=False, log_to_driver=False)
+        try:
+            ray.init(include_dashboard=False, log_to_driver=False)
+        except Exception as error:
+            raise HarvestError(f"Ray cannot be started: {type(error).__name__}: {error}") from error
     if not sys.stderr.isatty():
         ray.data.DataContext.get_current().enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.WARNING)  # it tells the beginning and end of every plan

@@ -120,8 +120,9 @@ class _Harvesting:
             plan = HarvestPlan.of_json(before)
             plan.check_same(fingerprints, str(self._folder))
         else:
+            self._engine.prepare(self._job, self._source)
             plan = self._plan(fingerprints)
-            if overwrite:  # only now: the first batch has shown that sites, data and options are good
+            if overwrite:  # only now: the engine is ready, and the first batch has shown that all else is good
                 self._folder.clear()
             self._folder.write_plan(plan)
         self._job = dataclasses.replace(self._job, left_out=tuple(plan.about.get("left_out", ())))
