@@ -13,7 +13,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tensortap.errors import PatternError, RunError
+from tensortap.reduce.statistics import NUMBERS
+from tensortap.reduce.summary import summarize
+from tensortap.store.filters import places_matching
 from tensortap.store.run import open_run
+from tensortap.text import number
 from tensortap.view.terminal.arguments import check_sites, resolve_steps
 from tensortap.view.terminal.columns import Column, grid, shorten
 from tensortap.view.terminal.progress import waiting
@@ -84,7 +88,7 @@ def test_nothing_is_wider_than_the_terminal(typical, width, monkeypatch):
     lines = text_of(typical, width=width, monkeypatch=monkeypatch).splitlines()
     table = lines[lines.index("") :]
     assert all(cell_len(line) <= width for line in lines)
-    assert len(table) == 1 + 1 + 6
+    assert len(table) >= 1 + 1 + 6 + 1
     assert "nan 0.781%" in table[2]
 
 
@@ -107,8 +111,24 @@ def test_piped_output_is_plain_and_complete(typical, monkeypatch):
 
 
 def test_several_calls_are_one_row_that_says_so(typical):
-    """Of two calls the row shows one, and how many there were."""
-    assert "blocks.2.mlp:output ×2" in text_of(typical)
+    """The numbers of two calls are merged, as if their elements were of one tensor, and a line below says so."""
+    lines = text_of(typical).splitlines()
+    [line] = [line for line in lines if line.startswith("blocks.2.mlp:output ×2")]
+    assert number(np.concatenate([X, X * 3]).std()) in line.split()
+    assert lines[-1] == "×N: N calls in this step; the numbers are of all of them together"
+    assert "×N" not in text_of(typical, ["head"])
+
+
+def test_numbers_of_calls_are_merged_exactly(make_run):
+    """Counts, extremes, moments and quantiles of several calls are those of all their elements, whatever the shapes."""
+    calls = [BAD, np.zeros((3, 5), np.float32), X[:2] * 7]
+    run = open_run(make_run([({"a": calls}, {})]))
+    [row] = read_view(run).shown
+    found, whole = row.record.summary, summarize(np.concatenate([call.ravel() for call in calls]))
+    assert row.of == 3 and found.shape == X.shape
+    for name in NUMBERS:
+        assert found[name] == pytest.approx(whole[name], rel=1e-9), name
+    assert [found.quantile(q) for q in (0.1, 0.5, 0.9)] == [whole.quantile(q) for q in (0.1, 0.5, 0.9)]
 
 
 def test_rows_beyond_the_limit_are_counted(typical):
@@ -252,6 +272,38 @@ def test_names_are_shortened_so_that_layers_can_be_told_apart(width, short):
     """Words become initials from the left, numbers stay; only then is the middle left out."""
     said = shorten("model.decoder.layers.11.self_attn.q_proj:grad_output", width)
     assert said == short or (width == 20 and said.startswith("m.d.l.1…") and said.endswith("grad_output"))
+
+
+LONG = [f"model.transformer.{side}.layers.{i}.self_attn.{p}_proj:output" for side in ("encoder", "decoder")
+        for i in (0, 11) for p in "qk"] + ["model.transformer.decoder.embed_positions:output"]  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_shortened_names_can_be_given_to_another_command(make_run, width, monkeypatch):
+    """A name that has not enough room is a pattern that means the same site, and a line below says so."""
+    run = make_run([(dict.fromkeys(LONG, X), {})])
+    lines = text_of(run, width=width, monkeypatch=monkeypatch, sort="order").splitlines()
+    top = next(i for i, line in enumerate(lines) if line.startswith("site "))
+    names = [line.split()[0] for line in lines[top + 1 : top + 10]]
+    assert any(name.startswith("**.") for name in names)
+    assert lines[-1] == "**.name: a pattern of this site alone, for --site; --wide shows names whole"
+    for name, whole in zip(names, LONG, strict=True):
+        assert [str(place) for place in places_matching(name, open_run(run).places)] == [whole]
+
+
+def test_names_that_are_shortened_too_much_are_said_to_be(make_run, monkeypatch):
+    """Where no pattern has room, a line below tells how to see the whole names."""
+    run = make_run([({"a.very_long_name_of_one_module_alone": X}, {})])
+    lines = text_of(run, width=40, monkeypatch=monkeypatch).splitlines()
+    assert " ".join(lines[-2:]).replace("  ", " ").endswith("; --wide shows names whole")
+
+
+def test_names_are_whole_where_they_are_asked_for(make_run, monkeypatch):
+    """`wide` leaves nothing out of a narrow terminal."""
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = io.StringIO()
+    draw(read_view(open_run(make_run([(dict.fromkeys(LONG, X), {})]))), stream, wide=True)
+    assert all(name in stream.getvalue() for name in LONG) and "--wide" not in stream.getvalue()
 
 
 def test_a_grid_drops_by_importance():

@@ -25,12 +25,13 @@ from tensortap.view.terminal.tensor_files import holds_tensors, show_tensors
 @click.option("--phase", type=click.Choice(("train", "eval")),
               help="Steps of training or of evaluation, where they are numbered apart.")  # fmt: skip
 @limit_option(40)
+@click.option("--wide", is_flag=True, help="All columns and whole names, though lines may be longer than the terminal.")
 @click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
 @click.option("--dimension", type=int, metavar="N", help="Of a harvest: the samples that activate a dimension most.")
 @tokenizer_option
 def command(
-    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, phase: str | None, limit: int, live: bool,
-    dimension: int | None, tokenizer: str | None, as_json: bool,
+    path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, phase: str | None, limit: int, wide: bool,
+    live: bool, dimension: int | None, tokenizer: str | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Show a run: a line for every site, the worst first; or one site in detail.
 
@@ -52,4 +53,4 @@ def command(
         if as_json:
             print_json(view.as_json())
         else:
-            draw(view)
+            draw(view, wide=wide)

@@ -6,7 +6,7 @@ from it are taken in two passes, which is Chan's formula without its order of me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from tensortap.reduce import kernel
 from tensortap.reduce.histogram import BUCKETS
-from tensortap.reduce.statistics import REGISTRY
+from tensortap.reduce.statistics import NUMBERS, REGISTRY
+from tensortap.reduce.summary import Summary
 
 Columns = Mapping[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
@@ -57,6 +58,30 @@ def merge_groups(columns: Columns, starts: Ints) -> dict[str, npt.NDArray[Any]]:
         merged["std"] = np.sqrt(square / count) / scale
         merged["l2"] = np.sqrt(np.add.reduceat((columns["l2"] * wide) ** 2, starts)) / scale
     return merged
+
+
+def merge_summaries(some: Sequence[Summary]) -> Summary:
+    """Return the statistics of several tensors together; shape and type are those of the largest, a hash is left out.
+
+    >>> from tensortap.reduce.summary import summarize
+    >>> together = merge_summaries([summarize([1.0, 2.0]), summarize([3.0, float("nan")])])
+    >>> together.numel, together.nan, together.mean, together.quantile(1.0)
+    (4, 1, 2.0, 3.0)
+    """
+    if len(some) == 1:
+        return some[0]
+    start = np.zeros(1, np.int64)
+    columns = {name: np.array([getattr(one, name) for one in some]) for name in NUMBERS}
+    values = {name: column[0].item() for name, column in merge_groups(columns, start).items()}
+    counts = [one.hist_counts for one in some if one.hist_counts is not None]
+    offset: int | None = None
+    merged: Ints | None = None
+    if len(counts) == len(some):
+        offsets = np.array([one.hist_offset for one in some], np.int64)
+        ends = np.cumsum([0, *map(len, counts)])
+        [(offset, merged)] = merge_histograms(offsets, ends, np.concatenate(counts).astype(np.int64), start)
+    largest = max(some, key=lambda one: one.numel)
+    return Summary(dtype=largest.dtype, shape=largest.shape, hist_offset=offset, hist_counts=merged, **values)
 
 
 def _powers(columns: Columns, std: Floats, away: Floats) -> tuple[Floats, Floats]:

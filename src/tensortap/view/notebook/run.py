@@ -9,7 +9,7 @@ from tensortap.sinks.line import nonfinite
 from tensortap.store.run import Run
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.ordering import worst_first
-from tensortap.view.terminal.overview import Overview, SiteRow, earlier_steps_note, recent_overview
+from tensortap.view.terminal.overview import Overview, SiteRow, calls_note, earlier_steps_note, recent_overview
 from tensortap.view.terminal.screen import head
 
 _ROWS: Final = 20
@@ -24,7 +24,7 @@ def run_html(run: Run) -> str:
     rows = worst_first(view.rows)
     hidden = len(rows) - _ROWS
     notes = [f"… {hidden} more sites"] if hidden > 0 else []
-    notes += [said] if (said := earlier_steps_note(run, view)) else []
+    notes += [said for said in (calls_note(view, rows[:_ROWS]), earlier_steps_note(run, view)) if said]
     return markup.page(*_head(view), markup.table(_HEADS, map(_row, rows[:_ROWS])), *map(_note, notes))
 
 

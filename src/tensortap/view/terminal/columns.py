@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from rich.cells import cell_len
 from rich.table import Table
@@ -26,24 +26,36 @@ class Column(Generic[T]):
     left: bool = False
 
 
-def grid(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> Table:
+class NameFitter(Protocol):
+    """Writes the cells of the first column in little room."""
+
+    def fit(self, cell: str, width: int) -> str:
+        """Return a cell in so many columns."""
+
+    def least(self, cells: Iterable[str]) -> int:
+        """Return the width below which cells lose what matters."""
+
+
+def grid(columns: Sequence[Column[T]], rows: Sequence[T], width: int, names: NameFitter | None = None) -> Table:
     """Return the rows as a table at most `width` wide; the first column takes the room that is left."""
     cells = [[column.cell(row) for row in rows] for column in columns]
     widths = [max(map(cell_len, [column.title, *said])) for column, said in zip(columns, cells, strict=True)]
-    chosen, room = _fit([column.keep for column in columns], widths, width)
+    least = min(names.least(cells[0]), width // 2) if names else 0
+    chosen, room = _fit([column.keep for column in columns], widths, width, least)
+    fit = names.fit if names else shorten
     table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
     for i in chosen:
         table.add_column(Text(columns[i].title), justify="left" if columns[i].left else "right", no_wrap=True)
     for n, row in enumerate(rows):
-        said = [shorten(cells[i][n], room) if i == 0 else cells[i][n] for i in chosen]
+        said = [fit(cells[i][n], room) if i == 0 else cells[i][n] for i in chosen]
         table.add_row(*(Text(text, style=columns[i].style(row)) for i, text in zip(chosen, said, strict=True)))
     return table
 
 
-def _fit(keep: Sequence[float], widths: Sequence[int], width: int) -> tuple[list[int], int]:
+def _fit(keep: Sequence[float], widths: Sequence[int], width: int, least: int = 0) -> tuple[list[int], int]:
     """Return the columns that stay, and how wide the first may be."""
     chosen = list(range(len(widths)))
-    least = min(widths[0], max(_NARROWEST, width // 3))
+    least = min(widths[0], max(_NARROWEST, width // 3, least))
     while len(chosen) > 1 and least + _taken(widths, chosen) > width:
         chosen.remove(min(chosen[1:], key=lambda i: keep[i]))
     room = width - _taken(widths, chosen)

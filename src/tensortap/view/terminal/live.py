@@ -29,10 +29,12 @@ from tensortap.view.terminal.overview import (
     TREND_OF,
     Overview,
     about,
+    calls_note,
     earlier_steps_note,
     recent_overview,
 )
 from tensortap.view.terminal.screen import Screen, head, sites, title
+from tensortap.view.terminal.site_names import SiteNames
 
 try:
     import termios
@@ -121,12 +123,13 @@ def frame(
         return [title(about(run), "no records yet", 0, 0), Text(note, style="dim")]
     width, height = size or (Screen().width, 10_000)
     above = [*head(view), *_metrics(run, width), Text()]
-    below = [Text(said, style="dim") for said in (earlier_steps_note(run, view), note) if said]
+    said = (calls_note(view, view.rows), earlier_steps_note(run, view), note)
+    below = [Text(each, style="dim") for each in said if each]
     room = max(height - _lines([*above, *below], width) - 3, _FEWEST)
     shown = SORTS[sort](view.rows)[:room]
     hidden = len(view.rows) - len(shown)
     more = [Text(f"… {hidden} more sites", style="dim")] if hidden else []
-    return [*above, sites(view, shown, width), *more, *below]
+    return [*above, sites(view, shown, width, SiteNames(run.sites)), *more, *below]
 
 
 def _view(run: Run, patterns: list[str] | None, sort: str) -> Overview | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -11,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.record.step import Record
+from tensortap.reduce.merge import merge_summaries
 from tensortap.reduce.statistics import NONFINITE
-from tensortap.sinks.line import nonfinite
 from tensortap.sinks.plain import plain, row
 from tensortap.store import facts, queries
 from tensortap.store.blocks import PerPlace, RowBlock, blocks, read_or_mark, step_array
@@ -40,7 +41,7 @@ class NonFiniteEvent(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SiteRow:
-    """One site at its last step; of its `of` calls and ranks there, the worst."""
+    """One site at its last step: the statistics of its `of` calls and ranks there, merged."""
 
     name: str
     record: Record
@@ -148,6 +149,14 @@ def recent_overview(
 def main_phase(run: Run) -> str | None:
     """Return the phase to show unless another is asked for: training, where evaluation is numbered apart."""
     return run.snapshots.read(facts.main_phase)
+
+
+def calls_note(view: Overview, rows: Sequence[SiteRow]) -> str:
+    """Return a sentence about what `×3` in a row means; empty when no row has it."""
+    if all(row.of == 1 for row in rows):
+        return ""
+    each = "calls and ranks" if len(view.run.ranks) > 1 else "calls"
+    return f"×N: N {each} in this step; the numbers are of all of them together"
 
 
 def earlier_steps_note(run: Run, view: Overview) -> str:
@@ -286,7 +295,7 @@ def _stat(columns: Mapping[str, npt.NDArray[Any]], name: str) -> Floats:
 def _last_records(
     snapshot: Snapshot, sites: list[str] | None, at: Mapping[str, int], phase: str | None
 ) -> dict[str, tuple[Record, int]]:
-    """Return each site's worst record at its last step, and how many it has there."""
+    """Return each site's records at its last step merged into one, and how many they are."""
     found: dict[str, list[Record]] = {}
     ends = PerPlace(lambda place: at.get(str(place), -1), np.int64)
     for block in blocks(snapshot, (), chosen=_chosen(snapshot, sites), steps=sorted(set(at.values())), phase=phase):
@@ -298,7 +307,7 @@ def _last_records(
             found.setdefault(str(record.place), []).append(record)
     for records in found.values():
         records.sort(key=lambda record: (record.rank, record.seq))
-    return {name: (_worst(records), len(records)) for name, records in found.items()}
+    return {name: (_together(records), len(records)) for name, records in found.items()}
 
 
 def _chosen(snapshot: Snapshot, sites: list[str] | None) -> Callable[[Place], bool]:
@@ -306,5 +315,8 @@ def _chosen(snapshot: Snapshot, sites: list[str] | None) -> Callable[[Place], bo
     return (lambda place: True) if known is None else (lambda place: place[:3] in known)
 
 
-def _worst(records: Iterable[Record]) -> Record:
-    return max(records, key=lambda r: (nonfinite(r.summary), r.summary.zeros / max(r.summary.numel, 1), -r.seq))
+def _together(records: list[Record]) -> Record:
+    if len(records) == 1:
+        return records[0]
+    merged = merge_summaries([record.summary for record in records])
+    return dataclasses.replace(records[0], summary=merged, numbers={})

@@ -16,7 +16,8 @@ from tensortap.sinks.line import nonfinite
 from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
-from tensortap.view.terminal.overview import TREND, NonFiniteEvent, Overview, SiteRow, about
+from tensortap.view.terminal.overview import TREND, NonFiniteEvent, Overview, SiteRow, about, calls_note
+from tensortap.view.terminal.site_names import SiteNames
 
 _UNBOUNDED: Final = 10_000
 _BARS: Final = 10
@@ -37,10 +38,10 @@ class Screen:
     hello
     """
 
-    def __init__(self, stream: IO[str] | None = None) -> None:
+    def __init__(self, stream: IO[str] | None = None, wide: bool = False) -> None:
         self._console = _Console(file=stream, highlight=False, markup=False, emoji=False)
         columns = os.environ.get("COLUMNS", "")
-        if not self._console.is_terminal and not (columns.isdecimal() and int(columns)):
+        if wide or (not self._console.is_terminal and not (columns.isdecimal() and int(columns))):
             self._console.width = _UNBOUNDED
         self.width = self._console.width
 
@@ -71,14 +72,16 @@ class Screen:
 
 def draw_overview(view: Overview, shown: Sequence[SiteRow], screen: Screen) -> None:
     """Draw the header, then the rows, and how many rows were left out."""
-    screen.draw(*head(view), Text(), sites(view, shown, screen.width))
+    names = SiteNames(view.run.sites)
+    screen.draw(*head(view), Text(), sites(view, shown, screen.width, names))
     if hidden := len(view.rows) - len(shown):
         screen.draw(Text(f"… {hidden} more sites; --limit 0 shows all", style="dim"))
+    screen.draw(*(Text(note, style="dim") for note in (calls_note(view, shown), *names.notes) if note))
 
 
-def sites(view: Overview, shown: Sequence[SiteRow], width: int) -> Table:
+def sites(view: Overview, shown: Sequence[SiteRow], width: int, names: SiteNames) -> Table:
     """Return the rows as a table."""
-    return grid(list(_columns(view, shown)), shown, width)
+    return grid(list(_columns(view, shown)), shown, width, names)
 
 
 def head(view: Overview) -> Iterator[Text]:

@@ -44,9 +44,9 @@ def read_view(
     return ShowView(view, shown, detail)
 
 
-def draw(view: ShowView, stream: IO[str] | None = None) -> None:
-    """Draw the view on the terminal."""
-    screen = Screen(stream)
+def draw(view: ShowView, stream: IO[str] | None = None, wide: bool = False) -> None:
+    """Draw the view on the terminal; `wide`: all columns and whole names, however narrow it is."""
+    screen = Screen(stream, wide)
     if view.detail:
         draw_detail(view.overview, view.detail, screen)
     else:
