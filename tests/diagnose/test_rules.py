@@ -18,6 +18,7 @@ import tensortap as tt
 from tensortap.diagnose import REGISTRY, NoData, RunHistory, dead_units, loss_spike, nonfinite, unchanged
 from tensortap.diagnose.rule import ORDER
 from tensortap.errors import ProbeError
+from tensortap.finding import Steps
 
 Make = Callable[..., str]
 X = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
@@ -352,3 +353,17 @@ def test_the_operation_that_on_nonfinite_named_is_in_the_finding(tmp_path):
     (found,) = tap.run.findings("nonfinite")
     assert found.steps.first == 1 and "Its origin: sqrt in 1 (Root)" in found.message
     assert any("negative" in line for line in found.evidence["origin"])
+
+
+@pytest.mark.parametrize("since", [0, 9])
+def test_dead_units_are_told_from_the_step_since_which_they_are_dead(tmp_path: Path, since: int) -> None:
+    """The steps begin where the units fell silent, not where the stretch begins by which the rule judges."""
+    layer = nn.ReLU()
+    with tt.watch(layer, tt.probe("", keep=tt.units()), to=tmp_path / "run", explicit_steps=True) as tap:
+        for step in range(25):
+            x = torch.from_numpy(X) + 3.0
+            x[:, 12:] -= 20.0 * (step >= since)
+            layer(x)
+            tap.step()
+    [found] = tap.run.findings(rules=["dead_units"])
+    assert found.evidence["dead"] == 20 and found.steps == Steps(since, 24, 25 - since)

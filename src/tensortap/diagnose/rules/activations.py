@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -17,10 +18,14 @@ from tensortap.finding import Finding, Steps
 from tensortap.reduce.histogram import edges
 from tensortap.select.ports import FORWARD_PORTS
 from tensortap.store import facts
+from tensortap.types import Place
 
 REVIVE: Final = "People lower the learning rate, initialise by He, use LeakyReLU or GELU, or normalise before the ReLU."
 _DESATURATE: Final = "People make the initial weights smaller (Xavier), normalise before it, or use another activation."
+_LOOKED_BACK: Final = 1024  # steps with kept units that are read to find since when units are dead
 _BOUNDED: Final = {"Tanh": "tanh", "tanh": "tanh", "Sigmoid": "sigmoid", "sigmoid": "sigmoid"}
+
+Units = list[tuple[int, npt.NDArray[Any]]]  # step, and what was kept of every unit
 
 
 @rule("dead_units", needs=(*FORWARD_PORTS, "grad"))
@@ -39,7 +44,12 @@ def dead_units(
     kept = history.tensors("units", last=LAST, steps=finite)
     reported = set()
     for site in shown:
-        found = _by_unit(site, kept[site.place], active, dead, some) if kept.get(site.place) else _by_zeros(site, zeros)
+        if recent := kept.get(site.place):
+            place = site.place._replace(op="")
+            whole = partial(history.tensors, "units", last=_LOOKED_BACK, steps={place: finite[place]})
+            found = _by_unit(site, recent, whole, active, dead, some)
+        else:
+            found = _by_zeros(site, zeros)
         reported.add(site.module)
         if found:
             yield found
@@ -48,7 +58,7 @@ def dead_units(
 
 
 def _by_unit(
-    site: SiteHistory, kept: list[tuple[int, npt.NDArray[Any]]], active: float, dead: float, some: float
+    site: SiteHistory, kept: Units, whole: Callable[[], dict[Place, Units]], active: float, dead: float, some: float
 ) -> Finding | None:
     width = kept[-1][1].shape[1]
     fitting = [(step, array[0]) for step, array in kept if array.shape[1] == width]
@@ -56,13 +66,24 @@ def _by_unit(
     silent = np.flatnonzero(firing < active)
     if len(silent) <= some * width:
         return None
-    steps = sorted({step for step, _ in fitting})
     return site.finding(
-        Steps(steps[0], steps[-1], len(steps)),
+        _since(silent, [(step, array[0]) for step, array in whole()[site.place] if array.shape[1] == width], active),
         f"{len(silent)} of {width} units are dead: each fired for less than {text.percent(active, 1)} of its elements.",
         REVIVE, severity="warning" if len(silent) > dead * width else "info",
         dead=len(silent), units=width, share=len(silent) / width, which=silent[:32].tolist(),
     )  # fmt: skip
+
+
+def _since(silent: npt.NDArray[np.int64], kept: Units, active: float) -> Steps:
+    """Return the steps, unbroken to the last, in which these units together fired for less than `active`."""
+    firing: dict[int, list[float]] = {}
+    for step, units in kept:
+        firing.setdefault(step, []).append(float(units[silent].mean()))
+    steps = sorted(firing)
+    alive = [i for i, step in enumerate(steps) if np.mean(firing[step]) >= active]
+    dead = steps[alive[-1] + 1 :] if alive else steps
+    dead = dead or steps[-1:]
+    return Steps(dead[0], dead[-1], len(dead))
 
 
 def _by_zeros(site: SiteHistory, zeros: float) -> Finding | None:
