@@ -367,3 +367,19 @@ def test_dead_units_are_told_from_the_step_since_which_they_are_dead(tmp_path: P
             tap.step()
     [found] = tap.run.findings(rules=["dead_units"])
     assert found.evidence["dead"] == 20 and found.steps == Steps(since, 24, 25 - since)
+
+
+def test_one_of_several_arguments_is_called_by_its_name(tmp_path: Path) -> None:
+    """What a step is given may be targets as well as inputs: a finding names the argument."""
+
+    class Step(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (x - y).square().mean()
+
+    step, x = Step(), torch.from_numpy(X)
+    with tt.watch(step, ":input", ":output", to=tmp_path / "run", explicit_steps=True) as tap:
+        for _ in range(3):
+            step(x / x.abs().max(), y=x * 1e4)
+            tap.step()
+    [found] = tap.run.findings(rules=["inputs_not_normalised"])
+    assert found.site == ":input.y" and found.message.startswith("The argument y ranges from")

@@ -10,6 +10,7 @@ from tensortap.adapters.lookup import framework_named
 from tensortap.adapters.nonfinite import NonFiniteMonitor
 from tensortap.adapters.plan import Plan
 from tensortap.adapters.protocol import Adapter
+from tensortap.adapters.results import Origin
 from tensortap.distributed.hash_board import HashBoard
 from tensortap.distributed.ranks import World
 from tensortap.record.counters import Counters
@@ -57,7 +58,7 @@ class StepCloser:
             self._sharing.share(step, recorder.names)
         account = recorder.account
         observed = account.budget is not None and step.table.rows > 0  # only a budget asks
-        origin = None if self._monitor.action is None else self._monitor.look(step, recorder.names)
+        origin = None if self._monitor.action is None else self._look(step)
         if self.requested is not None:
             self._do_requested()
         for finished in recorder.close(metrics, step=step):
@@ -70,6 +71,9 @@ class StepCloser:
         self._last = now
         if origin is not None:
             self._monitor.tell(origin, step.number)
+
+    def _look(self, step: OpenStep) -> Origin | None:
+        return self._monitor.look(step, self._recorder.names, self._adapter.locates_backward)
 
     def write_events(self) -> None:
         """Write what happened in the training besides tensors."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import replace
+from typing import Final, Literal
 
 import numpy as np
 
@@ -15,6 +16,10 @@ from tensortap.record.step import summary_of
 from tensortap.record.table import Names
 from tensortap.select.ports import GRADIENT_PORTS
 
+_BY_CALL: Final = (
+    "tt.locate_nonfinite(model, step) names the operation and its line; step is a function that computes the loss of "
+    "this batch and calls backward()"
+)
 OnNonFinite = Literal["record", "raise"] | Callable[[Origin], object] | None
 
 
@@ -28,13 +33,20 @@ class NonFiniteMonitor:
         self._where = where  # on which of several ranks this is
         self._counters = counters
 
-    def look(self, step: OpenStep, names: Names) -> Origin | None:
-        """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know."""
+    def look(self, step: OpenStep, names: Names, locates_backward: bool = False) -> Origin | None:
+        """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know.
+
+        Operations of backward are not watched, which would be dear: where the framework can name them in a step of its
+        own, the origin says by which call.
+        """
         if self.action is None:
             return None
         step.table.wait()  # pending values are needed now
         found: Origin | None = step.origin
-        return first_in(step, names) if found is None and step.table.nonfinite else found
+        if found is not None or not step.table.nonfinite:
+            return found
+        first = first_in(step, names)
+        return replace(first, hint=_BY_CALL) if locates_backward and first.direction == "backward" else first
 
     def tell(self, origin: Origin, number: int) -> None:
         """After the step is safe: count it, say it, and raise or call."""

@@ -59,6 +59,7 @@ class Adapter:
     """
 
     capabilities: Capabilities
+    locates_backward: bool = False  # whether tt.locate_nonfinite names operations of backward
     steps: StepDetector[Any]
     function: Callable[..., Any] | None = None  # the plain function that is watched
     names_only = False  # there is no model: patterns can only mean values that the user names

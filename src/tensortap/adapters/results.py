@@ -130,6 +130,7 @@ class Origin:
     inputs: tuple[TensorSummary, ...] = ()
     output: Summary | None = None
     why: str = ""
+    hint: str = ""  # the call that tells more
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -148,3 +149,5 @@ class Origin:
             yield f"  given   {seen.slot or 'input'} {describe(seen.summary)}"
         if self.output is not None:
             yield f"  gave    {describe(self.output)}"
+        if self.hint:
+            yield f"  next    {self.hint}"

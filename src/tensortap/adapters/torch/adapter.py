@@ -52,6 +52,7 @@ class TorchAdapter(Adapter):
     """Taps on one module tree. It holds no reference that would keep the model alive."""
 
     capabilities = CAPABILITIES
+    locates_backward = True
     steps: TorchStepDetector
     changes_in_calls = True
 

@@ -62,8 +62,8 @@ def inputs_not_normalised(
         if tiny or (max(abs(low), abs(high)) > bound and (abs(center) > mean or width > std)):
             yield site.finding(
                 np.ones(len(site.steps), bool),
-                f"The input ranges from {text.number(low)} to {text.number(high)}, with mean {text.number(center)} "
-                f"and std {text.number(width)}.",
+                f"{_called(site.place.slot if len(given) > 1 else '')} ranges from {text.number(low)} to "
+                f"{text.number(high)}, with mean {text.number(center)} and std {text.number(width)}.",
                 "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", low=low, high=high, mean=center, std=width,
                 severity="" if tiny or (wide and not (fine and max(width, abs(center)) < extreme)) else "info",
             )  # fmt: skip
@@ -90,10 +90,15 @@ def _of_batches(history: RunHistory, far: float, extreme: float) -> Iterator[Fin
         fine = gets_on(history) and not tiny and max(given["std"], abs(given["mean"])) < extreme
         yield Finding(
             "", "info" if fine else "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
-            f"The input ranges from {text.number(given['min'])} to {text.number(given['max'])}, with mean "
-            f"{text.number(given['mean'])} and std {text.number(given['std'])}.",
+            f"{_called(event.data.get('slot', ''))} ranges from {text.number(given['min'])} to "
+            f"{text.number(given['max'])}, with mean {text.number(given['mean'])} and std {text.number(given['std'])}.",
             "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", event.code,
         )  # fmt: skip
+
+
+def _called(slot: str) -> str:
+    """Return what an input is called: by its name where there are several, of which one may be the targets."""
+    return f"The argument {slot.removeprefix('.')}" if slot.startswith(".") else f"The input{slot and f' {slot}'}"
 
 
 def _given(history: RunHistory) -> list[SiteHistory]:

@@ -78,7 +78,7 @@ def test_an_error_in_the_callback_is_counted(tmp_path):
 
 
 def test_a_gradient_that_is_not_finite_is_found(tmp_path):
-    """A fault that only backward shows is told by the first gradient that has it."""
+    """A fault that only backward shows is told by the first gradient that has it, with the call that names more."""
 
     class Root(nn.Module):
         def forward(self, x):
@@ -87,6 +87,10 @@ def test_a_gradient_that_is_not_finite_is_found(tmp_path):
     found = []
     train(nn.Sequential(nn.Linear(4, 4), Root()), 1, to=tmp_path / "run", on_nonfinite=found.append)
     assert found[0].direction == "backward" and found[0].output.nan + found[0].output.posinf > 0
+    assert "tt.locate_nonfinite(model, step)" in str(found[0])
+    with pytest.warns(tt.TensortapWarning, match="not finite"):
+        tap = train(nn.Sequential(nn.Linear(4, 4), Root()), 1, to=tmp_path / "recorded", on_nonfinite="record")
+    assert "tt.locate_nonfinite(model, step)" in tap.run.findings(rules=["nonfinite"])[0].message
 
 
 def test_looking_for_the_origin_changes_nothing():

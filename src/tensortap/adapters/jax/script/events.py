@@ -65,17 +65,19 @@ class JaxScriptEvents:
             "number": 1,
         })  # fmt: skip
 
-    def batch(self, log: EventLog, arrays: Any) -> None:
-        """Tell what data a step was given, now and then."""
-        if not arrays or not self._batches.due():
+    def batch(self, log: EventLog, named: list[tuple[str, Any]]) -> None:
+        """Tell what data a step was given, now and then; the first of it under the name of its argument."""
+        if not named or not self._batches.due():
             return
+        arrays = [array for _, array in named]
         first = host(arrays[0])
         digest = hashlib.blake2b(digest_size=8)
         for array in map(host, arrays[:4]):
             flat = np.ascontiguousarray(array).reshape(-1)
             digest.update(repr((array.shape, str(array.dtype))).encode())
             digest.update(flat[:: max(1, flat.size // _PROBES)].tobytes())
-        data = {"mode": "train", "fingerprint": digest.hexdigest(), "input": describe_array(first)}
+        said = {"input": describe_array(first), "slot": f".{named[0][0]}"}
+        data = {"mode": "train", "fingerprint": digest.hexdigest(), **said}
         log.add("batch", "", "", data)
 
     def end(self, log: EventLog) -> None:

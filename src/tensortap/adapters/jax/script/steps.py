@@ -172,7 +172,7 @@ class ScriptSteps:
         for path, leaf in _data(_top(call.results), set()):
             if is_array(leaf) and not any(path.startswith(_start(state)) for state in states):
                 adapter.see("", "output", leaf, f".{path}")
-        self.events.batch(self._tap.recorder.events, [leaf for _, leaf in data])
+        self.events.batch(self._tap.recorder.events, data)
 
     def _after_values(self, call: ScriptCall) -> list[Leaf]:
         if self._roles.in_place:
