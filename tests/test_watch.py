@@ -189,6 +189,22 @@ def test_lookback_is_a_number_of_steps(lookback):
         tt.watch(to=tt.Memory(), lookback=lookback)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"budget": 5}, {"budget": "2%"}, {"start": "a"}, {"queue_bytes": -1}, {"lookback_bytes": 1.5}, {"rank": "first"},
+     {"fast_path": "quick"}, {"when_full": "wait"}],
+)  # fmt: skip
+def test_a_wrong_option_is_refused_before_a_run_is_overwritten(tmp_path, wrong):
+    """The error names the option and its value, and the run that was there stays."""
+    with tt.watch(to=tmp_path / "run") as tap:
+        tt.tap(np.ones(2), "x")
+        tap.step()
+    [(name, value)] = wrong.items()
+    with pytest.raises(ProbeError, match=rf"{name}.* must be .*, got {value!r}"):
+        tt.watch(to=tmp_path / "run", overwrite=True, **wrong)
+    assert tt.open(tmp_path / "run").steps == [0]
+
+
 def test_two_models_are_refused():
     """What looks like a second model among the probes is named, with what to write."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from numbers import Integral
+from typing import Any, Final, get_args
 
 from tensortap.adapters.protocol import FastPath
 from tensortap.errors import ProbeError, nearest
@@ -48,6 +49,13 @@ class Options:
     def __post_init__(self) -> None:
         if self.when_full not in ("block", "drop"):
             raise ProbeError(f"when_full must be 'block' or 'drop', got {self.when_full!r}")
+        if self.fast_path not in get_args(FastPath):
+            raise ProbeError(f"fast_path must be {' or '.join(map(repr, get_args(FastPath)))}, got {self.fast_path!r}")
+        for name in ("queue_bytes", "lookback_bytes", "start", "rank"):
+            value = getattr(self, name)
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not (whole or (name == "rank" and value is None)) or (whole and value < 0):
+                raise ProbeError(f"{name} must be a whole number of at least 0, got {value!r}")
 
     def with_keywords(self, keywords: Mapping[str, Any]) -> Options:
         """Return these options changed by keywords of `watch` itself; raise for one that there is not."""

@@ -245,6 +245,7 @@ def watch(
     options = (options or Options()).with_keywords(more)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 0:
         raise ProbeError(f"lookback= must be a number of steps from 0 up, got {lookback!r}; write lookback=10")
+    bounded = budget if budget is None or isinstance(budget, Budget) else Budget(budget)
     counters, world = Counters(strict=strict), world_now(options.rank)
     monitor = NonFiniteMonitor(on_nonfinite, counters, f" on rank {world.rank}" if world.size > 1 else "")
     looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None, context=options.context)
@@ -265,7 +266,7 @@ def watch(
     recorder = Recorder(
         chosen, rank=world.rank, start=max(options.start, folder.start if resume and folder is not None else 0),
         lookback=lookback, lookback_bytes=options.lookback_bytes, counters=counters,
-        budget=Budget(budget) if isinstance(budget, (int, float)) else budget,
+        budget=bounded,
     )  # fmt: skip
     writer = Writer(
         sinks, counters=counters, queue_bytes=options.queue_bytes, when_full=options.when_full, release=recorder.release

@@ -165,6 +165,7 @@ def test_overwriting_removes_nothing_before_the_call_is_known_to_be_good(
         ("blocks.0", data, {"keep": tt.tokens(mask="mask")}),
         ("blocks.0", data, {"inputs": ["tokens"]}),
         ("blocks.0", [], {}),
+        ("blocks.0", data, {"spread": "8"}),
     ):
         with pytest.raises(tt.TensortapError):
             tt.harvest(make_model(), given, site, to=acts, **(calls | wrong))

@@ -81,8 +81,8 @@ def harvest(
     element = None if dtype is None else dtype_name(dtype)
     job = Job(model, data, sites, kept, element, batch_size, collate, named, token_ids, stop == "auto")
     size = number_of_bytes(shard_size)
-    if not 1 <= spread <= 64:
-        raise HarvestError(f"spread must be between 1 and 64 shards, got {spread}")
+    if not isinstance(spread, int) or not 1 <= spread <= 64:
+        raise HarvestError(f"spread must be between 1 and 64 shards, got {spread!r}")
     options = {
         "sites": [str(getattr(site, "text", None) or getattr(site, "__qualname__", site)) for site in sites],
         "keep": kept.describe(), "dtype": element, "batch_size": batch_size, "inputs": named, "seed": seed,

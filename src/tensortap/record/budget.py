@@ -30,7 +30,7 @@ class Budget:
     def __init__(
         self, share: float, *, free_steps: int = 0, stretch: int = 1, every_step_only: bool = False
     ) -> None:  # fmt: skip
-        if not 0 < share < 1:
+        if not isinstance(share, (int, float)) or not 0 < share < 1:
             raise ProbeError(
                 f"budget= must be a share of the step time between 0 and 1, got {share!r}; write budget=0.02 for 2 %"
             )
