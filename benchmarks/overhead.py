@@ -23,12 +23,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 import torch
 from models import Workload, workload
 from torch import nn
 
 import tensortap as tt
+from tensortap.reduce import _kernel
+from tensortap.reduce.histogram import BUCKETS
+from tensortap.reduce.statistics import ROW
 from tensortap.script.options import PRESETS, RunOptions, probes_for
+from tensortap.types import DTYPE_CODE
 
 MODELS: Final = ("transformer", "resnet", "tiny", "blocks")
 MODES: Final = ("train", "infer")
@@ -143,6 +148,17 @@ def _gradient_loop(model: nn.Module) -> Iterator[Callable[[nn.Module], None]]:
     yield see
 
 
+def _reduction(histogram: bool) -> Callable[[torch.Tensor], Any]:
+    """Return a hook's work that is our reduction of a tensor and nothing else: nothing is kept, written or closed."""
+    row, counts = np.zeros(1, ROW), np.zeros(BUCKETS, np.uint32)
+    out, hist, code = row.ctypes.data, counts.ctypes.data if histogram else 0, DTYPE_CODE["float32"]
+
+    def reduce(output: torch.Tensor, kept: Any = (row, counts)) -> None:
+        _kernel.reduce(out, hist, output.data_ptr(), code, output.shape, None)
+
+    return reduce
+
+
 def _hook_gradient(output: torch.Tensor) -> None:
     """Register an empty hook on the gradient of an output, anew in each call as PyTorch wants it."""
     if output.requires_grad:
@@ -187,6 +203,8 @@ WAYS: Final[dict[str, Way]] = {
     "floor: empty hook": _hooks(lambda _: None),
     "floor: one sum in a hook": _hooks(lambda output: output.detach().sum()),
     "floor: one sum and one histc in a hook": _hooks(lambda output: (output.detach().sum(), output.detach().histc(64))),
+    "floor: our reduction in a hook": _hooks(_reduction(histogram=False)),
+    "floor: our reduction with histogram in a hook": _hooks(_reduction(histogram=True)),
     "floor: empty function mode": _empty_mode,
     "floor: loop over .grad, norm and histc": _gradient_loop,
     "floor: empty hook on gradients of outputs": _hooks(_hook_gradient),
