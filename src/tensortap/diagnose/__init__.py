@@ -14,6 +14,7 @@ from tensortap.diagnose.rules.context.labels import (
     labels_out_of_range,
     labels_sorted,
     padding_in_loss,
+    validation_classes_unseen,
 )
 from tensortap.diagnose.rules.context.loops import (
     accumulation_unscaled,
@@ -175,6 +176,7 @@ __all__ = [
     "unchanged",
     "update_ratio",
     "updates_lost",
+    "validation_classes_unseen",
     "vanishing_gradients",
     "weight_decay_high",
     "worker_states_equal",

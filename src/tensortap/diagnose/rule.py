@@ -20,6 +20,7 @@ ORDER: Final = (  # in which they are asked: causes before what they cause, so t
     "gradients_not_reset", "step_missing", "backward_missing", "graph_detached", "optimizer_stale",
     "gradients_reset_early", "optimizer_incomplete", "optimizer_recreated", "frozen", "tie_broken", "labels_one_class",
     "labels_sorted",
+    "validation_classes_unseen",
     "labels_imbalanced", "padding_in_loss", "attention_not_causal", "targets_not_shifted", "padding_attended",
     "batch_axis_mixed", "positions_constant", "order_repeated", "evaluation_inputs_differ", "worker_states_equal",
     "batches_repeated", "data_changed", "momentum_absurd", "weight_decay_high", "eps_too_small", "scheduler_per_batch",

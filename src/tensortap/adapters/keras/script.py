@@ -110,8 +110,12 @@ class _BuiltCallback(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _note_line(cls: Any, name: str) -> Callable[[], None]:
-    """Remember the line of the user's code that calls a method on an object; return what ends it."""
-    own, method = vars(cls).get(name), getattr(cls, name)
+    """Remember the line of the user's code that calls a method on an object; return what ends it.
+
+    The method is replaced in the class that defines it: a loaded model is compiled only if `compile` is not overridden.
+    """
+    cls = next(owner for owner in cls.__mro__ if name in vars(owner))
+    method = vars(cls)[name]
 
     @functools.wraps(method)
     def noting(this: Any, *args: Any, **kwargs: Any) -> Any:
@@ -120,14 +124,8 @@ def _note_line(cls: Any, name: str) -> Callable[[], None]:
             LINES[this] = line_of_user(2)
         return result
 
-    def undo() -> None:
-        if own is not None:
-            setattr(cls, name, own)
-        else:
-            delattr(cls, name)
-
     setattr(cls, name, noting)
-    return undo
+    return lambda: setattr(cls, name, method)
 
 
 def _is_built(model: Any) -> bool:

@@ -129,7 +129,7 @@ def saturated(
     inside = facts.module_activations(history.snapshot.run_json)  # of layers that apply one to what they compute
     kinds: dict[SiteHistory, str] = {}
     for site in history.sites(*FORWARD_PORTS):
-        function = inside.get(site.module, "") if site.place.port == "output" else ""
+        function = inside.get(site.module, "") if site.place.port == "output" and not _is_state(site) else ""
         if kind := _BOUNDED.get(site.type) or _BOUNDED.get(function):
             kinds[site] = kind
     sites = list(kinds)
@@ -153,6 +153,11 @@ def saturated(
             said = f"{least}{text.percent(part, 1)} of the {kind}'s output is {where}."
             note = "info" if site in final else ""
             yield site.finding(_now(site), said, _DESATURATE, severity=note, share=part, known=way)
+
+
+def _is_state(site: SiteHistory) -> bool:
+    """Return whether it is a state that a recurrent layer hands on, such as an LSTM's sum, which has no bounds."""
+    return "[1]" in site.place.slot
 
 
 def _now(site: SiteHistory) -> Steps:

@@ -4,12 +4,25 @@ from outside.faults.healthy import (
     architectures,
     decisions,
     generative,
+    keras_examples,
     keras_programs,
+    more_kinds,
     objectives,
     procedures,
     representations,
     strangers,
 )
 
-PARTS = (architectures, decisions, generative, keras_programs, objectives, procedures, representations, strangers)
+PARTS = (
+    architectures,
+    decisions,
+    generative,
+    keras_examples,
+    keras_programs,
+    more_kinds,
+    objectives,
+    procedures,
+    representations,
+    strangers,
+)
 TRAININGS = [training for part in PARTS for training in part.TRAININGS]

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from outside.faults.strangers import data, loops, modes, outputs, sequences
+from outside.faults.strangers import data, keras_fit, keras_loops, loops, modes, outputs, sequences
 
-PAIRS = [*outputs.PAIRS, *data.PAIRS, *loops.PAIRS, *modes.PAIRS, *sequences.PAIRS]
+PAIRS = [
+    *outputs.PAIRS,
+    *data.PAIRS,
+    *loops.PAIRS,
+    *modes.PAIRS,
+    *sequences.PAIRS,
+    *keras_fit.PAIRS,
+    *keras_loops.PAIRS,
+]

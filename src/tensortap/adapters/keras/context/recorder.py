@@ -11,6 +11,7 @@ from typing import Any, Final
 import keras
 import numpy as np
 
+from tensortap.adapters.keras.context.data import batch_in, share_of_unseen
 from tensortap.adapters.keras.context.describe import (
     describe_loss,
     describe_model,
@@ -48,7 +49,9 @@ class KerasContext:
         self._before: list[tuple[str, Any]] | None = None
         self._active = True
         self._described = False
+        self._compiled: weakref.ref[Any] | None = None  # the optimizer that was told last
         self._losses = Sampling()
+        self._given = Sampling()
         self.optimizer: Any = None  # of a loop of the script's own
         CONTEXTS[model] = self
 
@@ -95,6 +98,10 @@ class KerasContext:
         if not self._described:
             self._described = True
             self._describe(model)
+        elif (optimizer := self._optimizer_of(model)) is not None and not self._is_told(optimizer):
+            self._tell_optimizer(model, optimizer, line_of_user(2))
+        if self._given.due():
+            self._tell_given(model, args)
         self._tell_rate(model)
         self._before = _trainable(model, _state(args)) if self._sampling.due() else None
 
@@ -109,12 +116,35 @@ class KerasContext:
         self._log.add("model", "", line, describe_model(model))
         optimizer = self._optimizer_of(model)
         if optimizer is not None:
-            made = LINES.get(optimizer) or LINES.get(model) or line
-            data = describe_optimizer(optimizer, len(model.trainable_variables))
-            self._rate = data["groups"][0]["lr"]
-            self._log.add("optimizer", type(optimizer).__name__, made, data)
+            self._tell_optimizer(model, optimizer, line)
         self._log.add("backward", "", line, {"operations": [], "linear_pairs": linear_pairs(model)[:8]})
         self._describe_data(model, line)
+
+    def _is_told(self, optimizer: Any) -> bool:
+        return self._compiled is not None and self._compiled() is optimizer
+
+    def _tell_optimizer(self, model: Any, optimizer: Any, line: str) -> None:
+        """Describe the optimizer, also one that takes another's place when a model is compiled again."""
+        data = describe_optimizer(optimizer, len(model.trainable_variables))
+        data |= {"same_parameters": self._compiled is not None, "steps_before": self._steps}
+        self._compiled, self._rate = weakref.ref(optimizer), data["groups"][0]["lr"]
+        made = LINES.get(optimizer) or LINES.get(model) or line
+        self._log.add("optimizer", type(optimizer).__name__, made, data)
+
+    def _tell_given(self, model: Any, args: tuple[Any, ...]) -> None:
+        """Describe a batch that a generator or a data set gave; arrays that `fit` was given are described at once."""
+        call, (x, y) = _training_call(model), batch_in(args)
+        if x is None or not call or _array(call.get("x")) is not None:
+            return
+        line, known = line_of_user(2), describe_loss(getattr(model, "loss", None))
+        data: dict[str, Any] = {"mode": "train", "fingerprint": _fingerprint(x), "input": describe_array(x)}
+        batches = getattr(call.get("epoch_iterator"), "num_batches", None)
+        epoch = call.get("epoch")
+        data |= {"batches": int(batches)} if isinstance(batches, int) else {}
+        data |= {"epoch": int(epoch) + 1} if isinstance(epoch, int) else {}
+        self._log.add("batch", "", line, data)
+        if known is not None and y is not None:
+            self._log.add("loss", known[0], LINES.get(model) or line, _loss_event(model, known[1], y))
 
     def _optimizer_of(self, model: Any) -> Any:
         return getattr(model, "optimizer", None) or self.optimizer
@@ -129,8 +159,20 @@ class KerasContext:
                 self._log.add("batch", "", line, data)
             if known is not None and y is not None:
                 self._log.add("loss", known[0], LINES.get(model) or line, _loss_event(model, known[1], y[rows]))
+        self._describe_validation(call, y, int(size), line)
         if y is None and known is not None:
             self._log.add("loss", known[0], LINES.get(model) or line, _loss_event(model, known[1], None))
+
+    def _describe_validation(self, call: dict[str, Any], y: Any, size: int, line: str) -> None:
+        given = call.get("validation_data")
+        if not isinstance(given, (tuple, list)) or len(given) < 2:
+            return
+        x, held_out = _array(given[0]), _array(given[1])
+        for rows in _batches(x, size, True)[:3]:
+            self._log.add("batch", "", line, {"mode": "eval", "input": describe_array(x[rows])})
+        unseen = share_of_unseen(y, held_out)
+        if unseen is not None:
+            self._log.add("validation", "", line, {"samples": len(held_out), "unseen": unseen})
 
     def _tell_rate(self, model: Any) -> None:
         optimizer = self._optimizer_of(model)
@@ -203,7 +245,8 @@ def _batches(array: Any, size: int, shuffled: bool) -> list[Any]:
     count = min(_BATCHES, max(1, len(array) // size))
     if shuffled:
         return [np.arange(i, len(array), max(1, len(array) // size))[:size] for i in range(count)]
-    return [np.arange(i * size, min(len(array), (i + 1) * size)) for i in range(count)]
+    starts = np.linspace(0, max(0, len(array) - size), count).astype(int) // size * size  # over the whole epoch
+    return [np.arange(start, min(len(array), start + size)) for start in starts]
 
 
 def _fingerprint(array: Any) -> str:

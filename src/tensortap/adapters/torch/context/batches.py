@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils.data import DistributedSampler
 
 from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.samples.batches import GivenBatch
@@ -94,9 +95,9 @@ class LoaderRecord:
     def _owns(self, iterator: Any) -> bool:
         return self._sampler() is iterator._index_sampler
 
-    def describe(self) -> dict[str, Any]:
-        """Return how it is set up."""
-        return {"number": self.number, **self._described}
+    def describe(self, loader: Any) -> dict[str, Any]:
+        """Return how it is set up, and the epoch that its sampler was told, where it shuffles by that."""
+        return {"number": self.number, **self._described, **_told_epoch(loader.sampler)}
 
 
 def _describe(loader: Any) -> dict[str, Any]:
@@ -105,6 +106,12 @@ def _describe(loader: Any) -> dict[str, Any]:
         "batch_size": loader.batch_size, "sampler": type(loader.sampler).__name__, "workers": loader.num_workers,
         "drop_last": loader.drop_last, "worker_init": loader.worker_init_fn is not None,
     }  # fmt: skip
+
+
+def _told_epoch(sampler: Any) -> dict[str, Any]:
+    if not isinstance(sampler, DistributedSampler) or not sampler.shuffle:
+        return {}
+    return {"sampler_epoch": int(sampler.epoch), "sampler_seed": int(sampler.seed)}
 
 
 def _reference(value: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import re
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, Final
 
 from torch import Tensor
@@ -142,14 +143,16 @@ def _of_output(node: Any, name_of: NameOf) -> dict[str, Any]:
 
 def line_that_made(tensor: Tensor, depth: int = 1) -> str:
     """Return the line of a function that is running which assigned a tensor to a name; empty where there is none."""
-    for frame in frames_of_caller(depth + 1):
-        names = [name for name, value in list(frame.f_locals.items()) if value is tensor]
-        if not names or in_library(frame.f_code.co_filename):
-            continue
-        line = _assignment(frame.f_code.co_filename, frame.f_lineno, names)
-        if line:
-            return line
-    return ""
+    frames = frames_of_caller(depth + 1)
+    return next((line for frame in frames if (line := line_in_frame(frame, tensor))), "")
+
+
+def line_in_frame(frame: FrameType, tensor: Tensor) -> str:
+    """Return the line of a running function that assigned a tensor to a name; empty where there is none."""
+    names = [name for name, value in list(frame.f_locals.items()) if value is tensor]
+    if not names or in_library(frame.f_code.co_filename):
+        return ""
+    return _assignment(frame.f_code.co_filename, frame.f_lineno, names)
 
 
 def _assignment(file: str, last: int, names: list[str]) -> str:

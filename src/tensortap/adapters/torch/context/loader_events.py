@@ -53,6 +53,7 @@ class LoaderEvents:
     def __init__(self, hub: EventHub) -> None:
         self.hub = hub
         self._loaders: dict[int, LoaderRecord] = {}
+        self._last: LoaderRecord | None = None  # that gave a batch
         self._made = 0
         self._epochs = 0
         self._workers: list[tuple[WorkerStates, str]] = []
@@ -75,7 +76,7 @@ class LoaderEvents:
         before = record.started()
         self._epochs += 1
         if record.epochs <= 3 or self._epochs <= _MOST_EPOCHS:
-            self.hub.add("epoch", str(record.number), user_line(3), record.describe() | {
+            self.hub.add("epoch", str(record.number), user_line(3), record.describe(loader) | {
                 "epoch": record.epochs, **before,
                 "made_at": self._lines.get(id(loader._index_sampler), ""),
             })  # fmt: skip
@@ -113,13 +114,15 @@ class LoaderEvents:
         """Note that a loader has given its next batch."""
         for record in self._loaders.values():
             if record.give(iterator):
+                self._last = record
                 self.recent.add(record.last_batch(batch, getattr(iterator, "_dataset", None)))
 
     def samples_in(self, inputs: Any) -> dict[str, Any]:
         """Return the indices of the samples in a batch, where one loader drew as many."""
         first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else None
         rows = first.shape[0] if isinstance(first, torch.Tensor) and first.dim() else None
-        for loader in self._loaders.values():
+        latest = () if self._last is None else (self._last,)
+        for loader in (*latest, *self._loaders.values()):
             if loader.current and len(loader.current) == rows:
                 return {"loader": loader.number, "epoch": loader.epochs, "indices": loader.current}
         return {}

@@ -18,6 +18,7 @@ from tensortap.adapters.torch.context.losses import describe_call
 from tensortap.adapters.torch.context.model_events import ModelEvents
 from tensortap.adapters.torch.context.optimizers import shortened
 from tensortap.adapters.torch.context.patches import scalar_of
+from tensortap.adapters.torch.context.policy import reward_sign
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.adapters.torch.samples.monitor import SampleMonitor
 from tensortap.context.caller import frames_of_caller
@@ -85,6 +86,7 @@ class LossEvents:
             "activations": graph.activations, "weighted": graph.weighted,
             "multiplied": sorted(graph.multiplied)[:_MOST_NAMES] if graph.complete else [],
             "operations": graph.top, "negated": graph.negated, "scaled": graph.scaled,
+            "policy": reward_sign(loss, frames_of_caller(3)),
             "broadcasts": graph.broadcasts, "linear_pairs": graph.linear_pairs[:8], "trainable": len(trainable),
             "missing": shortened(missing), "missing_count": len(missing), "shape": list(loss.shape),
             "value": float(loss.detach().float().mean()),

@@ -16,6 +16,7 @@ from tensortap.diagnose.rules.context.shared import (
     REGRESSION,
     cause,
     events,
+    lines_of,
     modules,
     owner,
     training_losses,
@@ -83,8 +84,22 @@ def labels_sorted(history: RunHistory, *, share: float = 0.9, least: int = 8) ->
         if len(known) >= 4 and len(pure) >= 0.8 * len(known) and len({e.data["target"]["most"] for e in pure}) > 1:
             epochs = events(history, "epoch")
             line = next((e.data.get("made_at") or e.code for e in epochs), "")
+            if pure[0].data.get("keras"):
+                line = next(iter(lines_of(history, "batch")), "")
             yield cause(pure, "Batches hold one class each: the data is sorted by class and not shuffled.",
                         "Shuffle: DataLoader(…, shuffle=True).", code=line)  # fmt: skip
+
+
+@rule("validation_classes_unseen")
+def validation_classes_unseen(history: RunHistory, *, share: float = 0.5) -> Iterator[Finding]:
+    """More than `share` of the validation data are of classes that training never sees: the data was split in order."""
+    classes = training_losses(history, *CLASSES, *BINARY)
+    wrong = [e for e in events(history, "validation") if e.data.get("unseen", 0.0) > share]
+    if wrong and classes:
+        said = f"{text.percent(wrong[0].data['unseen'], 1)} of the validation data are of classes that are not among "
+        yield cause(wrong, said + "those of training: the data is sorted, and was split in its order.",
+                    "Shuffle before the data is split; validation_split takes the last samples.",
+                    unseen=wrong[0].data["unseen"])  # fmt: skip
 
 
 @rule("padding_in_loss")

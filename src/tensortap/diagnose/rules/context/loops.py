@@ -192,6 +192,28 @@ def order_repeated(history: RunHistory, *, least: int = 2) -> Iterator[Finding]:
                         "Call sampler.set_epoch(epoch) before each epoch." if distributed
                         else "Set the seed once, before the epochs.", epochs=len(orders))  # fmt: skip
             return
+    yield from _epoch_not_told(history)
+
+
+def _epoch_not_told(history: RunHistory) -> Iterator[Finding]:
+    """Judge samplers that shuffle by the epoch they are told, also those that are made again for each epoch.
+
+    Of loaders that train, within one training: where an optimizer was made in between, it is another one.
+    """
+    trained = {str(e.data.get("loader")) for e in events(history, "batch") if e.data.get("mode") == "train"}
+    made = [event.step for event in events(history, "optimizer")]
+    by_line: dict[str, list[TrainingEvent]] = {}
+    for event in events(history, "epoch"):
+        if "sampler_epoch" in event.data:
+            by_line.setdefault(event.data.get("made_at") or event.name, []).append(event)
+    for found in by_line.values():
+        told = {(event.data["sampler_epoch"], event.data.get("sampler_seed")) for event in found}
+        again = any(a.step < step <= b.step for a, b in pairwise(found) for step in made)
+        if len(found) > 1 and len(told) == 1 and not again and any(event.name in trained for event in found):
+            yield cause(found, f"{len(found)} epochs have the same order: DistributedSampler shuffles by the epoch, "
+                        f"and was told {next(iter(told))[0]} each time.",
+                        "Call sampler.set_epoch(epoch) before each epoch.", epochs=len(found))  # fmt: skip
+            return
 
 
 @rule("batchnorm_cannot_estimate")
@@ -258,6 +280,10 @@ def batches_repeated(history: RunHistory, *, share: float = 0.8, least: int = 6)
     trained = [e for e in events(history, "batch") if e.data.get("mode") == "train" and e.data.get("fingerprint")]
     marks = [e.data["fingerprint"] for e in trained]
     same = [a == b for a, b in pairwise(marks)]
+    generated = [e for e in trained if (e.data.get("batches") or 0) > 1]
+    if len(generated) >= least and len({e.data["fingerprint"] for e in generated}) == 1:
+        yield cause(generated, f"Of {generated[0].data['batches']} batches in an epoch all are the same.",
+                    "Does the generator use the index that it is given?")  # fmt: skip
     short = [e for e in epochs if e.data.get("epoch", 0) > 1 and e.data.get("batches_before") == 1]
     if len(same) >= least and np.mean(same) >= share and len(short) >= least - 1:
         yield cause(epochs, f"Of {epochs[0].data['batches']} batches the loader gives the first, again and again.",

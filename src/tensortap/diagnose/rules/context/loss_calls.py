@@ -222,7 +222,7 @@ def output_bounded(history: RunHistory, *, margin: float = 0.1) -> Iterator[Find
 def loss_broadcast(history: RunHistory) -> Iterator[Finding]:
     """Output and target have shapes that broadcast, so that every output meets every target."""
     for calls in training_losses(history, *REGRESSION).values():
-        wrong = [e for e in calls if _differ(e.data.get("input", {}), e.data.get("target", {}))]
+        wrong = [e for e in calls if _differ(e.data)]
         if wrong:
             shapes = [wrong[0].data[name]["shape"] for name in ("input", "target")]
             yield cause(wrong, f"{wrong[0].name} broadcasts {shapes[0]} against {shapes[1]}.",
@@ -236,8 +236,10 @@ def loss_broadcast(history: RunHistory) -> Iterator[Finding]:
                     code=by_hand[0].data.get("made_at") or line, shapes=found)  # fmt: skip
 
 
-def _differ(given: dict[str, Any], target: dict[str, Any]) -> bool:
-    a, b = given.get("shape"), target.get("shape")
+def _differ(data: dict[str, Any]) -> bool:
+    a, b = (data.get(name, {}).get("shape") for name in ("input", "target"))
+    if data.get("keras") and a and b and len(a) == len(b) + 1 and a[-1] == 1:
+        a = a[:-1] if len(b) > 1 else b  # Keras gives plain labels a column, and else takes the last axis away
     return a is not None and b is not None and a != b and int(np.prod(a)) > 1 and int(np.prod(b)) > 1
 
 
@@ -259,6 +261,19 @@ def loss_negated(history: RunHistory) -> Iterator[Finding]:
         calls = [event for event in events(history, "loss") if event.data.get("train")]
         yield cause(wrong, "backward is called on minus a loss: the optimizer makes it larger.", "Remove the sign.",
                     code=calls[0].code if calls else "")  # fmt: skip
+        return
+    yield from _avoids_rewards(history)
+
+
+def _avoids_rewards(history: RunHistory, least: int = 3) -> Iterator[Finding]:
+    """Judge a policy gradient: it is the logarithm of a probability times a reward that minimising makes smaller."""
+    known = [e for e in events(history, "backward") if e.data.get("policy")]
+    if len(known) >= least and all(e.data["policy"].get("sign") == 1 for e in known):
+        name = known[0].data["policy"].get("reward", "")
+        yield cause(known, f"The loss is a log-probability times {name}, with no minus sign: actions become rarer the "
+                    "higher it is.", f"Minimise -(log_prob * {name}).", severity="warning",
+                    code=known[0].data["policy"].get("made_at") or known[0].data.get("made_at") or known[0].code,
+                    reward=name)  # fmt: skip
 
 
 @rule("loss_summed")

@@ -309,17 +309,22 @@ def frozen(history: RunHistory) -> Iterator[Finding]:
     """The last layer is frozen while others are trained: fine-tuning freezes the first ones."""
     for event in events(history, "model"):
         names = set(event.data.get("frozen", ()))
-        leaves = [m["path"] for m in event.data.get("modules", ()) if m["type"] in ("Linear", "LazyLinear")]
+        leaves = [m["path"] for m in event.data.get("modules", ()) if _is_last(m)]
         if (
             names
             and leaves
-            and f"{leaves[-1]}.weight" in names
+            and {f"{leaves[-1]}.weight", f"{leaves[-1]}.kernel"} & names
             and event.data["frozen_count"] < event.data["parameters"]
             and not _has_adapters(event.data)
         ):
             yield cause([event], f"{event.data['frozen_count']} of {event.data['parameters']} parameters are frozen, "
                         f"{leaves[-1]}, the last layer, among them.", "Remove requires_grad = False where you train.",
                         site=leaves[-1], places=sorted(names)[:12])  # fmt: skip
+
+
+def _is_last(module: dict[str, Any]) -> bool:
+    """Return whether a module may be a model's last layer; in Keras a model inside is another's, as a GAN's critic."""
+    return module["type"] in ("Linear", "LazyLinear") or (module["type"] == "Dense" and "." not in module["path"])
 
 
 def _has_adapters(data: dict[str, Any]) -> bool:
