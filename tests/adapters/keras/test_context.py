@@ -87,3 +87,18 @@ def test_lines_of_a_script(tmp_path):
     found = kinds(tt.open_run(tmp_path / "run"))
     optimizer, loss = (int(found[kind]["code"].rpartition(":")[2]) for kind in ("optimizer", "loss"))
     assert loss == optimizer + 1
+
+
+def test_validation_and_a_second_optimizer(tmp_path):
+    """Data that is held out is described, and an optimizer that takes another's place is told."""
+    model, (x, y) = net(3, "softmax", "sparse_categorical_crossentropy"), data(64)
+    sorted_labels = np.repeat([0, 1], [48, 16])
+    with tt.watch(model, to=str(tmp_path / "run"), context=True):
+        model.fit(x, sorted_labels, epochs=1, validation_data=(50 * x, 2 * y[:, 0]), verbose=0)
+        model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(x, sorted_labels, epochs=1, verbose=0)
+    run = tt.open_run(tmp_path / "run")
+    made = [row["data"] for row in run.events().to_pylist() if row["kind"] == "optimizer"]
+    assert ['"same_parameters": true' in data for data in made] == [False, True]
+    assert "evaluation_inputs_differ" in {finding.rule for finding in run.findings()}
+    assert 0 < float(kinds(run)["validation"]["data"].partition('"unseen": ')[2].rstrip("}")) < 1

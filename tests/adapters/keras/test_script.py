@@ -80,3 +80,12 @@ def test_patterns_that_choose_nothing(tmp_path, capsys):
     small(keras.Input((4,))).fit(*data(), verbose=0)
     run.finish()
     assert "not watched: net:" in capsys.readouterr().err and not (tmp_path / "run").exists()
+
+
+def test_a_loaded_model_is_compiled(script, tmp_path):
+    """A model that is loaded from a file is compiled as without tensortap, and can be trained on."""
+    model, (x, y) = small(keras.Input((4,))), data()
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert loaded.compiled
+    loaded.fit(x, y, epochs=1, verbose=0)
