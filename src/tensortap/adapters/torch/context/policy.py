@@ -212,8 +212,8 @@ def _are_opposite(values: Floats, other: Floats) -> bool:
 
 
 def _within(weights: Floats, values: Floats) -> bool:
-    near = {"rtol": 1e-4, "atol": 1e-6}
-    if weights.size == values.size and any(np.allclose(w, values, **near) for w in (weights, weights[::-1])):
+    same_size = weights.size == values.size
+    if same_size and any(np.allclose(w, values, rtol=1e-4, atol=1e-6) for w in (weights, weights[::-1])):
         return True
     ordered = np.sort(values)
     at = np.clip(np.searchsorted(ordered, weights), 1, max(1, ordered.size - 1)) if ordered.size > 1 else None
