@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import tensortap as tt
 from tensortap.errors import ProbeError, RunExistsError, TensortapError
@@ -242,3 +244,18 @@ def test_a_span_takes_a_number_between_steps_that_are_passed_by() -> None:
                 tap.step()
             seen.append(tap.recorder.open().number)  # as a span does
     assert len(set(seen)) == len(seen)
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_attaching_leaves_the_garbage_collector_as_it_was(enabled: bool) -> None:
+    """It is paused while taps are put on, and is then what the script had made it, also after an error."""
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        tt.watch(to=tt.Memory()).close()
+        assert gc.isenabled() is enabled
+        with pytest.raises(TensortapError):
+            tt.watch(torch.nn.ReLU(), "nothing", to=tt.Memory())
+        assert gc.isenabled() is enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from tensortap import markup, text
 from tensortap.adapters.closing import StepCloser, note_end, replicas_over_ranks, sharing_over_ranks
+from tensortap.adapters.garbage import collection_paused
 from tensortap.adapters.lookup import adapter_for, number_in, world_now
 from tensortap.adapters.named_values import ACTIVE, NamedValueRecorder, tap
 from tensortap.adapters.nonfinite import NonFiniteMonitor, OnNonFinite
@@ -62,7 +63,8 @@ class Tap(AbstractContextManager["Tap"]):
         watched: str, folder: RunFolder | None = None, sharing: Sharing | None = None, control: bool = False,
         explicit_steps: bool = False,
     ) -> None:  # fmt: skip
-        adapter.attach(recorder, plan)
+        with collection_paused():
+            adapter.attach(recorder, plan)
         self.recorder, self.writer, self.watched = recorder, writer, watched
         self.closed = False
         self.ended_by = ""  # the error that ended the code that is watched; the run says so
@@ -251,7 +253,8 @@ def watch(
     looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None, context=options.context)
     adapter = NullAdapter() if model is None else adapter_for(model, looks)
     chosen = as_probes(probes) or (probe(adapter.default_sites()),)
-    plan = adapter.plan(chosen)  # a pattern that matches nothing raises before anything is made
+    with collection_paused():
+        plan = adapter.plan(chosen)  # a pattern that matches nothing raises before anything is made
     compares_replicas = check_hashes(chosen)
     if global_stats:
         check(chosen, model=not adapter.names_only, all_ranks=ranks is None, budget=budget is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import nn
@@ -84,7 +84,8 @@ class ModelHooks:
     def _place(self, root: nn.Module, called: nn.Module) -> None:
         """Choose the hooks of every module; those of the one that is called are registered for good."""
         fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
-        for module, registers, bits, paths in self.placement.hooks_of(root):
+        names = tappable(root)  # walked once: a model may have thousands of modules
+        for module, registers, bits, paths in self.placement.hooks_of(names):
             inside = enclosing(paths, fused)
             if module is called and inside is None:  # its call has begun when a step is found to begin
                 self._handles += [register(module) for register in registers]
@@ -93,9 +94,9 @@ class ModelHooks:
         self._never_fused = not fused
         self._sets = [self._plain, *fused.values()]
         self._own_outputs = OwnOutputs(
-            self.placement.undecided(root, lambda paths: enclosing(paths, fused) or self._plain)
+            self.placement.undecided(names, lambda paths: enclosing(paths, fused) or self._plain)
         )
-        self._place_operations(root, fused)
+        self._place_operations(root, names, fused)
         self._untappable = self._wanted_of_scripted(root)
 
     @property
@@ -211,9 +212,11 @@ class ModelHooks:
         counters = self._observer.recorder.counters
         return FusedLayerHooks(layer) if self._keep_fused else UnfusedLayerHooks(layer, counters)
 
-    def _place_operations(self, root: nn.Module, fused: dict[str, HookSet]) -> None:
+    def _place_operations(
+        self, root: nn.Module, names: Mapping[nn.Module, list[str]], fused: dict[str, HookSet]
+    ) -> None:
         """Place the hooks that operations need, where probes want some."""
-        patterns = op_patterns(self._plan, [path for paths in tappable(root).values() for path in paths])
+        patterns = op_patterns(self._plan, [path for paths in names.values() for path in paths])
         if patterns:
             self.operations = OpTaps(self._observer, self._steps, self._plan, patterns, self._keep_fused)
             around, handles = place_hooks(self.operations, root, fused)

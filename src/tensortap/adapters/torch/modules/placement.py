@@ -64,9 +64,11 @@ class HookPlacement:
             self.ports.append(port)
         return port
 
-    def hooks_of(self, root: nn.Module) -> Iterable[tuple[nn.Module, list[Register], int, list[str]]]:
+    def hooks_of(
+        self, names: Mapping[nn.Module, list[str]]
+    ) -> Iterable[tuple[nn.Module, list[Register], int, list[str]]]:
         """Yield each module that needs hooks, the functions that register its hooks, its probes and its paths."""
-        for module, paths in tappable(root).items():
+        for module, paths in names.items():
             ports = {
                 kind: found
                 for kind in MODULE_PORTS
@@ -90,9 +92,11 @@ class HookPlacement:
             if port is not None:
                 self._plan.ports[path, "output"] = list(port.patterns)
 
-    def undecided(self, root: nn.Module, hooks_for: Callable[[list[str]], HookSet]) -> list[UndecidedModule]:
+    def undecided(
+        self, names: Mapping[nn.Module, list[str]], hooks_for: Callable[[list[str]], HookSet]
+    ) -> list[UndecidedModule]:
         """Return the modules that are watched by default if they turn out to compute beyond what they call."""
-        defaults, names = modules.DefaultModules(), tappable(root)
+        defaults = modules.DefaultModules()
         found = []
         for module, paths in names.items():
             if defaults.is_undecided(paths[0], module) and (ports := self._default_ports(module, paths)):
