@@ -12,39 +12,34 @@ from types import ModuleType
 from typing import Any
 
 
-def _read_stub() -> tuple[dict[str, tuple[str, str]], dict[str, str], list[str]]:
-    """Return where each public name is made (module and name there), further names for some, and `__all__`."""
+def _read_stub() -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """Return where each public name is made, a module and the name there, and `__all__`."""
     made: dict[str, tuple[str, str]] = {}
-    further: dict[str, str] = {}
     public: list[str] = []
     for line in ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"").body:
         if isinstance(line, ast.ImportFrom):
             made |= {each.asname or each.name: (str(line.module), each.name) for each in line.names}
         elif isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-            if isinstance(line.value, ast.Name):
-                further[line.targets[0].id] = line.value.id
+            if isinstance(line.value, ast.Name):  # another name of the same
+                made[line.targets[0].id] = made[line.value.id]
             else:
                 public = ast.literal_eval(line.value)
-    return made, further, public
+    return made, public
 
 
-_MADE, _FURTHER, __all__ = _read_stub()
+_MADE, __all__ = _read_stub()
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FURTHER:
-        value = globals()[_FURTHER[name]] if _FURTHER[name] in globals() else __getattr__(_FURTHER[name])
-    elif name in _MADE:
-        module, there = _MADE[name]
-        value = getattr(importlib.import_module(module), there)
-    else:
+    if name not in _MADE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    globals()[name] = value
+    module, there = _MADE[name]
+    value = globals()[name] = getattr(importlib.import_module(module), there)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MADE, *_FURTHER})
+    return sorted({*globals(), *_MADE})
 
 
 class _Package(ModuleType):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
+import os
 import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -44,7 +44,8 @@ class Ray:
         """Start Ray, and see that the job can be sent to its workers."""
         ray = start_ray()
         try:
-            ray.cloudpickle.dump(sent_job(job, source), Discard())
+            with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+                ray.cloudpickle.dump(sent_job(job, source), nowhere)
         except Exception as error:
             raise HarvestError(
                 f"the model and the data must be such that they can be sent to workers, got {error}: give functions "
@@ -100,18 +101,6 @@ def sent_job(job: Job, source: Source) -> Job:
     """Return a job as it is sent to the workers: with data that can be read by index where there is such."""
     data = source.data if isinstance(source, IndexedSource) else job.data
     return dataclasses.replace(job, data=data, first_rows=None)
-
-
-class Discard(io.RawIOBase):
-    """A file that keeps nothing: what is written to it takes no memory."""
-
-    def writable(self) -> bool:
-        """Return that it can be written to."""
-        return True
-
-    def write(self, data: Any) -> int:
-        """Count what is given."""
-        return memoryview(data).nbytes
 
 
 def counted(source: Source) -> Source:

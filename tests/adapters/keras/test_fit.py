@@ -245,7 +245,6 @@ def test_closing_in_the_first_fit(make, fit, memory):
     assert steps(memory) == [0]
 
 
-@pytest.mark.thorough  # test_old_traces_are_given_back has it
 def test_compiling_again(make, fit, memory):
     """A model that is compiled anew while it is watched stays watched."""
     model = make()

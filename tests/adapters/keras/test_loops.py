@@ -66,7 +66,6 @@ def fitted(memory, *probes, **options):
 
 
 @compiled_once
-@pytest.mark.thorough  # test_fit.py compares rows of graphs with eager ones
 def test_a_graph_gives_the_calls_of_an_eager_run(memory, jit):
     """Each pass of a cell is a call with the number it has eagerly, forward and backward; weights agree to rounding."""
     sites = "*.cell:{output,grad_output}" if jit else "**:{output,input,grad_output,grad_input,grad}"

@@ -88,7 +88,6 @@ def test_training_is_the_same(kind, memory):
 
 
 @pytest.mark.parametrize("kind", [pytest.param("subclassed", marks=pytest.mark.thorough), "functional"])
-@pytest.mark.thorough  # test_fit.py has graphs
 def test_each_call_in_a_graph(kind):
     """Calls of a layer that is used more than once are told apart in a graph as they are eagerly, under every name."""
     runs = []

@@ -156,8 +156,7 @@ def attending(way):
     return model
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("way", ["eager", "graph"])
+@pytest.mark.parametrize("way", [pytest.param("eager", marks=pytest.mark.thorough), "graph"])
 def test_masks(way):
     """Masks that layers hang on tensors, and take off them, are the same ones with taps.
 

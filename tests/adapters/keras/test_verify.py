@@ -26,13 +26,18 @@ def state(model):
     return [variable.numpy().tolist() for variable in (*model.variables, *model.optimizer.variables)]
 
 
+WEIGHTED = (X, Y, np.ones(16, "float32"))
+
+
 @pytest.mark.parametrize(
     ("batch", "pattern"),
     [
         ((X, Y), "**"),
-        ((X, Y, np.ones(16, "float32")), "out:grad_output"),
-        pytest.param(X, "**", marks=pytest.mark.thorough),
+        (WEIGHTED, "out:grad_output"),
         pytest.param((X, Y), "out:grad_output", marks=pytest.mark.thorough),
+        pytest.param(WEIGHTED, "**", marks=pytest.mark.thorough),
+        pytest.param(X, "out:grad_output", marks=pytest.mark.thorough),
+        pytest.param(X, "**", marks=pytest.mark.thorough),
     ],
 )
 def test_a_training_step_is_the_same(batch, pattern):

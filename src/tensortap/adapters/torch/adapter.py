@@ -35,7 +35,6 @@ EXPORTED: Final = (
     "an ExportedProgram is not what is called. Watch a module: tensortap.watch(torch.export.unflatten(program)) shows "
     "the model's modules, program.module() only what goes in and comes out"
 )
-_FAST_PATHS: Final = ("keep", "leave")
 
 
 def adapt(model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> TorchAdapter | None:
@@ -59,8 +58,6 @@ class TorchAdapter(Adapter):
     def __init__(
         self, root: nn.Module, options: AdapterOptions = DEFAULT_OPTIONS, *, called: nn.Module | None = None
     ) -> None:
-        if options.fast_path not in _FAST_PATHS:
-            raise UnsupportedError(f"fast_path must be 'keep' or 'leave', got {options.fast_path!r}")
         self.options = options
         self._root = weakref.ref(root)
         self._called = self._root if called is None else weakref.ref(called)

@@ -121,7 +121,6 @@ def test_inductor(watch):
     assert all(got[key] == pytest.approx(want[key], rel=1e-3, abs=1e-4) for key in want)
 
 
-@pytest.mark.thorough  # test_seams.py verifies one
 def test_verify_on_a_compiled_model():
     """The proof works on what torch.compile made, and nothing is left behind; aot_eager reorders nothing."""
     model, x = residual()
@@ -154,7 +153,6 @@ def test_verify_says_when_rounding_differs():
     assert same or any("output" in difference for difference in found.differences)
 
 
-@pytest.mark.thorough  # without them it is slower, and nothing else
 def test_the_caches_of_the_compiler_are_used(tmp_path: Path, watch):
     """A tapped graph is found again in the cache, and runs with the taps of the day."""
     for expected in ("miss", "hit"):

@@ -108,6 +108,8 @@ def _as_watched(place: str, name: str) -> str:
         ),
         (2, "tensors", "blocks.0.fc2.weight:param", {"tp": 2}, ["S(1)"]),
         (2, "tensors", "embed.weight:param", {"tp": 2}, ["R"]),  # a plain one beside DTensors
+        pytest.param(4, "tensors", "blocks.0.fc2.weight:param", {"tp": 4}, ["S(1)"], marks=pytest.mark.thorough),
+        pytest.param(4, "tensors", "embed.weight:param", {"tp": 4}, ["R"], marks=pytest.mark.thorough),
         (4, "grid", "embed.weight:param", {"dp": 2, "tp": 2}, ["S(0)", "R"]),  # sharded along one side only
         (4, "local parts", "module.blocks.0.fc1.weight:grad", {"dp": 2, "tp": 2}, ["R", "S(0)"]),  # no DTensor
         (4, "local parts", "module.blocks.1.fc2.weight:update", {"dp": 2, "tp": 2}, ["R", "S(1)"]),
