@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -21,6 +22,7 @@ from tensortap.store.compact import compact
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 from tensortap.store.segments import REPLACES, STEPS, write_segment
+from tensortap.store.tail_reader import decode
 
 sys.path.insert(0, str(Path(__file__).parent))
 from mutations import last_message, record
@@ -99,6 +101,38 @@ def test_an_old_tail_with_a_column_that_is_no_text_is_salvaged_whole(old_run: Pa
     overwrite(tail, tail.read_bytes().index(name) + len(name) - 1, b"\xf0")
     run = open_run(old_run)
     assert run.table().num_rows == rows and run.counts["damaged_tails"] == 1
+
+
+def test_old_tensors_whose_names_were_zeroed_are_counted(old_run: Path) -> None:
+    """Names that became equal do not hide all but one of their tensors."""
+    whole = len(list(open_run(old_run).tensors()))
+    tail = only(old_run, "rank=1/tensors/_tail-*.arrows")
+    overwrite(tail, 952, bytes(64))  # where the names of a batch's rows end
+    run = open_run(old_run)
+    assert len(list(run.tensors())) < whole and run.counts["damaged_tails"] == 1
+
+
+def old_tails() -> list[Path]:
+    return sorted((FIXTURES / "v1").rglob("_tail-*.arrows"))
+
+
+@pytest.mark.parametrize("tail", old_tails(), ids=lambda tail: "/".join(tail.parts[-3:-1]))
+def test_a_damaged_length_does_not_make_an_old_message_look_torn(tail: Path) -> None:
+    """Whatever bit of the last message's lengths is flipped: a row that is lost by that is counted."""
+    whole, rows = tail.read_bytes(), len(decode(tail.read_bytes()).table)
+    last = last_message(whole)
+    lengths = [*range(last + 4, last + 8), *range(last + 8, last + 8 + 80)]  # the body's is among the first
+    for at, bit in itertools.product(lengths, range(8)):
+        content = decode(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        assert content.damaged or len(content.table) == rows, (at - last, bit)
+
+
+@pytest.mark.parametrize("tail", old_tails(), ids=lambda tail: "/".join(tail.parts[-3:-1]))
+def test_an_old_message_that_was_being_written_is_not_damage(tail: Path) -> None:
+    """Wherever the process was killed in it."""
+    whole = tail.read_bytes()
+    for end in range(last_message(whole) + 1, len(whole), 7):
+        assert not decode(whole[:end]).damaged, end
 
 
 def test_a_last_batch_whose_checksum_does_not_hold_is_counted(run: Path) -> None:

@@ -7,6 +7,7 @@ a dictionary with wild offsets. Behind a message that cannot be read the next on
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +19,16 @@ import pyarrow.compute as pc
 
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.store import names as layout
-from tensortap.store.messages import root, table_in
+from tensortap.store.messages import root, scalar, table_in
 from tensortap.store.schema import EVENTS, METRICS, RECORDS, TENSORS, TENSORS_WITH_DATA
 from tensortap.store.tail import MessageChecksum, read_checks
 from tensortap.store.tensors import of_step
 
 _MARKER: Final = b"\xff\xff\xff\xff"
 _END: Final = _MARKER + bytes(4)
-_ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, struct.error)
+_ERRORS: Final = (pa.ArrowException, OSError, EOFError, ValueError, KeyError, IndexError, struct.error)
 _ATTEMPTS: Final = 64
+_DICTIONARY: Final = 2  # the kind of a message, as its metadata tells it
 _RANGES: Final = {"step": 1 << 62, "time": 253_402_300_799_000_000, "seq": 1 << 31, "call": 1 << 31, "numel": 1 << 62}
 _LONGEST_SEARCH: Final = 100_000  # places at which a message is looked for
 
@@ -241,13 +243,41 @@ def _may_be_torn(data: bytes, at: int) -> bool:
     length = int.from_bytes(data[at + 4 : at + 8], "little", signed=True)
     if data[at : at + 4] != _MARKER or not 0 < length < 1 << 28:
         return False
-    if len(data) - at - 8 < length:
-        return True
     try:
         pa.ipc.read_message(data[at:])
     except _ERRORS as error:
-        return "message body" in str(error)  # it announces more bytes than there are; else it is damaged
+        announces_more = len(data) - at - 8 < length or "message body" in str(error)
+        return announces_more and not _is_whole(data[at + 8 :], length)  # else it is damaged
     return False
+
+
+def _is_whole(rest: bytes, length: int) -> bool:
+    """Return whether all of a message is there, so that a damaged length only makes it look torn.
+
+    `rest` are its bytes behind the prefix, and `length` is what that says of the metadata.
+    """
+    with contextlib.suppress(*_ERRORS, MemoryError):
+        body, needed = _body_lengths(rest)
+        if needed <= len(rest) - length:
+            return True
+        pa.ipc.read_message(_MARKER + struct.pack("<i", len(rest) - body) + rest)
+        return True
+    return False
+
+
+def _body_lengths(metadata: bytes) -> tuple[int, int]:
+    """Return how long the body of a batch is said to be, and how long it is by the places of its buffers."""
+    message = root(metadata)
+    batch = table_in(metadata, message, 2)
+    if metadata[scalar(metadata, message, 1)] == _DICTIONARY:
+        batch = table_in(metadata, batch, 1)
+    at = table_in(metadata, batch, 2)
+    size = 16 * int(struct.unpack_from("<I", metadata, at)[0])
+    if at + 4 + size > len(metadata):
+        raise ValueError("the metadata ends before its list of buffers")
+    ends = [begin + length for begin, length in struct.iter_unpack("<qq", metadata[at + 4 : at + 4 + size])]
+    needed = -(-max(ends, default=0) // 8) * 8  # the last one is padded too
+    return int(struct.unpack_from("<q", metadata, scalar(metadata, message, 3))[0]), needed
 
 
 def _assemble(data: bytes, messages: list[_Message], schemas: Sequence[Any]) -> tuple[list[Any], bool]:

@@ -29,6 +29,7 @@ from tensortap.store.tail import Tail, TailFile, data_path
 from tensortap.store.tensors import (
     Array,
     Stored,
+    TensorKey,
     array_of_bytes,
     encoded_header,
     header_bound,
@@ -172,11 +173,18 @@ def tail_tensors(table: Any, tail: Path) -> tuple[list[TailTensor], bool]:
     for row in table.to_pylist():
         try:
             tensor = _in_row(row) if in_rows else _in_data(row, data, size)
-            key_of(load_json(tensor.entry))
+            _check_name(tensor.name, key_of(load_json(tensor.entry)))
             found[tensor.name] = tensor
         except (ValueError, TypeError, KeyError, MemoryError):
             whole = False
     return list(found.values()), whole
+
+
+def _check_name(name: str, key: TensorKey) -> None:
+    """Raise ValueError where a name is not that of its entry: two damaged names may be equal, and hide a tensor."""
+    expected = key.name()
+    if name != expected and not name.startswith(f"{expected}~"):
+        raise ValueError(f"a tensor is called {name!r}, and its entry is that of {expected!r}")
 
 
 def _in_row(row: dict[str, Any]) -> TailTensor:
