@@ -229,6 +229,7 @@ def test_nothing_that_is_not_finite_hides(tmp_path: Path) -> None:
 BAD: dict[str, Any] = {
     "no such site": ({"sites": ["blocks.9"]}, PatternError, "blocks.9"),
     "no data": ({"data": []}, HarvestError, "yields nothing"),
+    "no Parquet": ({"data": __file__}, HarvestError, "test_harvest.py is not a Parquet file"),
     "no site": ({"sites": []}, HarvestError, "at least one site"),
     "mask": ({"keep": tt.tokens(mask="attention_musk")}, HarvestError, "attention_mask"),
     "dtype": ({"dtype": "bf61"}, HarvestError, "bfloat16"),

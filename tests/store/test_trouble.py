@@ -292,6 +292,23 @@ def test_what_is_no_run_is_named(tmp_path: Path, make_run: MakeRun, monkeypatch:
         open_run(tmp_path / "empty")
     with pytest.raises(RunError, match="cannot use the path"):
         open_run("nosuchprotocol://x")
+    (tmp_path / "acts").mkdir()
+    (tmp_path / "acts" / "harvest.json").write_text("{}")
+    with pytest.raises(NotARunError, match=r"holds a harvest, not a run: open it with tt\.open_harvest"):
+        open_run(tmp_path / "acts")
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(NotARunError, match="is a file; a run is a folder"):
+        open_run(tmp_path / "model.onnx")
+
+
+def test_a_run_is_found_where_runs_go_by_default(
+    tmp_path: Path, make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`show exp1` beside `runs/exp1` says which path is meant."""
+    make_run(STEPS, name="runs/exp1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NotARunError, match=r"no such folder; did you mean runs/exp1\?"):
+        open_run("exp1")
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,9 @@ from tensortap.harvest.rows import Array
 from tensortap.harvest.staging import PARTIAL, Staging, part_name, storing
 from tensortap.harvest.statistics import SiteStatistics
 from tensortap.store.files import Files, load_json
+from tensortap.store.names import HARVEST_JSON
 
-PLAN: Final = "harvest.json"
+PLAN: Final = HARVEST_JSON
 MANIFEST: Final = "manifest"
 STATISTICS: Final = "statistics"
 Entry = dict[str, Any]

@@ -17,6 +17,7 @@ from tensortap.harvest.shard_file import ShardFile
 from tensortap.harvest.shards import shard_number
 from tensortap.harvest.statistics import SiteStatistics
 from tensortap.harvest.window import RowBatch, ShardKey, ShardReader
+from tensortap.store.names import RUN_JSON
 
 if TYPE_CHECKING:
     from tensortap.harvest.torch_dataset import HarvestDataset
@@ -157,5 +158,6 @@ def open_harvest(path: str | os.PathLike[str]) -> Harvest:
     folder = HarvestFolder(path)
     about = folder.read()
     if about is None:
-        raise HarvestError(f"{folder} holds no harvest: there is no {PLAN} in it")
+        run = ", but a run: runs are compared by --reference" if folder.files.exists(RUN_JSON) else ""
+        raise HarvestError(f"{folder} holds no harvest: there is no {PLAN} in it{run}")
     return Harvest(folder, about)

@@ -168,14 +168,12 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
     """The rows of Parquet files as samples. One row group is held at a time."""
 
     def __init__(self, paths: list[str]) -> None:
-        import pyarrow.parquet as pq
-
-        self._open = pq.ParquetFile
+        self._open = _open_parquet
         self._paths = paths
         self._groups: list[tuple[str, int]] = []
         ends = [0]
         for path in paths:
-            with pq.ParquetFile(path) as file:
+            with _open_parquet(path) as file:
                 for group in range(file.num_row_groups):
                     self._groups.append((path, group))
                     ends.append(ends[-1] + file.metadata.row_group(group).num_rows)
@@ -193,6 +191,19 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
                 self._held = (group, file.read_row_group(number))
         row = self._held[1].slice(index - int(self._ends[group]), 1)
         return {name: np.asarray(value[0]) for name, value in row.to_pydict().items()}
+
+
+def _open_parquet(path: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path)
+    except pa.ArrowInvalid:
+        raise HarvestError(
+            f"{path} is not a Parquet file, or it is damaged: text as data names Parquet files; what a program makes "
+            "is given itself, on the command line as --data MODULE:FUNCTION"
+        ) from None
 
 
 class RayRows(Sequence[Mapping[str, Any]]):

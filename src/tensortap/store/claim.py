@@ -26,6 +26,7 @@ from tensortap.store.names import (
     COMPACT_LOCK,
     DAMAGED_RUN_JSON,
     EVENTS,
+    HARVEST_JSON,
     LOCK,
     METRICS,
     RUN_JSON,
@@ -81,7 +82,7 @@ def read_run_json(files: Files) -> tuple[dict[str, Any], str]:
     """Return the content of `run.json`, and why it may be wrong; an error where no run can be read by it."""
     try:
         info, wrong = checked_json.decode(files.read(RUN_JSON))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise NotARunError(_not_a_run(files)) from None
     except (OSError, ValueError) as error:
         raise RunError(f"{files}/{RUN_JSON} cannot be read ({error}); is the folder damaged?") from error
@@ -103,15 +104,24 @@ def write_info(files: Files, info: Mapping[str, Any]) -> None:
 def _not_a_run(files: Files) -> str:
     if not files.exists():
         return f"there is no run at {str(files)!r}: no such folder{_runs_near(files)}"
+    if files.local and files.local.is_file():
+        return f"{str(files)!r} is a file; a run is a folder{_runs_near(files)}"
+    if files.local and (files.local / HARVEST_JSON).is_file():
+        return f"{str(files)!r} holds a harvest, not a run: open it with tt.open_harvest"
     return f"{str(files)!r} holds no run: it has no {RUN_JSON}{_runs_near(files)}"
 
 
 def _runs_near(files: Files) -> str:
-    for folder in (files.local, files.local.parent if files.local else None):
-        if folder and folder.is_dir():
-            found = sorted(p.parent for p in folder.glob(f"*/{RUN_JSON}"))
-            if found:
-                return "; runs nearby: " + ", ".join(os.path.relpath(p) for p in found[-3:])
+    """Return the run of that name in `runs`, where runs go by default, or others that lie near."""
+    if files.local is None:
+        return ""
+    by_default = files.local.parent / "runs" / files.local.name
+    if (by_default / RUN_JSON).is_file():
+        return f"; did you mean {os.path.relpath(by_default)}?"
+    for folder in (files.local, files.local.parent, files.local.parent / "runs"):
+        found = sorted(p.parent for p in folder.glob(f"*/{RUN_JSON}")) if folder.is_dir() else []
+        if found:
+            return "; runs nearby: " + ", ".join(os.path.relpath(p) for p in found[-3:])
     return ""
 
 

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 SCHEMA: Final = 1
 RUN_JSON: Final = "run.json"
+HARVEST_JSON: Final = "harvest.json"  # in the folder of a harvest, which is no run
 RANK_JSON: Final = "_rank.json"
 LOCK: Final = "_lock"
 COMPACT_LOCK: Final = "_compact"
