@@ -136,13 +136,13 @@ class Catalog:
         old = sorted(path for path, ident in tails.items() if ident in sealed)
         return TensorFiles(rank, [f"{folder}/{name}" for name in names], rest, old)
 
-    def steps_of_phase(self, name: str, found: Outline, phase: str) -> Steps:
-        """Return the steps of one phase that a segment holds; its rows are read only if they are of several phases."""
+    def steps_by_phase(self, name: str, found: Outline) -> dict[str, Steps]:
+        """Return the steps of each phase that a segment holds; its rows are read only if they are of several phases."""
         if len(found.phases) < 2:
-            return expanded(found.steps) if phase in found.phases else np.zeros(0, np.int64)
+            return {next(iter(found.phases), "") or "": expanded(found.steps)}
         if name not in self._phases:
             self._phases[name] = self._steps_by_phase(name)
-        return self._phases[name].get(phase, np.zeros(0, np.int64))
+        return self._phases[name]
 
     def _steps_by_phase(self, name: str) -> dict[str, Steps]:
         try:
@@ -326,8 +326,9 @@ def expanded(ranges: Sequence[tuple[int, int, int]]) -> Steps:
 
 def steps_by_phase(rows: Any) -> dict[str, Steps]:
     """Return the steps of each phase, in order, from rows with the columns `step` and `phase`."""
-    known = pc.unique(rows["phase"]).to_pylist()
-    of = {phase: rows["step"].filter(pc.equal(rows["phase"], phase)) for phase in known if phase is not None}
+    phase = rows["phase"].cast(pa.string()) if "phase" in rows.column_names else pa.nulls(len(rows), pa.string())
+    named = pc.fill_null(phase, "")
+    of = {phase: rows["step"].filter(pc.equal(named, phase)) for phase in pc.unique(named).to_pylist()}
     return {phase: np.unique(steps.to_numpy()) for phase, steps in of.items()}
 
 

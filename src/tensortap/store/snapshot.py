@@ -162,7 +162,7 @@ class Snapshot:
     def steps(self) -> npt.NDArray[np.int64]:
         """The steps that have records, in order."""
         if self.phase:
-            return _steps_of_phase(self)
+            return phase_steps(self).get(self.phase, np.zeros(0, np.int64))
         return expanded(list({found for outline in self.outlines for found in outline.steps}))
 
     @cached_property
@@ -191,14 +191,17 @@ class Snapshot:
         return content.table
 
 
-def _steps_of_phase(snapshot: Snapshot) -> npt.NDArray[np.int64]:
-    found = [
-        snapshot.catalog.steps_of_phase(name, outline, snapshot.phase)
+def phase_steps(snapshot: Snapshot) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the steps of each phase that have records, in order; under an empty name those of which none is known."""
+    parts = [
+        snapshot.catalog.steps_by_phase(name, outline)
         for files in snapshot.records
         for name, outline in files.segments.items()
     ]
-    found += [steps_by_phase(table)[snapshot.phase] for table in snapshot.tails.values()]
-    return np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
+    parts += [steps_by_phase(table) for table in snapshot.tails.values()]
+    names = sorted({phase for part in parts for phase in part})
+    found = {name: np.unique(np.concatenate([part[name] for part in parts if name in part])) for name in names}
+    return {name: steps for name, steps in found.items() if len(steps)}
 
 
 def _lengths(found: Iterable[RankFiles]) -> dict[Path, int]:

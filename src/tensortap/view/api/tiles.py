@@ -159,11 +159,16 @@ def _sources(snapshot: Snapshot) -> Iterator[GridSource]:
         yield _tail_source(path, table)
 
 
+def _steps(snapshot: Snapshot, name: str, outline: Outline) -> Ints:
+    """Return the steps of the snapshot's phase that a segment holds."""
+    return snapshot.catalog.steps_by_phase(name, outline).get(snapshot.phase, np.zeros(0, np.int64))
+
+
 def _segment_source(snapshot: Snapshot, name: str, outline: Outline) -> GridSource:
     spans = [step for found in outline.steps for step in found[:2]]
 
     def cells() -> FileCells | None:
-        steps = snapshot.catalog.steps_of_phase(name, outline, snapshot.phase) if snapshot.phase else None
+        steps = _steps(snapshot, name, outline) if snapshot.phase else None
         return segment_cells(snapshot.files, name, outline, steps, snapshot.phase)
 
     def grid(known: FileCells | None, stat: Stat) -> FileGrid | None:
