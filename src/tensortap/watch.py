@@ -151,7 +151,9 @@ class Tap(AbstractContextManager["Tap"]):
     @contextmanager
     def span(self, **labels: Any) -> Iterator[OpenStep]:
         """Make what the calling thread does inside a step of its own: one request of many, served side by side."""
-        step = self.recorder.open()
+        detector, current = self.steps, self.recorder.current
+        in_use = detector.busy or any(step is current for step in detector.left_open())
+        step = self.recorder.open(before_current=not in_use)
         step.labels = {name: str(value) for name, value in labels.items()}
         before = self._adapter.enter(step)
         try:

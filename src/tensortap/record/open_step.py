@@ -37,14 +37,15 @@ class OpenStep:
     """
 
     __slots__ = (
-        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "origin", "owner", "phase",
-        "table",
+        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "old_gradients",
+        "origin", "owner", "phase", "table",
     )  # fmt: skip
 
     def __init__(self, table: StepTable, armed: Armed) -> None:
         self.table = table
         self.number, self.armed, self.maybe, self.hist = armed
         self.idle = armed[1] == 0
+        self.old_gradients = False  # what gradients there are when it ends are those of a step before
         self.owner = ""  # the model that is trained, where a script has several
         self.metrics: dict[str, float] = {}  # what the adapter found; the user's own have precedence
         self.origin: Any = None  # where its first non-finite value comes from, if that was looked for
@@ -53,9 +54,23 @@ class OpenStep:
         self.closed = False
         self.calls: dict[Any, Any] = {}  # an adapter's count of calls, by whatever it counts
 
+    @property
+    def is_untouched(self) -> bool:
+        """Return whether nothing has been seen in it."""
+        return not (self.table.rows or self.calls or self.phase or self.metrics or self.labels or self.closed)
+
+    def exchange(self, other: OpenStep) -> None:
+        """Take the number of another step, and what was decided about it; that one takes this one's."""
+        mine = (self.number, self.armed, self.maybe, self.hist, self.idle)
+        self.number, self.armed, self.maybe, self.hist, self.idle = (
+            other.number, other.armed, other.maybe, other.hist, other.idle
+        )  # fmt: skip
+        other.number, other.armed, other.maybe, other.hist, other.idle = mine
+
     def begin(self, armed: Armed) -> None:
         """Become this step. A step that no probe wanted is used again for the next one, as it holds nothing."""
         self.number, self.armed, self.maybe, self.hist = armed
         self.idle = armed[1] == 0
+        self.old_gradients = False
         self.owner = ""
         self.metrics = {}

@@ -66,6 +66,7 @@ class Recorder:
         self.paused = False
         self._budget = budget
         self._armed_before_mute: int | None = None
+        self._paused_in: OpenStep | None = None  # it stays unrecorded, also when recording goes on
         self._unwanted = 0  # steps after the open one that no probe will want
         self._clock = clock
         self._numbers = StepNumbers(start)
@@ -100,12 +101,18 @@ class Recorder:
                 self._points[place, probes] = known
             return known
 
-    def open(self, phase: str = "") -> OpenStep:
-        """Begin a step: ask every trigger before any data is touched. While muted, no probe wants it."""
+    def open(self, phase: str = "", *, before_current: bool = False) -> OpenStep:
+        """Begin a step: ask every trigger before any data is touched. While muted, no probe wants it.
+
+        With `before_current` it takes the number of the current step, which has the next one then, if nothing was seen
+        in that: a server that only opens steps of its own begins with step 0.
+        """
         with self._lock:
             step = self._open(phase)
             if self.muted:
                 step.armed = 0
+            elif before_current and self.current.is_untouched and self.current is not self._paused_in:
+                self.current.exchange(step)
             return step
 
     def observe(
@@ -140,10 +147,12 @@ class Recorder:
         """Record nothing until `resume`."""
         self.paused = True
         self.current.armed = 0
+        self._paused_in = self.current
 
     def resume(self) -> None:
         """Record again, from the next step on."""
         self.paused = False
+        self._paused_in = self.current
 
     @property
     def muted(self) -> bool:
@@ -261,7 +270,7 @@ class Recorder:
             metrics,
             table,
             self.names,
-            labels=closing.labels,
+            labels=closing.labels if closing.armed else {},  # of a request that nobody records there is nothing to find
             owner=closing.owner,
             numbered_by_phase=self._numbers.by_phase,
         )

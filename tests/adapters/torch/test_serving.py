@@ -115,3 +115,39 @@ def test_a_span_that_fails_is_closed(tmp_path: Path) -> None:
     run = tt.open(tmp_path / "run")
     steps = {row["text"]: row["step"] for row in run.metrics().to_pylist() if row["name"] == "request_id"}
     assert {name: len(list(run.records(steps=step))) for name, step in steps.items()} == {"bad": 1, "good": 4}
+
+
+def test_the_first_span_is_the_first_step(tmp_path: Path) -> None:
+    """Requests are numbered from 0 on, as calls without spans are, and only those that are recorded are labelled."""
+    model = nn.Linear(3, 2).eval()
+    with torch.inference_mode(), tt.watch(model, tt.probe("**", when=tt.every(10)), to=tmp_path / "run") as tap:
+        for number in range(12):
+            with tap.span(request_id=number):
+                model(torch.randn(1, 3))
+    assert tap.run.steps == [0, 10]
+    assert [(row["step"], row["text"]) for row in tap.run.metrics().to_pylist()] == [(0, "0"), (10, "10")]
+
+
+def test_a_span_beside_an_open_step_has_a_number_of_its_own() -> None:
+    """A call outside of spans keeps the number of its step, and spans around it take the next ones."""
+    model, memory = nn.Linear(3, 2).eval(), tt.Memory()
+    x = torch.randn(1, 3)
+    with torch.inference_mode(), tt.watch(model, ":output", to=memory) as tap:
+        for inside in (True, False, True, True, False):
+            with tap.span() if inside else nullcontext() as step:
+                model(x)
+                assert step is None or not step.closed
+    assert sorted(record.step for record in memory.records) == [0, 1, 2, 3, 4]
+
+
+def test_a_span_after_a_pause_is_recorded() -> None:
+    """The step that was open in a pause is not recorded, and no span takes its place."""
+    model, memory = nn.Linear(3, 2).eval(), tt.Memory()
+    with torch.inference_mode(), tt.watch(model, ":output", to=memory) as tap:
+        tap.pause()
+        with tap.span():
+            model(torch.randn(1, 3))
+        tap.resume()
+        with tap.span():
+            model(torch.randn(1, 3))
+    assert len(memory.records) == 1
