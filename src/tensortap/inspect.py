@@ -75,7 +75,21 @@ def capture(model: Any, inputs: Any, *patterns: str | Pattern | Callable[[Candid
     """
     if not patterns:
         raise ProbeError('capture(model, x, ...) needs at least one site, e.g. capture(model, x, "layer1")')
+    _refuse_other_order(inputs, patterns)
     return framework_for(model).capture(model, inputs, patterns)
+
+
+def _refuse_other_order(inputs: Any, patterns: Sequence[Any]) -> None:
+    named = isinstance(inputs, (str, Pattern))
+    for item in patterns:
+        is_pattern = isinstance(item, (str, Pattern, Probe, type)) or callable(item)
+        is_value = any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__"))
+        if (is_value and not isinstance(item, type)) or (named and not is_pattern):
+            example = getattr(inputs, "text", inputs) if named else "layer1"
+            raise ProbeError(
+                f"capture(model, batch, patterns) takes the batch second and patterns after it, got a "
+                f"{type(item).__name__} as a pattern: write capture(model, batch, {example!r})"
+            )
 
 
 def verify(
@@ -204,8 +218,7 @@ def _in_batch(batch: Any) -> Origin | None:
     for slot, tensor in values_in(batch, _Tensor):  # type: ignore[type-abstract]
         with contextlib.suppress(TensortapError):  # what cannot be read was not looked at by anybody
             if not _usable(summary := summarize(tensor)):
-                why = "the batch was not finite when it came in"
-                return Origin("forward", "", "", inputs=(TensorSummary(slot, summary),), why=why)
+                return Origin.in_batch([TensorSummary(slot, summary)])
     return None
 
 

@@ -275,6 +275,7 @@ def test_split(text: str, parts: tuple[object, ...]) -> None:
         ("re:(a", "missing ), unterminated subpattern at position 0 of '(a'"),
         ("{a,b}" * 12, "at most 1000 alternatives"),
         (7, "must be text, a class or a function, got 7: write"),
+        (["q", "o"], "got ['q', 'o']: write the patterns one by one, 'q', 'o'"),
         (
             lambda site: site.no_such_thing,
             "the pattern <lambda> must be a function (site) -> bool, but for '' it raised",

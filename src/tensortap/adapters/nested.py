@@ -50,7 +50,14 @@ def call_with(function: Callable[..., Any], inputs: Any) -> Any:
     """Call a function with one value, a tuple of arguments or a dict of keyword arguments."""
     if isinstance(inputs, Mapping):
         return function(**inputs)
-    return function(*inputs) if isinstance(inputs, tuple) else function(inputs)
+    if isinstance(inputs, tuple):
+        return function(*inputs)
+    try:
+        return function(inputs)
+    except TypeError as error:
+        if isinstance(inputs, list):
+            error.add_note(f"the list was given as one argument: for {len(inputs)} arguments, write a tuple")
+        raise
 
 
 def arguments_in(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> list[tuple[str, T]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -134,6 +134,11 @@ class Origin:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    @classmethod
+    def in_batch(cls, inputs: Iterable[TensorSummary]) -> Origin:
+        """Return the origin of what no layer made: inputs of the model that are not finite."""
+        return cls("forward", "", "", inputs=tuple(inputs), why="the batch was not finite when it came in")
 
     def _lines(self) -> Iterator[str]:
         if self.operation or self.module:

@@ -77,9 +77,7 @@ class Pattern:
         if isinstance(pattern, str):
             return _parse(pattern)
         if not callable(pattern):
-            raise PatternError(
-                f"a pattern must be text, a class or a function, got {pattern!r}: write 'blocks.*.mlp:output'"
-            )
+            raise PatternError(f"a pattern must be text, a class or a function, got {pattern!r}: {_advice(pattern)}")
         name = getattr(pattern, "__name__", type(pattern).__name__)
         return Pattern(name, name, frozenset(["output"]), partial(_asks, pattern, name), kind="function")
 
@@ -120,6 +118,13 @@ PatternLike = Pattern | str | type | Callable[[Candidate], bool]
 
 
 # Reading a pattern
+
+
+def _advice(given: object) -> str:
+    several = list(given) if isinstance(given, (list, tuple, set, frozenset)) else []
+    if several and all(isinstance(each, str) for each in several):
+        return f"write the patterns one by one, {', '.join(map(repr, several))}"
+    return "write 'blocks.*.mlp:output'"
 
 
 def _parse(text: str) -> Pattern:

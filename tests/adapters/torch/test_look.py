@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
+from tensortap.errors import ProbeError
 
 
 def net():
@@ -31,6 +32,13 @@ def test_sites_says_what_cannot_be_tapped_and_why():
     found = tt.sites(nn.Sequential(torch.jit.script(nn.Linear(2, 2)), nn.ReLU()))
     assert "script" in found.untappable["0"]
     assert "0  " in str(found) and "not tappable" in str(found)
+
+
+@pytest.mark.parametrize("given", [("0", torch.ones(2, 8)), ("0", (torch.ones(2, 8),)), (torch.ones(2, 8), net())])
+def test_capture_says_what_comes_first(given):
+    """Where a pattern is no pattern, the call is shown as it should be."""
+    with pytest.raises(ProbeError, match=r"^capture\(model, batch, patterns\).*: write capture\(model, batch, '.*'\)"):
+        tt.capture(net(), *given)
 
 
 def test_capture_gives_copies_in_order_of_execution():
@@ -186,3 +194,11 @@ def test_capture_of_one_slot_gives_that_slot():
 def test_capture_of_the_root_goes_by_its_port():
     """The root has no path, so what it returns is called :output, also after others."""
     assert list(tt.capture(nn.Sequential(nn.ReLU()), torch.ones(2), "**")) == ["0", ":output"]
+
+
+@pytest.mark.parametrize("look", [tt.verify, lambda model, batch: tt.capture(model, batch, "**")])
+def test_a_list_of_arguments_is_explained(look):
+    """A list is one argument: the model's own TypeError says what to write for several."""
+    with pytest.raises(TypeError) as caught:
+        look(nn.Linear(4, 3), [torch.ones(2, 4), torch.ones(2, 4)])
+    assert "for 2 arguments, write a tuple" in caught.value.__notes__[0]

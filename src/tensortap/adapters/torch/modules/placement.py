@@ -29,7 +29,7 @@ from tensortap.adapters.torch.modules.hookset import (
 from tensortap.adapters.torch.modules.own_outputs import UndecidedModule
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook
 from tensortap.adapters.torch.modules.tensors import TensorObserver
-from tensortap.adapters.torch.nonfinite.finder import OriginFinder, OriginHook
+from tensortap.adapters.torch.nonfinite.finder import OriginFinder, OriginHook, RootInputsHook
 from tensortap.adapters.torch.steps import TorchStepDetector
 from tensortap.select.ports import MODULE_PORTS, PORT_INFO
 
@@ -79,6 +79,9 @@ class HookPlacement:
             if self.origins is not None:  # it looks at every module, in every step that any probe wants
                 hook = OriginHook(self.origins, paths[0], bits_of(ports.get("output", [])))
                 registers, bits = [*registers, partial(_register_origin, hook=hook, key=self._keys[2])], -1
+                if "" in paths:
+                    inputs = RootInputsHook(self.origins)
+                    registers.append(partial(register_before, hook=inputs, key=self._keys[2]))
             if registers:
                 yield module, registers, bits, paths
 

@@ -42,6 +42,11 @@ class OriginFinder:
         self._explained: dict[str, Origin | None] = {}  # by module; None: it only masks with −inf
         self._pending: dict[OpenStep, list[tuple[Origin, Tensor]]] = {}  # sums on a device, by the module of each
         self._first: dict[OpenStep, Origin] = {}  # the first non-finite output that no module is known to have made
+        self._versions: dict[int, int] = {}
+
+    def begin(self, given: Any) -> None:
+        """Note the versions of what the root is given, by which a tensor that is changed in place is known."""
+        self._versions = {id(tensor): version_of(tensor) for _, tensor in tensors_in(given)}
 
     def examine(self, hook: OriginHook, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
         """Look at what a module returned, and search for the origin if it is not finite."""
@@ -54,6 +59,8 @@ class OriginFinder:
             suspicious = self._suspicious(hook, module, output, step)
         if suspicious and not is_finite(output):
             self._search(hook.path, module, args, kwargs, output, step)
+        if suspicious and not hook.path and step.origin is None:
+            step.origin = self._in_batch(module, args, kwargs, step)
 
     def collect(self, step: OpenStep) -> None:
         """Read what was pending before a step closes, and name the first non-finite output if nothing better is."""
@@ -89,6 +96,17 @@ class OriginFinder:
             step.origin = self._origin(path, module, args, kwargs, output)
         elif not is_sound(output) and step not in self._first:
             self._first[step] = _described(path, module, args, kwargs, output)
+
+    def _in_batch(self, root: nn.Module, args: tuple[Any, ...], kwargs: Any, step: OpenStep) -> Origin | None:
+        """Return the origin where the root was given what is not finite, and did not make it of its inputs in place."""
+        if step in self._first and self._first[step].why:  # a parameter is not finite either
+            return None
+        bad = [
+            TensorSummary(slot, summary_of_values(tensor))
+            for slot, tensor in inputs_in(root.forward, args, kwargs)
+            if not is_sound(tensor) and self._versions.get(id(tensor)) == version_of(tensor)
+        ]
+        return Origin.in_batch(bad) if bad else None
 
     def _origin(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> Origin | None:
         """Return the origin: by running the module again the first time, by what that told afterwards."""
@@ -140,6 +158,29 @@ class OriginHook(Hook):
             self.finder.examine(self, module, args, kwargs, output)
         except Exception as error:
             self.finder.failed(self.path, error)
+
+
+class RootInputsHook(Hook):
+    """Runs before the root's forward."""
+
+    __slots__ = ("finder",)
+
+    def __init__(self, finder: OriginFinder) -> None:
+        self.finder = finder
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the root is given."""
+        if is_compiling() or tracing():
+            return
+        try:
+            self.finder.begin((args, kwargs))
+        except Exception as error:
+            self.finder.failed("", error)
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; of one made in inference mode nobody counts."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _described(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> Origin:
