@@ -105,4 +105,6 @@ def test_a_jax_script(scripts):
     assert {r["step"] for r in rows if r["port"] == "update"} >= {0, 1, 2, 4, 8}
     made = next(row for row in run.events().to_pylist() if row["kind"] == "optimizer")
     assert made["name"] == "sgd" and made["code"].endswith(":12")
-    assert [f.rule for f in run.findings().at_least("warning")] == ["learning_rate_low"]
+    found = run.findings()
+    assert [f.rule for f in found.at_least("warning")] == ["learning_rate_low"]
+    assert "cannot be seen" in found.skipped["loss_broadcast"] and "cannot be seen" in found.skipped["dropout_high"]

@@ -133,6 +133,91 @@ def test_steps_with_a_teacher(seen):
     assert seen.steps() == [("train", 2)] * 3
 
 
+def learn(model, optimizer, goal=0.0):
+    model.train()
+    (model(torch.ones(1, 2)) - goal).square().sum().backward()
+    optimizer.step()
+
+
+@torch.no_grad()
+def evaluate(model):
+    return model.eval()(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_steps_of_folds(seen, kept):
+    """One batch of evaluation after a model's training is a step of its own, when the next model begins to learn."""
+    models = []
+    for _ in range(3):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        models += [model] if kept else []
+        for _ in range(2):
+            learn(model, optimizer)
+        evaluate(model)
+    assert seen.steps() == [("train", 1), ("train", 1), ("eval", 1)] * 3
+
+
+def test_steps_of_folds_in_training_mode(seen):
+    """The same holds for a script that never calls `eval()`, also where a model has the id of one that is gone."""
+
+    def fold():
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        learn(model, optimizer)
+        with torch.no_grad():
+            model(torch.ones(1, 2))
+
+    for _ in range(8):
+        fold()
+    assert seen.steps() == [("train", 1), ("eval", 1)] * 8
+
+
+def test_steps_of_models_in_turn(seen):
+    """Models that are trained and evaluated in turn, again and again, have each evaluation apart."""
+    models = [nn.Linear(2, 1) for _ in range(2)]
+    pairs = [(model, torch.optim.SGD(model.parameters(), lr=0.0)) for model in models]
+    for _ in range(2):
+        for model, optimizer in pairs:
+            learn(model, optimizer)
+            evaluate(model)
+    assert seen.steps() == [("train", 1), ("eval", 1)] * 4
+
+
+def test_steps_with_a_teacher_that_was_trained(seen):
+    """A teacher that the script has trained itself is in the student's steps, but for its call before the first."""
+    teacher, student = nn.Linear(2, 1), nn.Linear(2, 1)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.0) for model in (teacher, student))
+    learn(teacher, first)
+    for _ in range(3):
+        learn(student, second, evaluate(teacher))
+    assert seen.steps() == [("train", 1), ("eval", 1), ("train", 1), ("train", 2), ("train", 2)]
+
+
+def test_steps_of_models_that_teach_each_other(seen):
+    """Two models of which each gives the targets of the other are together in each step."""
+    one, two = nn.Linear(2, 1), nn.Linear(2, 1)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.0) for model in (one, two))
+    for _ in range(3):
+        learn(one, first, evaluate(two))
+        learn(two, second, evaluate(one))
+    assert seen.steps() == [("train", 2)] * 6
+
+
+def test_steps_with_a_generator_without_gradients(seen):
+    """A generator in training mode whose output a discriminator is given is in the discriminator's step."""
+    generator, judge = nn.Linear(2, 2), nn.Linear(2, 1)
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.0) for model in (generator, judge))
+    for _ in range(2):
+        with torch.no_grad():
+            fake = generator(torch.ones(1, 2))
+        judge(fake).sum().backward()
+        second.step()
+        generator(torch.ones(1, 2)).sum().backward()
+        first.step()
+    assert seen.steps() == [("train", 2), ("train", 1)] * 2
+
+
 def test_steps_without_an_optimizer(seen, monkeypatch):
     """Where weights are changed by hand a step ends after backward; where nothing is learnt, with each call."""
     monkeypatch.setattr("tensortap.adapters.torch.script.step_detector._any_optimizer", lambda: False)

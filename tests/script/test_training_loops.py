@@ -118,6 +118,24 @@ for i, model in enumerate(models):
 """
 )
 
+FOLDS = (
+    HEAD
+    + """
+y = x.sum(1, keepdim=True)
+for fold in range(3):
+    net = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    for i in range(70):
+        net.train()
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(x[:6]), y[:6]).backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        net(x[6:])
+"""
+)
+
 
 def steps(run, phase):
     return sorted(set(run.table(columns=["step"], phase=phase)["step"].to_pylist()))
@@ -251,3 +269,16 @@ def test_losses_of_models_that_are_not_watched(scripts):
     assert any("32 models already" in line for line in ours(done))
     losses = [value for found in metrics(run).values() for value in found.values()]
     assert sorted(losses) == [float(i) for i in range(40)]
+
+
+def test_folds_are_trainings_of_their_own(scripts):
+    """Of a cross-validation each model has a name, its evaluation is a step apart, and no loss jumps between folds."""
+    done, run = scripts.observe(FOLDS)
+    assert steps(run, "train") == list(range(210)) and steps(run, "eval") == [0, 1, 2]
+    rows = run.table(columns=["step", "phase", "site", "port", "shape"]).to_pylist()
+    called = {(row["phase"], row["site"], row["shape"][0]) for row in rows if row["port"] == "output"}
+    assert called == {(p, site, n) for p, n in (("train", 6), ("eval", 2)) for site in ("", "net-2", "net-3")}
+    of_evaluation = {row["site"].partition(".")[0] for row in rows if (row["step"], row["phase"]) == (0, "eval")}
+    assert not {"net-2", "net-3"} & of_evaluation and ("eval", "grad") not in {(r["phase"], r["port"]) for r in rows}
+    assert any("net (Linear), net-2 (Linear), net-3 (Linear): 213 steps" in line for line in ours(done))
+    assert {"loss_spike", "loss_not_decreasing"} & {finding.rule for finding in run.findings()} == set()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import tensortap as tt
+from tensortap.adapters.torch.context.optimizer_events import are_same
+from tensortap.adapters.torch.context.optimizers import parameters_of
 
 REPLACED = [
     (F, "cross_entropy"), (F, "mse_loss"), (torch.autograd, "backward"), (torch.optim.Optimizer, "__init__"),
@@ -174,3 +177,10 @@ def test_events_are_a_table_of_sql(tmp_path):
         train(model)
     asked = "select count(*) n, any_value(data ->> '$.reduction') r from events where kind = 'loss'"
     assert tap.run.sql(asked).to_pylist() == [{"n": 6, "r": "mean"}]
+
+
+def test_parameters_that_are_gone_are_not_the_same():
+    """An optimizer for new parameters is another training's, though they may have the ids of some that are gone."""
+    held = parameters_of(torch.optim.SGD(kept := list(nn.Linear(2, 1).parameters()), lr=0.1))
+    gone = {key: weakref.ref(nn.Parameter(torch.zeros(1))) for key in held}
+    assert len(kept) == 2 and are_same(held, dict(held)) and not are_same(gone, held) and not are_same({}, held)

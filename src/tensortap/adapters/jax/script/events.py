@@ -45,7 +45,7 @@ class JaxScriptEvents:
         dtypes = sorted({str(leaf.value.dtype) for leaf in parameters})
         log.add("model", "", line_of_user(4), {
             "class": name, "parameters": len(parameters), "frozen": [], "frozen_count": 0, "modules": [], "ties": [],
-            "has_modes": False, "dtypes": dtypes,
+            "has_modes": False, "dtypes": dtypes, "unseen": ["loss", "modules"],  # they are inside what is compiled
         })  # fmt: skip
         for kind, code, data in self._optimizers:
             log.add("optimizer", kind, code, data)

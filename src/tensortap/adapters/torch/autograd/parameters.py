@@ -96,7 +96,8 @@ class ParameterTaps:
         """End a step: record parameters, gradients and buffers that no optimizer has shown, as they are now."""
         if step.armed & self.members.bits:
             self._record("param", step, skip=self._recorded)
-            self._record("grad", step, skip=self._recorded)
+            if not step.old_gradients:
+                self._record("grad", step, skip=self._recorded)
             self._record_buffers(step)
         self._recorded.clear()
         self._clipped.clear()

@@ -41,7 +41,7 @@ class OptimizerEvents:
     def _meet(self, optimizer: Any, code: str) -> OptimizerRecord:
         number = self._made["optimizer"] = self._made["optimizer"] + 1
         held = parameters_of(optimizer)
-        same = any(o.parameters.keys() == held.keys() and o.steps for o in self.optimizers.values())
+        same = any(o.steps and are_same(o.parameters, held) for o in self.optimizers.values())
         record = self.optimizers[id(optimizer)] = OptimizerRecord(optimizer, number, code)
         self._loop.watch(record)
         if number <= _MOST_MADE:
@@ -138,3 +138,8 @@ class OptimizerEvents:
         if norm is not None and self.hub.due("clip", first=6, then=8):
             self.hub.add("clip", "clip_grad_norm_", clip["code"], {"most": clip["most"], "norm": norm,
                                                      "factor": min(1.0, clip["most"] / (norm + 1e-6))})  # fmt: skip
+
+
+def are_same(one: dict[int, weakref.ref[Any]], other: dict[int, weakref.ref[Any]]) -> bool:
+    """Return whether two optimizers hold the same parameters; a new one may have the id of one that is gone."""
+    return one.keys() == other.keys() and all(ref() is other[key]() for key, ref in one.items())

@@ -135,7 +135,7 @@ class ScriptModels(Adapter):
 
     def free_prefix(self, name: str) -> str:
         """Return a name that no other model has."""
-        taken = {model.prefix for model in self.members}
+        taken = {model.prefix or model.name for model in self.members}
         return next(n for n in itertools.chain([name], (f"{name}-{i}" for i in itertools.count(2))) if n not in taken)
 
     def matching(self) -> tuple[Probe, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
@@ -19,13 +20,16 @@ class ScriptStepDetector:
     Training: a step lasts until an optimizer has stepped, however many models are called however often before that
     (micro-batches, a generator and a discriminator, a teacher, a cell called for each word). Without an optimizer it
     lasts until backward has run and its gradients were used or dropped. Otherwise a second call of the same model
-    begins a new step. A step is training when a model was called in training mode and with gradients.
+    begins a new step, and so does a model that begins to learn after another was evaluated: the next fold. A step is
+    training when a model was called in training mode and with gradients.
     """
 
     def __init__(self) -> None:
         self._ever_stepped = False
-        self._ever_learnt: set[int] = set()  # models that were called in training mode with gradients
+        self._ever_learnt: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # in training mode with gradients
         self._ever_joined: set[int] = set()  # models that were called in a step of training
+        self._learners: set[int] = set()  # models that learnt in the last step of training, and what they are parts of
+        self._helpers: set[int] = set()  # models that were called in a step in which only others learnt
         self._in_optimizer = False
         self._by_hand = False  # the script updates parameters itself
         self._last = ""  # the phase of the step before
@@ -35,7 +39,9 @@ class ScriptStepDetector:
         self.used = False
         self._calls = 0
         self._called: set[int] = set()
+        self._involved: set[int] = set()  # what was called, and what it is a part of
         self._learning: set[int] = set()  # called in training mode and with gradients
+        self._in_training_mode = False  # some model, with gradients or without
         self._gradients: _Gradients | None = None
         self._updates = 0  # of parameters, without an optimizer
         self._backward = False
@@ -46,6 +52,11 @@ class ScriptStepDetector:
         """Return whether the open step has trained so far."""
         return TRAIN if self._learning else EVAL
 
+    @property
+    def holds_old_gradients(self) -> bool:
+        """Return whether gradients that there are now are none of the open step, which evaluates."""
+        return not (self._learning or self._backward)
+
     def expected_phase(self, module: nn.Module) -> str:
         """Return the phase of a step that begins with this call.
 
@@ -54,7 +65,7 @@ class ScriptStepDetector:
         """
         if _learns(module):
             return TRAIN
-        return EVAL if id(module) in self._ever_learnt else self._last or EVAL
+        return EVAL if module in self._ever_learnt else self._last or EVAL
 
     def over(self, module: nn.Module, whole: int) -> bool:
         """Return whether a call of this module, part of the model with id `whole`, begins a new step."""
@@ -64,7 +75,7 @@ class ScriptStepDetector:
         if self._stepped:
             return True
         if not self._learning:
-            return again
+            return again or self._was_evaluated(module)
         if self._in_optimizer:
             return False  # a closure, which an optimizer such as LBFGS calls several times
         if not _learns(module) and (id(module) in self._learning or self._is_new_copy(module)):
@@ -72,6 +83,19 @@ class ScriptStepDetector:
         if self._optimizer_expected():
             return self._updated_by_hand()
         return again or self._backward
+
+    def _was_evaluated(self, module: nn.Module) -> bool:
+        """Return whether a model that has just been trained was evaluated, and the training of another begins now.
+
+        Others that are called before the one that learns belong to its step: a teacher and a frozen network, which do
+        not learn themselves, a generator in training mode, and models that give each other targets.
+        """
+        trained = self._involved & self._learners
+        if not trained or not _learns(module) or id(module) in self._learners:
+            return False
+        if not self._helpers.isdisjoint({*trained, id(module)}):
+            return False
+        return not self._in_training_mode or module not in self._ever_learnt
 
     def _is_new_copy(self, module: nn.Module) -> bool:
         """Return whether a model that no step of training has called, such as an EMA, is called after backward."""
@@ -88,14 +112,16 @@ class ScriptStepDetector:
         self._by_hand |= self._updates > 1
         return self._by_hand
 
-    def called(self, module: nn.Module) -> None:
-        """Note a call of a model in the open step."""
+    def called(self, module: nn.Module, whole: int) -> None:
+        """Note a call of a model, or of a part of the model with id `whole`, in the open step."""
         self.used = True
         self._calls += 1
         self._called.add(id(module))
+        self._involved |= {id(module), whole} - {0}
+        self._in_training_mode |= module.training
         if _learns(module):
             self._learning.add(id(module))
-            self._ever_learnt.add(id(module))
+            self._ever_learnt.add(module)
             self._gradients = _Gradients(module)
         if self._learning:
             self._ever_joined |= self._called
@@ -118,6 +144,9 @@ class ScriptStepDetector:
     def closed(self) -> None:
         """Begin a new step."""
         self._last = self.phase
+        if self._learning:
+            self._helpers |= self._called - self._learning
+            self._learners = self._involved - (self._called - self._learning)
         self._begin()
 
     def _optimizer_expected(self) -> bool:

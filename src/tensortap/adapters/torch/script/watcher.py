@@ -143,7 +143,7 @@ class ScriptWatcher:
             begin_early(module, self._known.new_hooks(module))
         if not self._known.role(module):
             return new_hooks
-        if outside and torch._C._current_graph_task_id() == -1:  # not a checkpoint that computes again
+        if outside and not _computes_again():
             self._track(module)
             if self._at_home():
                 self._count(module)
@@ -182,6 +182,8 @@ class ScriptWatcher:
                 self._known.note_model(module, [])
                 self._track(module)  # its steps and losses are still its own
                 return []
+            if self._at_home() and not _computes_again():
+                self._end_before(module)  # the step that is over is none of a model that joins only now
             before = set(module._forward_pre_hooks)
             try:
                 self._watch(module)
@@ -220,19 +222,23 @@ class ScriptWatcher:
     def _at_home(self) -> bool:
         return threading.get_ident() == self._home
 
+    def _end_before(self, module: nn.Module) -> None:
+        if self.tap is not None and self._steps.over(module, self._known.model_of(module)):
+            self._close(self.tap)
+
     def _count(self, module: nn.Module) -> None:
+        self._end_before(module)
         if self.tap is not None:
-            if self._steps.over(module, self._known.model_of(module)):
-                self._close(self.tap)
             if not self._steps.used and self.tap.recorder.enter_phase(self._steps.expected_phase(module)):
                 self.models.arm()
             self._losses.model_called()
-            self._steps.called(module)
+            self._steps.called(module, self._known.model_of(module))
 
     def _close(self, tap: ScriptTap) -> None:
         phase = self._steps.phase
         tap.recorder.enter_phase(phase)
         tap.recorder.current.phase = phase
+        tap.recorder.current.old_gradients = self._steps.holds_old_gradients
         self._steps.closed()
         owner = tap.recorder.current.owner = self._owners.take()
         name = "eval/loss" if phase == EVAL else f"loss/{owner}" if owner else "loss"
@@ -242,6 +248,11 @@ class ScriptWatcher:
     def _give_up(self, error: Exception) -> None:
         self._on = False
         self._say(f"observing ends here, the script goes on: {type(error).__name__}: {error}")
+
+
+def _computes_again() -> bool:
+    """Return whether a checkpoint computes again what a call has computed."""
+    return torch._C._current_graph_task_id() != -1
 
 
 class _CallDepth(threading.local):
