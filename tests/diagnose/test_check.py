@@ -7,9 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import tensortap as tt
 from tensortap.cli import cli
 from tensortap.diagnose import REGISTRY
 
@@ -112,3 +114,19 @@ def test_no_run(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "holds no run" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_does_not_fit_is_a_pattern_that_show_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `check` prints of a long site can be given to `show --site`."""
+    monkeypatch.setenv("COLUMNS", "60")
+    run = tmp_path / "run"
+    with tt.watch(to=run) as tap:
+        for _ in range(5):
+            for layer in range(3):
+                bad = np.full(4, np.nan if layer == 1 else 1.0)
+                tt.tap(bad, f"bert.encoder.layer.{layer}.attention.self.query.projection")
+            tap.step()
+    found = re.search(r"^error  (\S+)  nonfinite", check(run).stdout)
+    assert found and found[1].startswith("**.")
+    shown = CliRunner().invoke(cli, ["show", str(run), "--site", found[1], "--json"])
+    assert shown.exit_code == 0 and "layer.1" in shown.stdout and "layer.0" not in shown.stdout

@@ -13,9 +13,10 @@ from tensortap.adapters.torch.context.attention import describe_attention
 from tensortap.adapters.torch.context.graph import LossGraph
 from tensortap.diagnose.code_lines import with_lines
 from tensortap.diagnose.rules.activations import _is_given
+from tensortap.diagnose.rules.context.chance import loss_at_chance
 from tensortap.diagnose.rules.context.labels import labels_one_class
 from tensortap.diagnose.rules.context.loops import batchnorm_cannot_estimate, gradients_reset_early
-from tensortap.diagnose.rules.context.loss_calls import _wrong_axis, loss_at_chance
+from tensortap.diagnose.rules.context.loss_calls import _wrong_axis
 from tensortap.diagnose.rules.context.optimizers import learning_rate_low
 from tensortap.diagnose.rules.context.sequences import positions_constant
 from tensortap.diagnose.rules.context.shared import goes_wrong
@@ -97,6 +98,17 @@ def test_a_rate_is_too_low_where_it_gets_nowhere(ratio, loss, found):
     moved = [("parameters", "Adam", {"shapes": [[4, 4]], "update": [ratio]})] * 5
     history = Events(*moved, totals(), ("loss", "cross_entropy", {"train": True}), loss=loss)
     assert found_by(learning_rate_low, history) == found
+
+
+def test_a_scheduler_that_takes_the_rate_for_a_factor_is_named():
+    """The rate that is told is the one that the steps had, and the line is that of the scheduler that made it."""
+    groups = [("optimizer", "SGD", {"number": 1, "groups": [{"lr": 1e-3}]}), ("scheduler", "LambdaLR", {})]
+    rate = ("rate", "SGD", {"number": 1, "groups": [{"lr": 1e-6, "before": 1e-3}]})
+    moved = [("parameters", "SGD", {"shapes": [[4, 4]], "update": [1e-6]})] * 5
+    history = Events(*groups, rate, *moved, totals(), ("loss", "cross_entropy", {"train": True}), loss=FLAT)
+    (found,) = learning_rate_low(history)
+    assert "The learning rate is 1e-6: LambdaLR made it of 0.001 before the first step." in found.message
+    assert "a factor of the optimizer's rate" in found.advice
 
 
 def test_a_loss_that_leaps_and_comes_back_has_gone_wrong():

@@ -8,6 +8,7 @@ from tensortap.diagnose.check import findings
 from tensortap.diagnose.history import RunHistory, SiteHistogram, SiteHistory
 from tensortap.diagnose.rule import REGISTRY, NoData, Rule, rule
 from tensortap.diagnose.rules.activations import dead_units, saturated
+from tensortap.diagnose.rules.context.chance import loss_at_chance
 from tensortap.diagnose.rules.context.labels import (
     labels_imbalanced,
     labels_one_class,
@@ -36,7 +37,6 @@ from tensortap.diagnose.rules.context.loss_calls import (
     activation_loss_mismatch,
     constant_output,
     log_of_zero,
-    loss_at_chance,
     loss_broadcast,
     loss_negated,
     loss_summed,

@@ -32,12 +32,15 @@ _LIGHT: Final = (
     "neginf",
     "dtype",
 )
+_CAUSES: Final = "usual causes are log or division of 0, overflow in half precision, and too high a learning rate."
 ADVICE: Final = (
     "Look at what went into this site one step earlier (tt.watch(..., lookback=5) keeps it; with "
-    "on_nonfinite='record' the operation that made it is named); usual causes are log or division of 0, overflow in "
-    "half precision, and too high a learning rate."
+    f"on_nonfinite='record' the operation that made it is named); {_CAUSES}"
 )
+_NAMED: Final = f"Look at what went into it, one step earlier too (tt.watch(..., lookback=5) keeps that); {_CAUSES}"
 
+_SAID: Final = ("why ", "line ", "next ")  # of an origin's lines; the others are columns of numbers
+_CAME_IN: Final = "the batch was not finite when it came in"  # as an origin says it
 GIVEN: Final = "It came in with the batch: look at how the data is read, scaled and augmented."
 
 
@@ -71,7 +74,10 @@ def _with_origin(history: RunHistory, finding: Finding) -> Finding:
         return finding
     lines = [line.strip() for line in origin.splitlines() if line.strip()]
     evidence = {**finding.evidence, "origin": lines}
-    return replace(finding, evidence=evidence, message=f"{finding.message} Its origin: {'; '.join(lines)}.")
+    told = [lines[0], *(line.partition(" ")[2].strip() for line in lines[1:] if line.startswith(_SAID))]
+    came_in = _CAME_IN in told
+    message = f"{finding.message} Its origin: {_CAME_IN if came_in else '; '.join(told)}."
+    return replace(finding, evidence=evidence, message=message, advice=GIVEN if came_in else _NAMED)
 
 
 def _events(history: RunHistory) -> tuple[list[dict[str, Any]], set[str]]:

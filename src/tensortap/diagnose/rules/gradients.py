@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rules.context.shared import gets_on
 from tensortap.diagnose.rules.shared import kernels, lately, streak
 from tensortap.finding import Finding
 
@@ -73,7 +74,8 @@ def exploding_gradients(
     """The first layer's gradient is more than `ratio` times the last's for `steps` steps in a row (AutoTrainer).
 
     Taken of the gradients of kernels and of `grad_output`: where activations shrink as gradients grow, only the latter
-    show it. The L2 norm must be at least `least`: of two tiny gradients the ratio says nothing.
+    show it. The L2 norm must be at least `least`: of two tiny gradients the ratio says nothing. It is only noted where
+    it was over before the last `steps` steps and the loss falls.
     """
     known = [*_of_kernels(history), *_of_outputs(history, norm=True)]
     if not known:
@@ -90,8 +92,14 @@ def exploding_gradients(
             f"the sharpest rise is at {where}.",
             "People clip the gradient's norm, lower the learning rate, initialise with smaller weights and normalise.",
             first=first, last=last, ratio=first / last, layers=len(depth.layers), sharpest=str(where),
+            severity="info" if _is_over(history, held, steps) else "",
         )  # fmt: skip
         return
+
+
+def _is_over(history: RunHistory, held: npt.NDArray[np.bool_], steps: int) -> bool:
+    """Return whether only the first steps exploded, when a layer's gradient may still be tiny, and the loss falls."""
+    return len(held) > 2 * steps and not held[-steps:].any() and gets_on(history, least=0.9)
 
 
 def _reaches_embeddings(history: RunHistory, depth: Depth, held: npt.NDArray[np.bool_], ratio: float) -> bool:

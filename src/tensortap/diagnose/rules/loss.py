@@ -48,8 +48,11 @@ def _of_trainings(history: RunHistory, losses: list[Series], least: int) -> list
 
 
 def _cuts(history: RunHistory) -> list[int]:
-    made = [e.step for e in history.events("optimizer") if not e.data.get("same_parameters")]
-    return sorted({step for step in made if step > 0})
+    # An optimizer may be made in a step of evaluation, which is numbered apart: its training begins where it steps.
+    begins = {e.data.get("number"): e.step for e in reversed(history.events("holds"))}
+    made = [e for e in history.events("optimizer") if not e.data.get("same_parameters")]
+    later = [e for e in made if e.step > 0 or e.data.get("steps_before")]
+    return sorted({step for e in later if (step := begins.get(e.data.get("number"), e.step)) > 0})
 
 
 def _of_evaluation(name: str) -> bool:
@@ -63,16 +66,19 @@ def loss_not_decreasing(
 ) -> Iterator[Finding]:  # fmt: skip
     """Over the whole run, of `steps` at least, the loss fell by less than `drop` of itself (LossNotDecreasing).
 
-    The mean of the second half is held against that of the first; a fall within `noise` standard errors is none. In
-    fewer than `sure` steps many healthy trainings get nowhere yet: there it is a remark, unless the loss rises. The
-    loss is the metric of the name `metric`, or those that have it in their name and are of no evaluation.
+    The mean of the second half is held against that of the first, and so are those of the logarithms, which a few large
+    losses at the beginning do not rule; a fall within `noise` standard errors is none. In fewer than `sure` steps many
+    healthy trainings get nowhere yet: there it is a remark, unless the loss rises, and so it is where the noise would
+    hide a fall by a fifth. The loss is the metric of the name `metric`, or those that have it in their name and are of
+    no evaluation.
     """
     parts = _of_trainings(history, _losses(history, metric, steps), steps)
     still = [(part, finding) for part in parts if (finding := _not_falling(part, drop, noise)) is not None]
     some = len(still) < len(parts) and bool(_cuts(history))  # of a sweep or of folds, some may fail
     for (name, _, values), finding in still:
         early = len(values) < sure and not _rises(finding, noise)
-        yield replace(finding, severity="info") if some or early or _may_rise(history, name) else finding
+        untold = early or _is_vague(finding, noise)
+        yield replace(finding, severity="info") if some or untold or _may_rise(history, name) else finding
 
 
 def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
@@ -82,7 +88,7 @@ def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
     error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
     # A steady line has no noise, however steep: what is left after its trend is what counts.
     error = min(error, _residual(values) * np.sqrt(2 / len(early)))
-    if fall >= drop * abs(early.mean()) and fall > noise * error:
+    if (fall >= drop * abs(early.mean()) and fall > noise * error) or _falls_by_ratio(values, noise):
         return None
     return Finding(
         "", "", f"metric {name}", steps_where(when, np.ones(len(when), bool)),
@@ -93,9 +99,28 @@ def _not_falling(part: Series, drop: float, noise: float) -> Finding | None:
     )  # fmt: skip
 
 
+def _falls_by_ratio(values: npt.NDArray[np.float64], noise: float, least: float = 0.1) -> bool:
+    """Return whether the logarithms of a loss fall by `least`, and beyond their noise, to less than it began with.
+
+    A few large losses at the beginning hide on the linear scale that all of the later ones are far smaller.
+    """
+    if np.any(values <= 0):
+        return False
+    early, late = np.array_split(np.log(values), 2)
+    error = float(np.sqrt(early.var() / len(early) + late.var() / len(late)))
+    below = float(np.median(late)) < float(np.log(values[: max(3, len(values) // 20)]).min())
+    return below and float(early.mean() - late.mean()) > max(noise * error, least)
+
+
 def _rises(finding: Finding, noise: float) -> bool:
     seen = finding.evidence
     return bool(seen["second_half"] - seen["first_half"] > noise * seen["noise"])
+
+
+def _is_vague(finding: Finding, noise: float, share: float = 0.2) -> bool:
+    """Return whether the noise would hide a fall by `share`, and the loss does not rise: batches may be tiny."""
+    seen = finding.evidence
+    return bool(noise * seen["noise"] > share * abs(seen["first_half"])) and not _rises(finding, noise)
 
 
 def _may_rise(history: RunHistory, name: str) -> bool:

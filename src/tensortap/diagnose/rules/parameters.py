@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.rules.context.shared import goes_wrong, owner
+from tensortap.diagnose.rules.context.shared import gets_on, goes_wrong, owner
 from tensortap.diagnose.rules.shared import WEIGHTED, kernels, named
 from tensortap.finding import Finding
 from tensortap.reduce.statistics import STATISTICS
@@ -112,7 +112,8 @@ def poor_initialisation(
     if not early and len(outputs) < 2:
         raise NoData(f"neither parameters nor layers' outputs were recorded in the first {_EARLY} steps")
     small = [site for site in early if _gain(site, history) < gain[0]]
-    meant = 2 * len(small) < len(early) and not goes_wrong(history)  # as people begin an output layer near zero
+    few = 2 * len(small) < len(early) and not goes_wrong(history)  # as people begin an output layer near zero
+    meant = few or gets_on(history)  # what follows may make up for it, as the factor in a sine's argument does
     tied = set() if goes_wrong(history) else _tied_to_tables(history)
     for site in early:
         noted = (meant and site in small) or site.place.site in tied

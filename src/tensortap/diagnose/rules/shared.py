@@ -63,13 +63,13 @@ def streak(mask: Mask, count: int) -> bool:
 def kernels(history: RunHistory, port: str) -> list[SiteHistory]:
     """Parameters with two axes or more that mix their inputs, from the first layer to the last.
 
-    Parameters of a user's own module count where they are factors of a product, if the training context tells: tables
-    of positions and the like are only added.
+    Parameters of a user's own module count where they are factors of a product: tables of positions and the like are
+    only added. Where no training context tells, they count if there are no others.
     """
     found = [site for site in history.sites(port) if len(site.shape) > 1 and "Embedding" not in site.type]
     factors = {name for event in history.events("backward") for name in event.data.get("multiplied") or ()}
-    if factors:
-        found = [site for site in found if site.place.site in factors or site.type.startswith(MIXING)]
+    mixing = [site for site in found if site.place.site in factors or site.type.startswith(MIXING)]
+    found = mixing if factors or mixing else found
     ran = _execution_order(history)
     listed = {path: i for i, path in enumerate(history.modules)}
 

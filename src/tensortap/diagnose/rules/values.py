@@ -19,16 +19,23 @@ def all_zero(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is zero, at the last `steps` steps and before (AllZero of SageMaker Debugger).
 
     One finding for tensors, one for weights, one for gradients: the first in order of execution leads, what follows
-    from it is counted. A ReLU that gives only zeros is a dead layer, and `dead_units` says so.
+    from it is counted. A ReLU that gives only zeros is a dead layer, and `dead_units` says so. The gradient of a bias
+    may well be zero where that of its weight is not: in a difference of two outputs it cancels out.
     """
     forward = [site for site in computed(history) if site.type not in RELUS]
     weights = [site for site in history.sites("param") if len(site.shape) > 1]
     yield from _folded(forward, steps, "Look for a dead layer, a mask or a zeroed weight before it.")
     yield from _folded(weights, steps, "A kernel of zeros passes nothing on: was it meant to be initialised or loaded?")
     yield from _folded(
-        history.sites(*GRADIENT_PORTS), steps,
+        _not_cancelled(history.sites(*GRADIENT_PORTS)), steps,
         "Nothing is learnt here: look for a dead layer after it, a detach(), or a loss that does not depend on it.",
     )  # fmt: skip
+
+
+def _not_cancelled(gradients: list[SiteHistory]) -> list[SiteHistory]:
+    """Return the gradients without those of biases whose layer has another gradient that is not zero."""
+    taught = {site.module for site in gradients if site.place.port == "grad" and np.any(site["zeros"] < site["numel"])}
+    return [s for s in gradients if s.place.port != "grad" or len(s.shape) > 1 or s.module not in taught]
 
 
 def computed(history: RunHistory) -> list[SiteHistory]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -13,20 +12,17 @@ from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import rule
 from tensortap.diagnose.rules.context.shared import (
     BINARY,
-    CLASSES,
     REGRESSION,
     cause,
     events,
     goes_wrong,
     lines_of_activation,
-    loss_values,
     owner,
     training_losses,
 )
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
-_MOST_COUNTED: Final = 64  # classes that an event counts one by one
 _BOUNDS: Final = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0), "Relu": (0.0, np.inf)}
 
 
@@ -301,67 +297,6 @@ def targets_not_normalised(history: RunHistory, *, most: float = 100.0) -> Itera
             yield cause(
                 calls, f"Targets are of size {text.number(size)}.", "Scale them to mean 0 and std 1.", size=size
             )
-
-
-@rule("loss_at_chance")
-def loss_at_chance(history: RunHistory, *, steps: int = 30, near: float = 0.06) -> Iterator[Finding]:
-    """The loss stays, to the last third of the run, within `near` of what the best constant answer would give.
-
-    Over at least `steps` steps. A loss that steadily falls is on its way, unless a loader gives the same samples for
-    the third time: then it may learn them by heart.
-    """
-    calls = [e for group in training_losses(history, *CLASSES, *BINARY).values() for e in group]
-    values = loss_values(history)
-    if len(values) < steps or not calls or len(training_losses(history)) != 1:
-        return
-    chance, end = _chance(calls), float(np.mean(values[-len(values) // 3 :]))
-    begin = float(np.mean(values[: max(3, len(values) // 10)]))
-    epochs = [e.data.get("epoch") or 0 for e in events(history, "batch") if e.data.get("mode") == "train"]
-    known_by_heart = max(epochs, default=0) >= 3
-    leaving = not known_by_heart and _is_leaving(values, 0.5 * near * chance)
-    if chance > 0.05 and end >= (1 - near) * chance and end > 0.9 * begin and not leaving:
-        yield cause(calls, f"The loss ends at {text.number(end)}; answering without looking at the input would give "
-                    f"{text.number(chance)}.", "Do labels belong to their inputs? Overfit one batch first.",
-                    end=end, chance=chance)  # fmt: skip
-
-
-def _chance(calls: list[TrainingEvent]) -> float:
-    """Return the loss of the best constant answer, from the classes of many calls together; 0 where it is not known.
-
-    The calls are those of the later half, since a script may train for one thing and then for another.
-    Few labels of many classes show less than there is: two have two classes at most. Where they are too few for a
-    correction (of Miller and Madow), nothing is known.
-    """
-    last = max(e.step for e in calls)
-    targets = [e.data.get("target", {}) for e in calls if 2 * e.step >= last]
-    counts: Counter[str] = Counter()
-    for target in targets:
-        counts.update(target.get("counts") or {})
-    if not counts:
-        return _of_binary([target for target in targets if "mean" in target])
-    if all(target.get("classes", 0) <= _MOST_COUNTED for target in targets):
-        labels, classes = sum(counts.values()), len(counts)
-        shares = np.array([n for n in counts.values() if n], np.float64) / labels
-        entropy = float(-(shares * np.log(shares)).sum())
-    else:
-        labels = int(np.median([np.prod(target.get("shape", [0])) for target in targets]))
-        classes = int(np.median([target.get("classes", 0) for target in targets]))
-        entropy = float(np.median([target.get("entropy", 0.0) for target in targets]))
-    return entropy + (classes - 1) / (2 * labels) if labels >= 4 * classes and entropy else 0.0
-
-
-def _of_binary(targets: list[dict[str, Any]]) -> float:
-    mean = float(np.mean([target["mean"] for target in targets])) if targets else 0.0
-    return float(-mean * np.log(mean) - (1 - mean) * np.log(1 - mean)) if 0 < mean < 1 else 0.0
-
-
-def _is_leaving(values: np.ndarray[Any, np.dtype[np.float64]], way: float, steps: int = 100) -> bool:
-    """Return whether the loss falls all the time, so fast that within as many steps again it has gone its `way`."""
-    later = values[len(values) // 3 :]
-    x = np.arange(len(later)) - (len(later) - 1) / 2
-    slope = float((x * later).sum() / (x * x).sum())
-    spread = float(np.std(later - later.mean() - slope * x)) / float(np.sqrt((x * x).sum()))
-    return slope < -2.5 * spread and -slope * max(len(values), steps) > way
 
 
 @rule("loss_unsuitable")

@@ -11,7 +11,16 @@ import numpy as np
 from tensortap import text
 from tensortap.diagnose.history import RunHistory
 from tensortap.diagnose.rule import rule
-from tensortap.diagnose.rules.context.shared import cause, events, goes_wrong, lines_of, modules, owner, totals
+from tensortap.diagnose.rules.context.shared import (
+    cause,
+    events,
+    goes_wrong,
+    lines_of,
+    modules,
+    owner,
+    totals,
+    update_ratios,
+)
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding
 
@@ -38,21 +47,6 @@ def learning_rate_zero(history: RunHistory) -> Iterator[Finding]:
                         "1e-3 for Adam.")  # fmt: skip
 
 
-def _ratios(history: RunHistory) -> tuple[list[TrainingEvent], list[float]]:
-    """Return for each sample the median update of kernels, relative to the weight."""
-    found, ratios = [], []
-    for event in events(history, "parameters"):
-        shapes, updates = event.data.get("shapes", []), event.data.get("update", [])
-        kernels = [
-            u for u, shape in zip(updates, shapes, strict=True) if len(shape) > 1 and isinstance(u, (int, float))
-        ]
-        kernels = [u for u in kernels if u >= 0]
-        if kernels:
-            found.append(event)
-            ratios.append(float(np.median(kernels)))
-    return found, ratios
-
-
 @rule("learning_rate_low")
 def learning_rate_low(
     history: RunHistory, *, ratio: float = 5e-6, stuck: float = 1e-4, steps: int = 4
@@ -61,15 +55,35 @@ def learning_rate_low(
 
     Or by more than `stuck` of it while the loss stays where it was. Over at least `steps` steps.
     """
-    found, ratios = _ratios(history)
-    rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
-    lost = bool(rates) and 0 < float(rates[0] or 0) < 1e-6  # so small that weights may not change in their last digit
+    found, ratios = update_ratios(history)
+    given, used = _first_rates(history)
+    lost = used is not None and 0 < used < 1e-6  # so small that weights may not change in their last digit
     moved = [r for r in ratios if r > 0 or lost]
     most = stuck if goes_wrong(history) else ratio
     if len(moved) >= steps and max(ratios) < most and not _clipped(history) and not _warms_up(history):
+        scheduler = _lowered_by(history) if given and used is not None and used < 0.01 * given else None
+        rate = f"The learning rate is {'unknown' if used is None else text.number(used)}"
+        if scheduler is None:
+            why, advice, code = "", "Raise the learning rate.", _line(history)
+        else:
+            why = f": {scheduler.name} made it of {text.number(given)} before the first step"
+            advice = "A scheduler's function returns a factor of the optimizer's rate, not a rate."
+            code = scheduler.code
         yield cause(found, f"A step moves the weights by at most {text.number(max(ratios))} of their size; 0.001 is "
-                    f"usual. The learning rate is {text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
-                    "Raise the learning rate.", code=_line(history), ratio=max(ratios))  # fmt: skip
+                    f"usual. {rate}{why}.", advice, code=code, ratio=max(ratios))  # fmt: skip
+
+
+def _first_rates(history: RunHistory) -> tuple[float, float | None]:
+    """Return the rate that the optimizer was given, and the one of its first step; zero and None where unknown."""
+    made = [float(g.get("lr") or 0.0) for event in _made(history)[:1] for g in _groups(event)[:1]]
+    before = [event for event in events(history, "rate")[:1] if event.step == 0]
+    changed = [float(g["lr"]) for event in before for g in _groups(event)[:1] if g.get("lr")]
+    return next(iter(made), 0.0), next(iter(changed or made), None)
+
+
+def _lowered_by(history: RunHistory) -> TrainingEvent | None:
+    """Return the scheduler that there was before the first step."""
+    return next((event for event in events(history, "scheduler") if event.step == 0), None)
 
 
 def _warms_up(history: RunHistory) -> bool:
@@ -109,7 +123,7 @@ def learning_rate_high(history: RunHistory, *, ratio: float = 0.2, steps: int = 
 
     Over at least `steps` steps.
     """
-    found, ratios = _ratios(history)
+    found, ratios = update_ratios(history)
     early = [(e, r) for e, r in zip(found, ratios, strict=True)][:8]
     high = [(event, r) for event, r in early if r > ratio or not np.isfinite(r)]
     if len(high) >= min(steps, len(early)) and high and goes_wrong(history) and not _absurd(history):
@@ -213,7 +227,7 @@ def eps_too_small(history: RunHistory) -> Iterator[Finding]:
 def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5) -> Iterator[Finding]:
     """A scheduler meant for epochs is stepped at every batch: the rate is nearly gone before half of the run.
 
-    By a factor of `fall`, within a share `run` of the run.
+    By a factor of `fall`, within a share `run` of the run, after the highest rate.
     """
     schedulers = events(history, "scheduler")
     kinds = {event.name for event in schedulers}
@@ -224,7 +238,8 @@ def scheduler_per_batch(history: RunHistory, *, fall: float = 0.05, run: int = 5
     lrs = [(event.step, event.data["groups"][0]["lr"]) for event in rates if event.data.get("groups")]
     first = rates[0].data["groups"][0].get("before") or lrs[0][1]
     gaps = np.diff([step for step, _ in lrs])
-    gone = [step for step, lr in lrs if lr < fall * first]
+    highest = int(np.argmax([lr for _, lr in lrs]))  # before it the rate is warmed up, maybe from zero
+    gone = [step for step, lr in lrs[highest:] if lr < fall * first]
     last = max((event.step for event in history.events("parameters")), default=lrs[-1][0])
     for_epochs = bool(kinds & {"StepLR", "ExponentialLR", "MultiStepLR"})
     soon = gone and gone[0] - lrs[0][0] < (max(40, 0.3 * last) if for_epochs else 0.5 * last)

@@ -25,6 +25,13 @@ def events(history: RunHistory, kind: str) -> list[TrainingEvent]:
     return history.events(kind)
 
 
+def _check_seen(history: RunHistory, what: str) -> None:
+    """Raise NoData where the context says that no model of the run can show something, as a compiled step of JAX."""
+    models = events(history, "model")
+    if all(what in model.data.get("unseen", ()) for model in models):
+        raise NoData(f"the {what} of a compiled step cannot be seen from outside")
+
+
 def totals(history: RunHistory) -> dict[str, Any]:
     """Return the counts of the whole training; empty while it goes on."""
     found = events(history, "totals")
@@ -33,6 +40,7 @@ def totals(history: RunHistory) -> dict[str, Any]:
 
 def modules(history: RunHistory) -> list[dict[str, Any]]:
     """Return the modules of all models with their options."""
+    _check_seen(history, "modules")
     return [module for event in events(history, "model") for module in event.data.get("modules", ())]
 
 
@@ -51,6 +59,7 @@ def cause(
 
 def training_losses(history: RunHistory, *names: str) -> dict[str, list[TrainingEvent]]:
     """Return the loss calls of training by their line."""
+    _check_seen(history, "loss")
     found: dict[str, list[TrainingEvent]] = {}
     for event in events(history, "loss"):
         if event.data.get("train") and (not names or event.name in names):
@@ -130,3 +139,18 @@ def goes_wrong(history: RunHistory) -> bool:
     if begin > 2 * values[0] > 0:  # it went up at once: what it came back to is held against what it was
         begin = float(values[0])
     return bool(np.median(values[-k:]) >= 0.9 * begin)
+
+
+def update_ratios(history: RunHistory) -> tuple[list[TrainingEvent], list[float]]:
+    """Return for each sample the median update of kernels, relative to the weight."""
+    found, ratios = [], []
+    for event in events(history, "parameters"):
+        shapes, updates = event.data.get("shapes", []), event.data.get("update", [])
+        kernels = [
+            u for u, shape in zip(updates, shapes, strict=True) if len(shape) > 1 and isinstance(u, (int, float))
+        ]
+        kernels = [u for u in kernels if u >= 0]
+        if kernels:
+            found.append(event)
+            ratios.append(float(np.median(kernels)))
+    return found, ratios
