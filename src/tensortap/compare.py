@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tensortap.adapters.batches import host_arrays
 from tensortap.adapters.lookup import adapter_for, framework_for
-from tensortap.adapters.nested import call_with
+from tensortap.adapters.nested import call_with, values_in
 from tensortap.adapters.rng import preserve_rng_state
 from tensortap.diff import Diff, diff
 from tensortap.diff.align import Renaming
@@ -75,17 +76,60 @@ def compare(
     all modules and the parameters are compared, element by element (of large tensors a sample); a probe for gradients
     adds a backward pass from the mean of the outputs. Both start from the random state that there is, which afterwards
     is what it was, and so are the models. A function whose values are named with `tap(x, "name")` is a model too.
-    Models of two frameworks are called with the same values, as tensors of each; `map` is that of `tensortap.diff`.
+    Each is called with the same values as arrays of its own, whatever the batch is of, and a function with the batch as
+    it is, or else as arrays that it takes; `map` is that of `tensortap.diff`.
     """
     with tempfile.TemporaryDirectory(prefix="tensortap-compare-") as folder:
         paths = [f"{folder}/{name}" for name in "ab"]
-        two = len(_frameworks(model_a, model_b)) > 1
-        for model, path in zip((model_a, model_b), paths, strict=True):
-            with _explained(model_a, model_b):
-                own = framework_for(model).own_batch(batch) if two and _is_model(model) else batch
-                _record(model, own, probes, path)
+        models = model_a, model_b
+        for i, model in enumerate(models):
+            with _explained(*models):
+                if _is_model(model):
+                    _record(model, _own_batch(model, batch, models), probes, paths[i])
+                else:
+                    paths[i] = _record_function(model, _kinds(batch, models[1 - i]), probes, paths[i])
         names = (getattr(model, "__name__", type(model).__name__) for model in (model_a, model_b))
         return replace(diff(*paths, map=map, rtol=rtol, atol=atol), a=next(names), b=next(names))
+
+
+class _ArrayType(type):
+    def __instancecheck__(cls, value: object) -> bool:
+        return hasattr(value, "__array__") and hasattr(value, "dtype")
+
+
+class _AnyArray(metaclass=_ArrayType):
+    """A tensor of any framework."""
+
+
+def _own_batch(model: Any, batch: Any, models: tuple[Any, Any]) -> Any:
+    """Return the batch as a model takes it: as it is where models and arrays are of one framework."""
+    framework = framework_for(model)
+    name = framework.capabilities.name
+    kinds = {type(leaf).__module__.partition(".")[0] for _, leaf in values_in(batch, _AnyArray)}
+    foreign = any(not kind.startswith(name) for kind in kinds)
+    return framework.own_batch(batch) if foreign or len(_frameworks(*models)) > 1 else batch
+
+
+def _kinds(batch: Any, other: Any) -> Iterator[Any]:
+    """Yield the batch as a function may take it: as it is, as NumPy's arrays, as the other model takes it."""
+    yield batch
+    yield host_arrays(batch)
+    if _is_model(other):
+        yield framework_for(other).own_batch(batch)
+
+
+def _record_function(function: Any, batches: Iterator[Any], probes: Sequence[Choice], path: str) -> str:
+    """Record a function, whose framework nothing tells, with the first batch that it takes; return where it is."""
+    first: Exception | None = None
+    for n, batch in enumerate(batches):
+        try:
+            _record(function, batch, probes, f"{path}{n}")
+        except (TypeError, AttributeError) as error:
+            first = first or error
+        else:
+            return f"{path}{n}"
+    assert first is not None
+    raise first
 
 
 def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None:

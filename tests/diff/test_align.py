@@ -117,3 +117,26 @@ def test_nothing_fits():
         by_order(looks("a:4"), looks("p:8"))
     known = looks("a:4"), looks("p:8")
     assert align(list(known[0]), list(known[1]), [], lambda: known, spread=True).pairs == {Place("a"): Place("p")}
+
+
+def ported(port: str, names: str, level: float = 1.0) -> dict[Place, SiteSignature]:
+    return {Place(n, port): SiteSignature(port, (4,), (level * i,)) for i, n in enumerate(names.split(), 1)}
+
+
+def test_names_count_by_port():
+    """Parameters that match by name do not keep outputs whose names mean nothing from being aligned by order."""
+    a = ported("param", "fc.weight ln.weight head.weight") | ported("output", "fc ln head")
+    b = ported("param", "fc.weight ln.weight head.weight") | ported("output", "/fc/Gemm_0 /ln/Norm_0 10")
+    found = align(list(a), list(b), [], lambda: (a, b))
+    outputs = {x.site: y.site for x, y in found.pairs.items() if x.port == "output"}
+    assert outputs == {"fc": "/fc/Gemm_0", "ln": "/ln/Norm_0", "head": "10"} and found.by == "order"
+    assert all(x == y for x, y in found.pairs.items() if x.port == "param")
+    assert {place.site for place in found.ordered} == {"fc", "ln", "head"}
+
+
+def test_other_sites_of_one_model_are_not_aligned_by_order():
+    """Outputs of other modules of one model, whose names both runs know, are no partners."""
+    params = ported("param", "a.weight b.weight c.weight d.weight")
+    first, second = params | ported("output", "a b"), params | ported("output", "c d")
+    found = align(list(first), list(second), [], no_looks)
+    assert found.by == "name" and {place.port for place in found.pairs} == {"param"}

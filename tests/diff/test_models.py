@@ -252,6 +252,57 @@ def test_functions():
     assert tt.compare(model, port, torch.randn(3, 6), map={"0": "linear", "1": "relu"})
 
 
+class Dense(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("x", [np.ones((3, 4), np.float32), torch.ones(3, 4)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("around", [lambda x: x, lambda x: (x,), lambda x: {"x": x}], ids=["bare", "tuple", "dict"])
+def test_each_side_is_called_with_its_own_arrays(x, around):
+    """A batch of NumPy's arrays is one of tensors for a PyTorch model, and tensors are arrays for a NumPy function."""
+    model = Dense()
+    weight, bias = (p.detach().numpy() for p in model.parameters())
+
+    def port(x):
+        return tt.tap(x.astype(np.float32) @ weight.T + bias, "dense")
+
+    assert tt.compare(model, port, around(x), map={"fc": "dense"})
+    assert tt.compare(port, model, around(x), map={"dense": "fc"})
+
+
+def test_a_pytorch_function_beside_a_model():
+    """A function of tensors is called with tensors where the batch is one of NumPy's arrays."""
+    model = Dense()
+    port = lambda x: tt.tap(nn.functional.linear(x, model.fc.weight, model.fc.bias), "dense")  # noqa: E731
+    assert tt.compare(model, port, np.ones((3, 4), np.float32), map={"fc": "dense"})
+
+
+def test_arrays_within_arguments():
+    """Arrays in tuples and dicts of a batch are converted too, also where both are of one framework."""
+
+    class Sum(nn.Module):
+        def forward(self, parts):
+            return torch.add(parts["x"][0], parts["x"][1])
+
+    one = np.ones((2, 3), np.float32)
+    assert tt.compare(Sum(), Sum(), ({"x": (one, one)},))
+
+
+def test_a_function_that_fails_keeps_its_error():
+    """A function that takes no kind of array raises what it raised first."""
+
+    def port(x):
+        raise TypeError("not for arrays")
+
+    with pytest.raises(TypeError, match="not for arrays"):
+        tt.compare(nn.Linear(4, 2), port, torch.ones(3, 4))
+
+
 def test_no_model():
     """What cannot be called cannot be compared."""
     with pytest.raises(UnsupportedError, match="int"):

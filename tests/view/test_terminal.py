@@ -70,8 +70,8 @@ def test_the_head_says_what_must_not_be_missed(typical):
     assert lines[1] == "NaN or Inf in 4 records of 2 sites, first at step 2 in blocks.1.mlp:output"
     assert lines[2] == "not recorded or went wrong: dropped steps 2"
     assert lines[3] == ""
-    assert lines[4].split()[:2] == ["site", "nan/inf"]
-    assert lines[5].split()[:3] == ["blocks.1.mlp:output", "nan", "0.781%"]
+    assert lines[4].split()[:3] == ["site", "nan/inf", "since"]
+    assert lines[5].split()[:5] == ["blocks.1.mlp:output", "nan", "0.781%", "step", "2"]
 
 
 def test_a_nan_that_went_away_is_still_near_the_top(make_run):

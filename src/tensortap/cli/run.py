@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from tensortap.cli.errors import explain
-from tensortap.cli.twice import run_twice
 from tensortap.errors import TensortapError
 from tensortap.script.environment import LAUNCHER_COMMANDS
 from tensortap.script.options import PRESETS, THIN, RunOptions
@@ -63,6 +62,8 @@ def run_script(arguments: list[str]) -> None:
         with command.make_context("tensortap run", list(arguments)) as context:
             _check_script(context)
             if context.params.pop("twice"):
+                from tensortap.cli.twice import run_twice  # what compares runs is not loaded into every script
+
                 sys.exit(run_twice(arguments, context))
             run = ScriptRun(RunOptions(**context.params))
     except click.exceptions.Exit as done:

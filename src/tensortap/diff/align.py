@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
@@ -39,6 +40,8 @@ class Alignment(NamedTuple):
     by: Literal["name", "order"]
     only_in_a: tuple[Place, ...]
     only_in_b: tuple[Place, ...]
+    ordered: frozenset[Place] = frozenset()  # of `a`, those that have a partner of another name by order
+    wrong: tuple[str, ...] = ()  # pairs by order that were given up
 
 
 class Rename(NamedTuple):
@@ -94,21 +97,55 @@ def align(
 ) -> Alignment:  # fmt: skip
     """Find each site's partner. Renames come first; `signatures` is called only when too few names match.
 
+    Where enough match, ports are looked at one by one: parameters have their names in every format, outputs not.
     `spread` says that the runs are of other layouts, where a tensor of one may be a part of one of the other.
     """
-    pairs = _by_map(a, b, mapped)
-    rest_a, rest_b = _without(a, pairs), _without(b, pairs.values())
+    mapped_pairs = _by_map(a, b, mapped)
+    rest_a, rest_b = _without(a, mapped_pairs), _without(b, mapped_pairs.values())
     named = _by_name(rest_a, rest_b)
-    by: Literal["name", "order"] = "name"
-    if len(pairs) + len(named) < ENOUGH * min(len(a), len(b)):
-        known_a, known_b = signatures()
-        in_a, in_b = [p for p in rest_a if p in known_a], [p for p in rest_b if p in known_b]
-        score = _scores([known_a[p] for p in in_a], [known_b[p] for p in in_b], spread=spread)
-        named, by = _by_order(in_a, in_b, score), "order"
-        _require_alike(len(pairs) + len(named), a, b)
-    pairs |= named
+    ordered: dict[Place, Place] = {}
+    few = len(mapped_pairs) + len(named) < ENOUGH * min(len(a), len(b))
+    if few:
+        named, ordered = {}, _by_signature(rest_a, rest_b, signatures, spread=spread)
+        _require_alike(len(mapped_pairs) + len(ordered), a, b)
+    elif ports := _ports_by_order(a, b, mapped_pairs | named):
+        rest_a, rest_b = ([p for p in rest if p.port in ports] for rest in (_without(rest_a, named), rest_b))
+        ordered = _by_signature(rest_a, _without(rest_b, named.values()), signatures, spread=spread)
+    pairs = mapped_pairs | named | ordered
     pairs = {place: pairs[place] for place in a if place in pairs}
-    return Alignment(pairs, by, tuple(_without(a, pairs)), tuple(_without(b, pairs.values())))
+    rest = tuple(_without(a, pairs)), tuple(_without(b, pairs.values()))
+    other = frozenset(x for x, y in ordered.items() if x != y)
+    return Alignment(pairs, "order" if few or ordered else "name", *rest, other)
+
+
+def _by_signature(
+    a: Sequence[Place], b: Sequence[Place], signatures: Callable[[], tuple[Signatures, Signatures]], *, spread: bool
+) -> dict[Place, Place]:
+    """Return the partners by order of execution, shape and statistics."""
+    known_a, known_b = signatures()
+    in_a, in_b = [p for p in a if p in known_a], [p for p in b if p in known_b]
+    score = _scores([known_a[p] for p in in_a], [known_b[p] for p in in_b], spread=spread)
+    return _by_order(in_a, in_b, score)
+
+
+def _ports_by_order(a: Sequence[Place], b: Sequence[Place], pairs: Mapping[Place, Place]) -> set[str]:
+    """Return the ports of which too few names match, where those of one run mean nothing in the other.
+
+    Names of modules that both runs know mean something: they have recorded other modules of one model.
+    """
+    rest_a, rest_b = _without(a, pairs), _without(b, pairs.values())
+    matched = Counter(place.port for place in pairs)
+    counts = [Counter(place.port for place in side) for side in (a, b)]
+    few = {port for port in counts[0] if matched[port] < ENOUGH * min(counts[0][port], counts[1][port])}
+    return {port for port in few if _is_foreign(rest_a, b, port) or _is_foreign(rest_b, a, port)}
+
+
+def _is_foreign(rest: Sequence[Place], other: Sequence[Place], port: str) -> bool:
+    """Return whether most names of a port are neither sites of the other run nor modules around them."""
+    known = {place.site for place in other}
+    known |= {site[:i] for site in known for i, letter in enumerate(site) if letter == "."}
+    own = [place.site for place in rest if place.port == port]
+    return sum(site not in known for site in own) > ENOUGH * len(own)
 
 
 def _require_alike(paired: int, a: Sequence[Place], b: Sequence[Place]) -> None:

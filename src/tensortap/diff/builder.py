@@ -9,6 +9,7 @@ from tensortap.diff.align import Alignment
 from tensortap.diff.cause import Cause, first_cause
 from tensortap.diff.columnar import ColumnarResult
 from tensortap.diff.pair import Pair, batch_of
+from tensortap.diff.phases import PairedSteps
 from tensortap.diff.records import to_the_last_bit
 from tensortap.diff.result import Diff, PairExcess, PairsOnDemand, SiteDiff
 from tensortap.errors import RunError
@@ -58,16 +59,7 @@ class DiffBuilder:
         rows = lambda: [batch_of(self._judged(pairs)) for pairs in load()]  # noqa: E731
         self._batches.append(PairsOnDemand(len(found.excess.site), rows))
 
-    def diff(
-        self,
-        a: Run,
-        b: Run,
-        aligned: Alignment,
-        both: Sequence[tuple[int, int]],
-        steps_a: Sequence[int],
-        steps_b: Sequence[int],
-        layouts: str = "",
-    ) -> Diff:
+    def diff(self, a: Run, b: Run, aligned: Alignment, paired: PairedSteps, layouts: str = "") -> Diff:
         """Return all of it, the worst site first."""
         if not self._sites:
             raise RunError(
@@ -78,7 +70,6 @@ class DiffBuilder:
         for worst in (row.worst for row in self._sites.values()):
             if worst.dtype != worst.dtype_b:
                 other.setdefault((worst.dtype, worst.dtype_b), []).append(worst.site)
-        common_a, common_b = ({pair[side] for pair in both} for side in (0, 1))
         return Diff(
             a=a.path,
             b=b.path,
@@ -86,16 +77,18 @@ class DiffBuilder:
             first=self._first,
             cause=self._cause,
             layouts=layouts,
-            moved=next(((x, y) for x, y in both if x != y), None),
+            moved=next(((x.step, y.step) for x, y in paired.both if x.step != y.step), None),
             columns=self._columns,
             bitwise=self._bitwise,
             first_unequal=self._unequal,
             aligned_by=aligned.by,
+            wrong_pairs=aligned.wrong,
             only_in_a=tuple(map(str, aligned.only_in_a)),
             only_in_b=tuple(map(str, aligned.only_in_b)),
-            steps=tuple(step for step, _ in both),
-            steps_only_in_a=tuple(s for s in steps_a if s not in common_a),
-            steps_only_in_b=tuple(s for s in steps_b if s not in common_b),
+            steps=tuple(at.step for at, _ in paired.both),
+            steps_only_in_a=tuple(sorted(at.step for at in paired.only_in_a)),
+            steps_only_in_b=tuple(sorted(at.step for at in paired.only_in_b)),
+            paired=paired,
             alone_in_a=self._alone[0],
             alone_in_b=self._alone[1],
             dtypes={types: tuple(sites) for types, sites in other.items()},

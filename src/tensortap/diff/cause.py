@@ -68,6 +68,7 @@ class Cause:
     rank: int | None
     factor: float | None
     everywhere: bool  # all sites of the stage are wrong
+    phase: str = ""
 
     def __str__(self) -> str:
         more = f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else ""
@@ -82,7 +83,8 @@ class Cause:
         """Return plain values, for JSON."""
         return {
             "kind": self.kind, "step": self.step, "site": self.site, "module": self.module, "sites": list(self.sites),
-            "rank": self.rank, "factor": self.factor, "everywhere": self.everywhere, "text": str(self),
+            "rank": self.rank, "factor": self.factor, "everywhere": self.everywhere, "phase": self.phase,
+            "text": str(self),
         }  # fmt: skip
 
 
@@ -112,6 +114,7 @@ def first_cause(pairs: Sequence[Pair]) -> Cause | None:
         rank=first.rank if any(not pair.differs for pair in copies) else None,
         factor=_factor(wrong),
         everywhere=all(pair.differs for pair in same_stage),
+        phase=first.phase,
     )
 
 

@@ -162,7 +162,7 @@ class ColumnarComparison:
 
     def _excesses(self) -> PairExcess:
         names = tuple(str(place) for place, _ in self._runs.places)
-        steps = np.array([step for step, _ in self._runs.both], np.int64)
+        steps = np.array([at.step for at, _ in self._runs.both], np.int64)
         columns = [np.concatenate(parts) for parts in zip(*self._excess, strict=True)] or [np.zeros(0, np.int64)] * 3
         return PairExcess(names, columns[0], steps[columns[1]], columns[2])
 

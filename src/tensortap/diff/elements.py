@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tensortap.diff.align import channels_last
+from tensortap.record.step import Record
 from tensortap.reduce.reducers import sample_indices
 from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
@@ -19,7 +20,7 @@ from tensortap.types import Place
 
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
-Call = tuple[int, int, Place, int]  # step, rank, place, call
+Call = tuple[int, int, Place, int, str]  # step, rank, place, call, phase
 KINDS: Final = ("full", "rows", "sample")  # those that tell most first
 _ROWS: Final = re.compile(r"Rows\(indices=\((.*?),?\)\)")
 _SAMPLE: Final = re.compile(r"Sample\(n=(\d+), seed=(-?\d+)(, place='')?\)")
@@ -44,7 +45,7 @@ class KeptElements:
         for kept in kept_tensors(snapshot):
             key = kept.key
             if not key.recomputed and key.kind in KINDS:
-                call = (key.step, key.rank, key.place, key.call)
+                call = (key.step, key.rank, key.place, key.call, key.phase)
                 self._kept[call] = min(self._kept.get(call, kept), kept, key=_rank_of_kind)
 
     def calls(self) -> Iterable[Call]:
@@ -53,7 +54,7 @@ class KeptElements:
 
     def best(self, call: Call) -> TensorEntry | None:
         """Return what tells most of one tensor; None when nothing was kept of it."""
-        return self._kept.get(call)
+        return self._kept.get(call) or self._kept.get((*call[:4], ""))  # phases that share numbers are not noted
 
     def read(self, kept: TensorEntry) -> Array:
         """Return the elements as one row."""
@@ -69,6 +70,11 @@ class KeptElements:
         found = [_positions(reducer, key, shape) for reducer in reducers]
         fitting = [positions for positions in found if positions.size == array.size]
         return fitting[0] if len(fitting) == 1 else None
+
+
+def call_of(record: Record) -> Call:
+    """Return which call of which place at which step a record is of."""
+    return record.step, record.rank, record.place._replace(op=""), record.call, record.phase or ""
 
 
 def _rank_of_kind(kept: TensorEntry) -> int:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.diff.columns import Bools, Floats, histograms_that_differ, rows_that_differ
-from tensortap.diff.elements import Call, KeptElements, common_elements
+from tensortap.diff.elements import KeptElements, call_of, common_elements
 from tensortap.diff.pair import Pair
 from tensortap.diff.records import compare_records, to_the_last_bit
 from tensortap.diff.row_pairs import RowPairs, RunPair, SideRows
@@ -109,21 +109,17 @@ class PairReader:
         return [made[key] for key in zip(source.tolist(), row.tolist(), strict=True)]
 
 
-def call_of(record: Record) -> Call:
-    """Return which call of which place at which step a record is of."""
-    return record.step, record.rank, record.place._replace(op=""), record.call
-
-
 def _kept_in_both(runs: RunPair, a: KeptElements, b: KeptElements) -> dict[int, list[tuple[int, ...]]]:
     """Return the pairs of which both runs kept elements: by rank, step, site and call as numbers, in order."""
-    steps = {step: i for i, (step, _) in enumerate(runs.both)}
+    steps = {(phase, at.step): i for i, (at, _) in enumerate(runs.both) for phase in ("", at.phase)}
     sites = {place: i for i, (place, _) in enumerate(runs.places)}
     found: dict[int, list[tuple[int, ...]]] = {}
-    for step, rank, place, call in a.calls():
-        index, site = steps.get(step), sites.get(place)
+    for step, rank, place, call, phase in a.calls():
+        index, site = steps.get((phase, step)), sites.get(place)
         if index is None or site is None:
             continue
-        if b.best((runs.both[index][1], rank, runs.places[site][1], call)) is not None:
+        other = runs.both[index][1]
+        if b.best((other.step, rank, runs.places[site][1], call, other.phase)) is not None:
             found.setdefault(rank, []).append((index, site, call))
     return {rank: sorted(calls) for rank, calls in found.items()}
 

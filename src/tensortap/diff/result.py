@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from tensortap import text
 from tensortap.diff.cause import Cause
 from tensortap.diff.pair import SCHEMA, SHORT, Pair, pair_to_dict
+from tensortap.diff.phases import PairedSteps
 from tensortap.sinks.plain import PlainDict, plain
 from tensortap.store.blocks import array_of
 from tensortap.text import printable
@@ -83,9 +84,10 @@ class Diff:
     aligned_by: str
     only_in_a: tuple[str, ...]
     only_in_b: tuple[str, ...]
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # of `a`, in order of execution; a number twice where two phases have it
     steps_only_in_a: tuple[int, ...]
     steps_only_in_b: tuple[int, ...]
+    paired: PairedSteps  # the same steps with their phases
     alone_in_a: int
     alone_in_b: int
     dtypes: Mapping[tuple[str, str], tuple[str, ...]]
@@ -95,10 +97,15 @@ class Diff:
     bitwise: bool = False
     layouts: str = ""  # how the ranks of each run lie, where whole tensors were put together from theirs
     moved: tuple[int, int] | None = None  # steps of different numbers that were paired, for their phase: the first two
+    wrong_pairs: tuple[str, ...] = ()  # sites that order had paired, given up as nothing behind them differs
     columns: PairExcess | None = None  # where pairs were compared by columns
 
     def __bool__(self) -> bool:
         return self.first is None and not (self.bitwise and self.unpaired)
+
+    def when(self, pair: Pair) -> str:
+        """Return the step of a pair in words, with its phase where phases have numbers of their own."""
+        return f"step {pair.step}{self.paired.suffix(pair.phase)}"
 
     @property
     def unpaired(self) -> bool:
@@ -161,6 +168,7 @@ class Diff:
                 "explanation": self.explanation,
                 "layouts": self.layouts,
                 "aligned_by": self.aligned_by,
+                "wrong_pairs": self.wrong_pairs,
                 "sites": len(self.rows),
                 "differing": self.differing,
                 "pairs": self.pairs,
@@ -185,8 +193,7 @@ class Diff:
         if self.first is None:
             exactly = "" if self.first_unequal else ", bit for bit as far as was recorded"
             return f"same within tolerance{exactly}: {many(len(self.rows), 'site')}, {many(len(self.steps), 'step')}"
-        where = f"{self.first.name} at step {self.first.step}"
-        return f"differs first in {where}: {self.first.how_much}"
+        return f"differs first in {self.first.name} at {self.when(self.first)}: {self.first.how_much}"
 
     @property
     def _bits(self) -> str:
@@ -203,11 +210,12 @@ class Diff:
     def explanation(self) -> str:
         """Why nothing else can be compared: the runs read other batches or began with other parameters; else empty."""
         cause = self.cause
-        if cause is None:
+        if cause is None or cause.phase == "eval":  # the training that follows does not read what was evaluated
             return ""
         if cause.kind == "input":
             return f"the runs do not read the same batch at step {cause.step}: all that follows differs for that reason"
-        began_apart = cause.kind == "parameter" and cause.step == self.steps[0] and cause.rank is None
+        at_first = (cause.phase, cause.step) == self.paired.both[0][0]
+        began_apart = cause.kind == "parameter" and at_first and cause.rank is None
         if began_apart and cause.everywhere and len(cause.sites) > 1:
             return "the runs begin with other parameters, from another seed or checkpoint: all that follows differs"
         return ""
@@ -234,12 +242,14 @@ class Diff:
             yield f"its parameters differ: {listed(causes)}"
         unequal = self.first_unequal  # statistics of parts that were merged are rounded, and tell nothing of bits
         if unequal and unequal is not self.first and (unequal.by_bits or not self.layouts):
-            yield f"not bit for bit the same from {unequal.name} at step {unequal.step} on"
-        if self.moved is not None:
-            example = f"step {self.moved[0]} of a with step {self.moved[1]} of b"
-            yield f"steps of one number are of different phases: they were paired by phase, such as {example}"
+            yield f"not bit for bit the same from {unequal.name} at {self.when(unequal)} on"
+        if self.paired.moved:
+            yield self.paired.moved
         if self.aligned_by == "order":
             yield "names differ: sites were aligned by order of execution and shape"
+        if self.wrong_pairs:
+            count = many(len(self.wrong_pairs), "pair")
+            yield f"not compared, as all behind agrees and they are no partners: {count}: {listed(self.wrong_pairs)}"
         for (a, b), sites in self.dtypes.items():
             yield f"{SHORT.get(a, a)} in a, {SHORT.get(b, b)} in b: {many(len(sites), 'site')}: {listed(sites)}"
         if relaid := sum(row.worst.shape != row.worst.shape_b and bool(row.worst.kept) for row in self.rows):
@@ -249,9 +259,7 @@ class Diff:
         for run, sites in (("a", self.only_in_a), ("b", self.only_in_b)):
             if sites:
                 yield f"only in {run}: {many(len(sites), 'site')}: {listed(sites)}"
-        for run, steps in (("a", self.steps_only_in_a), ("b", self.steps_only_in_b)):
-            if steps:
-                yield f"only in {run}: {many(len(steps), 'step')}: {listed(list(map(str, steps)))}"
+        yield from self.paired.remarks()
         for run, alone in (("a", self.alone_in_a), ("b", self.alone_in_b)):
             if alone:
                 yield f"only in {run}: {many(alone, 'record')} of sites that are in both (another call, rank or step)"
@@ -260,11 +268,12 @@ class Diff:
         """Parameters of the module in which they part, where those differ too by then."""
         if self.first is None or self.first.site.endswith(":param"):
             return []
-        last = self.first.step
+        last, phase = self.first.step, self.first.phase
         module = self.first.site.rpartition(":")[0].partition("/")[0]
         below = f"{module}." if module else ""
-        rows = ((row.site, row.first) for row in self.rows if row.site.endswith(":param"))
-        return [site for site, first in rows if first is not None and first.step <= last and site.startswith(below)]
+        rows = ((row.site, row.first) for row in self.rows if row.site.endswith(":param") and row.first is not None)
+        found = ((site, at) for site, at in rows if at is not None and at.step <= last and at.phase == phase)
+        return [site for site, _ in found if site.startswith(below)]
 
     def __str__(self) -> str:
         lines = [f"a  {self.a}", f"b  {self.b}", self.headline, *self.remarks(), ""]
@@ -272,7 +281,7 @@ class Diff:
             return "\n".join(lines[:-1])
         width = max((len(row.worst.name) for row in self.rows[:_SHOWN]), default=0)
         for row in self.rows[:_SHOWN]:
-            lines.append(f"{row.worst.name:<{width}}  step {row.worst.step}  {verdict(row)}")
+            lines.append(f"{row.worst.name:<{width}}  {self.when(row.worst)}  {verdict(row)}")
         if hidden := len(self.rows) - _SHOWN:
             lines += [f"… {many(hidden, 'more site')}"] if hidden > 0 else []
         return "\n".join(lines)

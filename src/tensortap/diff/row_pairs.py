@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
+from tensortap.diff.phases import PhaseStep, StepPair
 from tensortap.store.blocks import BlockSource, Ints, RowBlock, ahead, array_of, encoded, read_block, sources
-from tensortap.store.snapshot import Snapshot
+from tensortap.store.snapshot import Snapshot, phase_steps
 from tensortap.types import DTYPE_CODE, Place
 
 Array = npt.NDArray[Any]
@@ -68,13 +69,12 @@ class RowPairs(NamedTuple):
 class RunPair:
     """Two runs whose steps and places are paired, and how to read their rows."""
 
-    def __init__(
-        self, a: Snapshot, b: Snapshot, both: Sequence[tuple[int, int]], partners: Mapping[Place, Place]
-    ) -> None:
+    def __init__(self, a: Snapshot, b: Snapshot, both: Sequence[StepPair], partners: Mapping[Place, Place]) -> None:
         self.snapshots = a, b
         self.both = both
         self.places = tuple(partners.items())
-        self._steps = tuple(_StepIndex([pair[side] for pair in both]) for side in (0, 1))
+        self._by_phase = any(_share_numbers(run) for run in (a, b))
+        self._steps = tuple(_StepIndex([pair[side] for pair in both], self._by_phase) for side in (0, 1))
         self._sites = tuple({pair[side]: i for i, pair in enumerate(self.places)} for side in (0, 1))
         self.sources = tuple([s for s in sources(run) if self._steps[side].has(s)] for side, run in enumerate((a, b)))
         self.same_folder = a.files.path() == b.files.path()
@@ -106,10 +106,11 @@ class RunPair:
         steps, snapshot = self._steps[side], self.snapshots[side]
         wanted = [(i, source) for i, source in enumerate(self.sources[side]) if source.rank == rank]
         wanted.sort(key=lambda item: steps.first_index(item[1]))
+        phase = ("phase",) if self._by_phase else ()
 
         def load(item: tuple[int, BlockSource]) -> RowBlock | None:
             def read() -> RowBlock | None:
-                return read_block(snapshot, item[1], ("call", "recomputed", *columns))
+                return read_block(snapshot, item[1], ("call", "recomputed", *phase, *columns))
 
             return read() if once is None else once(item[1].name, read)
 
@@ -120,21 +121,39 @@ class RunPair:
         return _SideReader(ahead(pool, read, wanted, _READERS), [steps.first_index(source) for _, source in wanted])
 
 
+def _share_numbers(run: Snapshot) -> bool:
+    """Return whether steps of several phases have one number."""
+    return sum(map(len, phase_steps(run).values())) > len(run.steps)
+
+
 class _StepIndex:
-    """Numbers the steps of one side by their pairs."""
+    """Numbers the steps of one side by their pairs; by their phases too, where those have numbers of their own."""
 
-    def __init__(self, steps: Sequence[int]) -> None:
-        order = np.argsort(np.array(steps, np.int64), kind="stable")
-        self._steps = np.array(steps, np.int64)[order]
-        self._index = order
+    def __init__(self, steps: Sequence[PhaseStep], by_phase: bool) -> None:
+        self._phases = {phase: i for i, phase in enumerate(sorted({at.phase for at in steps}))} if by_phase else {}
+        self._many = max(len(self._phases), 1)
+        keys = np.array([at.step * self._many + self._phases.get(at.phase, 0) for at in steps], np.int64)
+        self._index = np.argsort(keys, kind="stable")
+        self._keys = keys[self._index]
 
-    def of(self, steps: Ints) -> Ints:
-        """Return the number of each step, -1 for those that are not compared."""
-        at = np.minimum(np.searchsorted(self._steps, steps), len(self._steps) - 1)
-        return np.where(self._steps[at] == steps, self._index[at], -1)
+    def of(self, block: RowBlock) -> Ints:
+        """Return the number of each row's step, -1 for those that are not compared."""
+        phase = self._phase_of(block)
+        keys = block.number("step") * self._many + phase
+        at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        return np.where((self._keys[at] == keys) & (phase >= 0), self._index[at], -1)
+
+    def _phase_of(self, block: RowBlock) -> Ints:
+        """Return the number of each row's phase, -1 for those of which nothing is compared."""
+        if not self._phases:
+            return np.zeros(len(block), np.int64)
+        known = encoded(block.columns["phase"])
+        codes = np.array([self._phases.get(word, -1) for word in known.dictionary.to_pylist()] or [-1], np.int64)
+        return np.asarray(codes[array_of(known.indices)])
 
     def _within(self, source: BlockSource) -> Ints:
-        return self._index[slice(*np.searchsorted(self._steps, (source.first, source.last + 1)))]
+        bounds = source.first * self._many, (source.last + 1) * self._many
+        return self._index[slice(*np.searchsorted(self._keys, bounds))]
 
     def has(self, source: BlockSource) -> bool:
         """Return whether a file may have rows of the steps that are compared."""
@@ -211,7 +230,7 @@ def _side_rows(
     block: RowBlock, source: int, steps: _StepIndex, sites: Mapping[Place, int], columns: Sequence[str]
 ) -> SideRows:
     """Return the rows of a file that are compared: of paired steps and places, and not recomputed."""
-    index = steps.of(block.number("step"))
+    index = steps.of(block)
     site = np.array([sites.get(place._replace(op=""), -1) for place in block.places] or [-1], np.int64)[block.place]
     keep = (index >= 0) & (site >= 0) & ~block.number("recomputed").astype(bool)
     row = np.arange(len(block)) if block.rows is None else block.rows

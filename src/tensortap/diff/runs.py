@@ -12,16 +12,17 @@ from tensortap.diff.align import Alignment, Renaming, SiteSignature, align, rena
 from tensortap.diff.builder import DiffBuilder
 from tensortap.diff.columnar import ColumnarComparison
 from tensortap.diff.delayed_updates import DelayedUpdates
-from tensortap.diff.elements import KeptElements, common_elements
+from tensortap.diff.elements import KeptElements, call_of, common_elements
 from tensortap.diff.layout_runs import LayoutComparison
 from tensortap.diff.layouts import LayoutSide
 from tensortap.diff.pair import Pair
-from tensortap.diff.pair_reader import call_of
+from tensortap.diff.phases import PairedSteps, PhaseStep, StepPair
 from tensortap.diff.records import compare_records
 from tensortap.diff.result import Diff
 from tensortap.diff.row_pairs import RunPair
 from tensortap.diff.site_names import common_names
 from tensortap.diff.tolerance import Precision, changed
+from tensortap.diff.wrong_pairs import without_pairs, wrong_pairs
 from tensortap.distributed.mesh import require_all_ranks
 from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
@@ -49,10 +50,10 @@ def diff(
 ) -> Diff:  # fmt: skip
     """Compare two runs and report the first divergence.
 
-    Records are paired by site, call, rank and step. Sites are paired by `map`, a mapping of module names in `a` to
-    those in `b` (with all below them; `*` is allowed); by name; and where fewer than half of the names match by order
-    of execution and shape. Elements are compared where both runs kept them. `rtol` and `atol` replace the tolerance
-    that goes with the types; `sites` and `steps` limit what is compared, as in `run.table`.
+    Records are paired by site, call, rank, phase and step. Sites are paired by `map`, a mapping of module names in `a`
+    to those in `b` (with all below them; `*` is allowed); by name; and where fewer than half of the names (of a port)
+    match by order of execution and shape. Elements are compared where both runs kept them. `rtol` and `atol` replace
+    the tolerance that goes with the types; `sites` and `steps` limit what is compared, as in `run.table`.
 
     Runs of different layouts (other ranks, other shards, other microbatches) are compared as one process would see
     them; `mesh`, such as `{"dp": 2, "tp": 4}`, says how the ranks of `b` lie where they did not record it, and `map`
@@ -75,9 +76,11 @@ class Side(NamedTuple):
     run: Run
     snapshot: Snapshot
 
-    def records(self, steps: Sequence[int]) -> Iterator[Record]:
+    def records(self, steps: Sequence[PhaseStep]) -> Iterator[Record]:
         """Return the records of some steps."""
-        return records_in(table(self.snapshot, steps=list(steps)))
+        wanted = set(steps)
+        found = records_in(table(self.snapshot, steps=[at.step for at in steps]))
+        return (record for record in found if _step_of(record) in wanted)
 
 
 def diff_snapshots(
@@ -86,9 +89,8 @@ def diff_snapshots(
     bitwise: bool = False, progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diff:  # fmt: skip
     """Compare two runs as they were when the snapshots were taken."""
-    wanted = step_test(steps)
-    steps_a, steps_b = ([s for s in side.snapshot.steps.tolist() if wanted(s)] for side in (a, b))
-    both = paired_steps(_phases(a, steps_a), _phases(b, steps_b))
+    paired = PairedSteps.of(a.snapshot, b.snapshot, step_test(steps))
+    both = paired.both
     if not both:
         raise RunError(_no_step(a, b, steps))
     of_a, of_b = [pair[0] for pair in both], [pair[1] for pair in both]
@@ -118,15 +120,25 @@ def diff_snapshots(
             pairs = comparison.step(list(a.records([step_a])), list(b.records([step_b])), *names)
             found.add(updates.step(pairs), 0, 0)
         found.add(updates.rest(), 0, 0)
-        return found.diff(a.run, b.run, aligned, both, steps_a, steps_b, comparison.layouts)
+        return found.diff(a.run, b.run, aligned, paired, comparison.layouts)
     aligned = align(_places(a), _places(b), renames(map), signatures)
     aligned = _chosen(aligned, sites)
-    precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
+
+    def compared(aligned: Alignment) -> Diff:
+        precision = Precision(rtol, atol, changed=changed(_dtypes(a, b, aligned, both[0])))
+        runs = RunPair(a.snapshot, b.snapshot, both, aligned.pairs)
+        columnar = ColumnarComparison(runs, kept, precision, bitwise=bitwise)
+        pairs = lambda: PairComparison(a, b, aligned, *kept).pairs(both, copy.copy(precision))  # noqa: E731
+        found.put(columnar.result(progress), pairs)
+        return found.diff(a.run, b.run, aligned, paired)
+
     kept = KeptElements(*a), KeptElements(*b)
-    runs = RunPair(a.snapshot, b.snapshot, both, aligned.pairs)
-    columnar = ColumnarComparison(runs, kept, precision, bitwise=bitwise)
-    found.put(columnar.result(progress), lambda: PairComparison(a, b, aligned, *kept).pairs(both, copy.copy(precision)))
-    return found.diff(a.run, b.run, aligned, both, steps_a, steps_b)
+    result = compared(aligned)
+    wrong = wrong_pairs(result.rows, aligned) if aligned.ordered else {}
+    if not wrong:
+        return result
+    found = DiffBuilder(bitwise=bitwise)
+    return compared(without_pairs(aligned, wrong))
 
 
 class PairComparison:
@@ -137,7 +149,7 @@ class PairComparison:
         self._partners = aligned.pairs
         self._kept = kept_a, kept_b
 
-    def steps(self, both: Sequence[tuple[int, int]], precision: Precision) -> Iterator[tuple[list[Pair], int, int]]:
+    def steps(self, both: Sequence[StepPair], precision: Precision) -> Iterator[tuple[list[Pair], int, int]]:
         """Yield the pairs of each step, and how many records have no partner."""
         a, b = self._sides
         of_a, of_b = [pair[0] for pair in both], [pair[1] for pair in both]
@@ -146,43 +158,16 @@ class PairComparison:
             precision.next_step()
             yield _pairs(records_a, records_b, *self._kept, self._partners, precision)
 
-    def pairs(self, both: Sequence[tuple[int, int]], precision: Precision) -> Iterator[list[Pair]]:
+    def pairs(self, both: Sequence[StepPair], precision: Precision) -> Iterator[list[Pair]]:
         """Yield the pairs of each step."""
         return (pairs for pairs, _, _ in self.steps(both, precision))
 
 
-def paired_steps(a: Mapping[int, str], b: Mapping[int, str]) -> list[tuple[int, int]]:
-    """Return which steps are compared, from the phase of each: those of one number, unless their phases differ.
-
-    When any do, as in runs that evaluate at other times, the first training step of one is compared with the first
-    training step of the other, and so on, and likewise for each other phase. Runs that share no phase are compared by
-    number.
-
-    >>> paired_steps({0: "train", 1: "train", 2: "eval"}, {1: "train", 2: "eval", 3: "eval"})
-    [(1, 1), (2, 2)]
-    >>> paired_steps({0: "train", 1: "eval", 2: "train"}, {0: "train", 1: "train", 2: "eval"})
-    [(0, 0), (1, 2), (2, 1)]
-    """
-    common = sorted(a.keys() & b.keys())
-    shared = [phase for phase in dict.fromkeys(a.values()) if phase and phase in set(b.values())]
-    if not shared or all(a[step] == b[step] for step in common):
-        return [(step, step) for step in common]
-    pairs = []
-    for phase in shared:
-        of_a, of_b = (sorted(step for step, of in side.items() if of == phase) for side in (a, b))
-        pairs += list(zip(of_a, of_b, strict=False))
-    return sorted(pairs)
+def _step_of(record: Record) -> PhaseStep:
+    return PhaseStep(record.phase or "", record.step)
 
 
-def _phases(side: Side, steps: Sequence[int]) -> dict[int, str]:
-    """Return the phase of each step."""
-    known: dict[int, str] = {}
-    for phase in reversed(side.snapshot.phases):  # of several phases of one step the first by name counts
-        known |= dict.fromkeys(side.snapshot.of_phase(phase).steps.tolist(), phase)
-    return {step: str(known.get(step) or "") for step in steps}
-
-
-def _spread_differently(a: Side, b: Side, steps: tuple[int, int]) -> bool:
+def _spread_differently(a: Side, b: Side, steps: StepPair) -> bool:
     """Return whether ranks hold other parts of tensors in one run than in the other, or steps other microbatches."""
     if a.snapshot.ranks != b.snapshot.ranks or shards(a.snapshot) != shards(b.snapshot):
         return True
@@ -190,10 +175,12 @@ def _spread_differently(a: Side, b: Side, steps: tuple[int, int]) -> bool:
     return calls_a != calls_b and size_a == size_b
 
 
-def _calls(side: Side, step: int) -> tuple[int, int]:
+def _calls(side: Side, at: PhaseStep) -> tuple[int, int]:
     """Return how often the first place of a step was called, and with how many elements in all."""
     places = _places(side)
-    rows = table(side.snapshot, str(places[0]), steps=step, columns=("call", "numel")) if places else {"call": []}
+    if not places:
+        return 0, 0
+    rows = table(side.snapshot, str(places[0]), steps=at.step, columns=("call", "numel"), phase=at.phase or None)
     return (len(rows["call"]), sum(rows["numel"].to_pylist())) if len(rows["call"]) else (0, 0)
 
 
@@ -223,7 +210,7 @@ def _places(side: Side) -> list[Place]:
     return list(dict.fromkeys(place._replace(op="") for place in side.snapshot.places))
 
 
-def _signatures(side: Side, steps: Sequence[int]) -> dict[Place, SiteSignature]:
+def _signatures(side: Side, steps: Sequence[PhaseStep]) -> dict[Place, SiteSignature]:
     """Return the shapes and statistics by which sites are paired when their names differ."""
     found: dict[Place, SiteSignature] = {}
     for record in side.records(steps[:_SIGNATURE_STEPS]):
@@ -234,12 +221,15 @@ def _signatures(side: Side, steps: Sequence[int]) -> dict[Place, SiteSignature]:
     return found
 
 
-def _dtypes(a: Side, b: Side, aligned: Alignment, steps: tuple[int, int]) -> list[tuple[str, str]]:
+def _dtypes(a: Side, b: Side, aligned: Alignment, steps: StepPair) -> list[tuple[str, str]]:
     """Return the types of activations and gradients in both runs; parameters often keep theirs when others change."""
     names = ("site", "port", "slot", "dtype")
     known = [
         {Place(*where): dtype for *where, dtype in zip(*(rows[n].to_pylist() for n in names), strict=True)}
-        for rows in (table(s.snapshot, steps=step, columns=names) for s, step in zip((a, b), steps, strict=True))
+        for rows in (
+            table(side.snapshot, steps=at.step, columns=names, phase=at.phase or None)
+            for side, at in zip((a, b), steps, strict=True)
+        )
     ]
     pairs = ((known[0].get(x), known[1].get(y)) for x, y in aligned.pairs.items() if x.port != "param")
     return [(x, y) for x, y in pairs if x is not None and y is not None]
@@ -255,7 +245,8 @@ def _chosen(aligned: Alignment, sites: SiteSelection) -> Alignment:
     if not pairs:
         raise PatternError(f"what matches {sites} is in one run only: {', '.join(map(str, sorted(meant)[:3]))}")
     rest = (tuple(p for p in only if p in meant) for only in (aligned.only_in_a, aligned.only_in_b))
-    return Alignment(pairs, aligned.by, *rest)
+    only_in_a, only_in_b = rest
+    return aligned._replace(pairs=pairs, only_in_a=only_in_a, only_in_b=only_in_b, ordered=aligned.ordered & set(pairs))
 
 
 def _no_step(a: Side, b: Side, steps: StepSelection) -> str:
@@ -283,15 +274,15 @@ def _pairs(
     return pairs, len(a) - len(pairs), len(b) - len(pairs)
 
 
-def _by_step(side: Side, steps: Sequence[int], places: Iterable[Place]) -> Iterator[dict[Key, Record]]:
+def _by_step(side: Side, steps: Sequence[PhaseStep], places: Iterable[Place]) -> Iterator[dict[Key, Record]]:
     """Yield the records of each step in order of execution; several steps are read at once, which is faster."""
     wanted = set(places)
     at_once = max(1, _ROWS_AT_ONCE // max(len(wanted), 1))
     for start in range(0, len(steps), at_once):
         part = steps[start : start + at_once]
-        found: dict[int, dict[Key, Record]] = {step: {} for step in part}
+        found: dict[PhaseStep, dict[Key, Record]] = {at: {} for at in part}
         for record in sorted(side.records(part), key=lambda r: (r.seq, r.rank)):
             place = record.place._replace(op="")
             if place in wanted and not record.recomputed:
-                found[record.step].setdefault((record.rank, place, record.call), record)
+                found[_step_of(record)].setdefault((record.rank, place, record.call), record)
         yield from found.values()

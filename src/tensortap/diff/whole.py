@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.diff.elements import Array, CommonElements, KeptElements, Positions
+from tensortap.diff.elements import Array, CommonElements, KeptElements, Positions, call_of
 from tensortap.diff.pieces import Arrangement, Piece, Shape
 from tensortap.record.step import Record
 from tensortap.reduce.content_hash import combine
@@ -124,7 +124,7 @@ def elements_of(
     kinds: list[str] = []
     for piece in pieces:
         record = piece.record
-        entry = kept.best((record.step, record.rank, record.place._replace(op=""), record.call))
+        entry = kept.best(call_of(record))
         index = arrangement.positions(piece, shape)
         if entry is None or index is None:
             return None

@@ -30,11 +30,12 @@ def difference(a: Side, b: Side, query: Query) -> dict[str, Any]:
         raise RequestError("the runs have no step in common here", "choose runs that recorded the same steps")
     whole = len(common) == len(both)
     found = diff_snapshots(a, b, steps=None if whole else common.tolist())
-    every = -(-len(found.steps) // COLUMNS)
+    columns = np.unique(found.steps)  # of several phases with one number the worst
+    every = -(-len(columns) // COLUMNS)
     return {
         **found.to_dict(), "headline": found.headline, "remarks": list(found.remarks()), "every": every,
         "versions": [first.version, second.version],
-        "heat": _heat(found.excess, np.array(found.steps), every, [site_name(triple) for triple in first.rows]),
+        "heat": _heat(found.excess, columns, every, [site_name(triple) for triple in first.rows]),
     }  # fmt: skip
 
 

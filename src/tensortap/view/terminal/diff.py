@@ -56,7 +56,7 @@ def _columns(found: Diff, rows: Sequence[SiteDiff]) -> Iterator[Column[SiteDiff]
     yield Column("KS", lambda r: _number(r.worst.ks), 2)
     if len(found.steps) > 1 and not found:
         yield Column("steps", _steps, 8.5)
-        yield Column("first", lambda r: "" if r.first is None else str(r.first.step), 8.6)
+        yield Column("first", lambda r: "" if r.first is None else found.when(r.first).removeprefix("step "), 8.6)
     yield Column(
         "compared", lambda r: f"{r.worst.elements} {r.worst.kept}" if r.worst.kept else "statistics", 1, left=True
     )

@@ -15,11 +15,12 @@ from tensortap.diagnose.rule import REGISTRY
 from tensortap.errors import ProbeError, names_listed
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
+from tensortap.store.snapshot import phase_steps
 from tensortap.text import counted, printable
 from tensortap.view.terminal import formats
-from tensortap.view.terminal.columns import shorten
 from tensortap.view.terminal.overview import about
 from tensortap.view.terminal.screen import Screen, title
+from tensortap.view.terminal.site_names import SiteNames
 
 _STYLES: Final = {"error": formats.ALARM, "warning": formats.WARN, "info": "cyan"}
 _INDENT: Final = "  "
@@ -52,8 +53,18 @@ def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
 
 def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
     """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
-    head = title(about(run), counted(len(run.steps), "step"), len(run.sites), _records(run))
-    _draw(Screen(stream), found, head, every)
+    head = title(about(run), _steps(run), len(run.sites), _records(run))
+    _draw(Screen(stream), found, head, every, run.sites)
+
+
+def _steps(run: Run) -> str:
+    """Return how many steps there are, of each phase where phases have numbers of their own."""
+    if len(run.phases) < 2:
+        return counted(len(run.steps), "step")
+    by_phase = run.snapshots.read(lambda snapshot: {p: len(found) for p, found in phase_steps(snapshot).items()})
+    phases = sorted(by_phase, key=lambda phase: (phase != "train", phase))
+    said = ", ".join(f"{by_phase[phase]} {phase or 'other'}" for phase in phases)
+    return f"{counted(sum(by_phase.values()), 'step')} ({said})"
 
 
 def draw_model_findings(name: str, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
@@ -61,9 +72,10 @@ def draw_model_findings(name: str, found: Findings, every: bool = False, stream:
     _draw(Screen(stream), found, Text(printable(name), style="bold"), every)
 
 
-def _draw(screen: Screen, found: Findings, head: Text, every: bool) -> None:
+def _draw(screen: Screen, found: Findings, head: Text, every: bool, sites: Sequence[str] = ()) -> None:
+    names = SiteNames(sites)
     for group in by_rule(found):
-        _draw_group(screen, group, every)
+        _draw_group(screen, group, every, names)
     screen.draw(head)
     screen.draw(Text(found.summary(), style="bold" if found else "green"))
     if found.skipped:
@@ -78,27 +90,28 @@ def by_rule(found: Iterable[Finding]) -> list[list[Finding]]:
     return list(groups.values())
 
 
-def _draw_group(screen: Screen, group: list[Finding], every: bool) -> None:
+def _draw_group(screen: Screen, group: list[Finding], every: bool, names: SiteNames) -> None:
     shown = group if every else group[:_AT_ONCE]
     for finding, after in zip(shown, [*shown[1:], None], strict=True):
-        screen.draw(_head(finding, screen.width), _prose(finding.message, screen))
+        screen.draw(_head(finding, screen.width, names), _prose(finding.message, screen))
         if finding.advice and (after is None or after.advice != finding.advice):
             screen.draw(_prose(f"→ {finding.advice}", screen, "dim"))
         if finding.code:
             screen.draw(_prose(f"in {printable(finding.code)}", screen, "bold"))
         for other in finding.consequences if every else finding.consequences[:_AT_ONCE]:
-            screen.draw(_prose(f"follows: {other.rule} at {printable(other.site)}", screen, "dim"))
+            where = f" at {printable(other.site)}" if other.site else ""
+            screen.draw(_prose(f"follows: {other.rule}{where}", screen, "dim"))
     if hidden := group[len(shown) :]:
-        names = ", ".join(printable(f.site) for f in hidden[:_AT_ONCE])
+        others = ", ".join(printable(f.site) for f in hidden[:_AT_ONCE])
         more = f" and {len(hidden) - _AT_ONCE} more" if len(hidden) > _AT_ONCE else ""
-        screen.draw(_prose(f"also {names}{more}; --all shows them", screen, "dim"))
+        screen.draw(_prose(f"also {others}{more}; --all shows them", screen, "dim"))
     screen.draw(Text())
 
 
-def _head(finding: Finding, width: int) -> Text:
+def _head(finding: Finding, width: int, names: SiteNames) -> Text:
     when = f"  {finding.steps}" if finding.steps else ""
     taken = len(finding.severity) + len(finding.rule) + len(when) + 4
-    site = shorten(printable(finding.site), max(width - taken, 12))
+    site = names.fit(printable(finding.site), max(width - taken, 12))
     style = _STYLES[finding.severity or "warning"]
     return Text.assemble((finding.severity, style), "  ", (site, "bold"), f"  {finding.rule}", (when, "dim"))
 

@@ -137,6 +137,8 @@ def _columns(view: Overview, rows: Sequence[SiteRow]) -> Iterator[Column[SiteRow
         10,
         lambda r: formats.nonfinite_style(r.record.summary),
     )
+    if any(row.first_bad is not None for row in rows):
+        yield Column("since", lambda r: "" if r.first_bad is None else f"step {r.first_bad.step}", 9, _row_style)
     yield _stat("mean", 5)
     yield _stat("std", 9)
     yield _stat("min", 4)

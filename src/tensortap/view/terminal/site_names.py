@@ -56,8 +56,11 @@ class SiteNames:
         return min(shortest, cell_len(name)) + cell_len(times + count)
 
     def _meaning(self, name: str) -> Iterator[str]:
-        """Yield the patterns that mean this site alone: without its beginning, then with initials; long ones first."""
-        if _GLOB.intersection(name) or printable(name) != name:
+        """Yield the patterns that mean this site alone: without its beginning, then with initials; long ones first.
+
+        None for a name that is not one of the run's sites.
+        """
+        if _GLOB.intersection(name) or printable(name) != name or not self._ends[name]:
             return
         ends = [end for end in list(_ends(name))[1:] if self._ends[end] == 1]
         yield from (f"**.{end}" for end in ends)
