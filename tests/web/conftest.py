@@ -266,7 +266,8 @@ class Heat:
         """The colour of a cell, as drawn."""
         x, y = self.place(row, share)
         box = self.canvas.bounding_box()
-        script = """(base, [x, y]) => {
+        script = """async (base, [x, y]) => {
+            await new Promise(requestAnimationFrame); // what was just fitted to its room is empty until then
             const copy = new OffscreenCanvas(base.width, base.height).getContext("2d", { willReadFrequently: true });
             copy.drawImage(base, 0, 0);
             return [...copy.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data];

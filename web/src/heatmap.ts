@@ -73,7 +73,11 @@ export class Heatmap {
       this.spacer,
     );
     this.element = h("div", { class: "heat" }, this.scroller, this.axis, this.tip, this.said);
-    this.unsize = sized(this.element, () => this.measure());
+    this.unsize = sized(this.element, () => {
+      this.measure();
+      this.paint(); // at once: the frame that is about to be shown would be empty
+      this.paintOver();
+    });
     this.gestures = new Gestures(this.over, {
       moved: (x, y) => this.moved(x, y),
       left: () => this.leave(),
