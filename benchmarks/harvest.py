@@ -285,37 +285,52 @@ def rounded(numbers: list[float]) -> str:
 
 
 CHILD = """
-import sys, time; sys.path.insert(0, {here!r})
+import os, sys, time; sys.path.insert(0, {here!r})
 import torch; torch.set_num_threads(1)
 from harvest import minilm, batches
 import tensortap as tt
-model, data = minilm(), batches("input_ids")
-open({mark!r}.format(sys.argv[1]), "w").close()
+model, data = minilm(), batches("input_ids") * {times}
+rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+open({mark!r}.format(rank), "w").close()
+while not all(os.path.exists({mark!r}.format(other)) for other in range(count)):
+    time.sleep(0.01)
 begun = time.perf_counter()
-tt.harvest(model, data, "encoder.layer.2:output", to={to!r}, dtype="bf16", stop=None, progress=False,
-           shard_size="1MB", spread=1)
+if {bare!r}:
+    with torch.no_grad():
+        for batch in data[rank::count]:
+            model(**batch)
+else:
+    tt.harvest(model, data, "encoder.layer.2:output", to={to!r}, dtype="bf16", stop=None, progress=False,
+               shard_size="1MB", spread=1)
 print(time.perf_counter() - begun)
 """
 
 
 def processes() -> None:
-    """Two processes, as torchrun launches them, against one; each with one thread."""
-    seconds: dict[int, list[float]] = {1: [], 2: []}
-    for _ in range(3):
-        for count in (1, 2):
-            with tempfile.TemporaryDirectory() as folder:
-                code = CHILD.format(here=str(Path(__file__).parent), to=f"{folder}/acts", mark=folder + "/mark{}")
-                started = [
-                    subprocess.Popen(
-                        [sys.executable, "-c", code, str(rank)], stdout=subprocess.PIPE, text=True,
-                        env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"},
-                    )
-                    for rank in range(count)
-                ]  # fmt: skip
-                seconds[count].append(max(float(child.communicate()[0]) for child in started))
-    ratio = statistics.median(one / two for one, two in zip(seconds[1], seconds[2], strict=True))
-    runs = " ".join(f"{one / two:.2f}" for one, two in zip(seconds[1], seconds[2], strict=True))
-    print(f"\ntwo processes are {ratio:.2f} × one ({runs}; {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f})")
+    """Two processes, as torchrun launches them, against one; each with one thread. The bare forward is the floor.
+
+    Each process runs the first batch to make the plan, which counts in a short harvest and not in a long one.
+    """
+    for times in (1, 4):
+        print(f"\n{times * BATCHES} batches, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+        for bare, what in ((True, "the bare forward, in two processes"), (False, "harvest, in two processes")):
+            ratios = sorted(together(1, bare, times) / together(2, bare, times) for _ in range(3))
+            print(f"{what:<36} {statistics.median(ratios):.2f} × one ({ratios[0]:.2f} to {ratios[-1]:.2f})", flush=True)
+
+
+def together(count: int, bare: bool, times: int) -> float:
+    """Run as many processes at once, each with its share of the batches; the seconds of the slowest."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = str(Path(__file__).parent)
+        code = CHILD.format(here=here, to=f"{folder}/acts", mark=folder + "/mark{}", bare=bare, times=times)
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+                env={**os.environ, "RANK": str(rank), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(count)
+        ]  # fmt: skip
+        return max(float(child.communicate()[0]) for child in started)
 
 
 def ray() -> None:

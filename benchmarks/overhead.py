@@ -242,7 +242,7 @@ TRAINING_ONLY: Final = (
 )
 
 
-# What looks at some steps only is paced in stretches of steps; the first stretches, when it looks most, do not count.
+# What looks at some steps only is judged by stretches of steps; the first stretches, when it looks most, do not count.
 STRETCHES: Final = {"context alone": 32, "tensortap run": 32}
 
 
@@ -267,12 +267,14 @@ class Pair(NamedTuple):
     clock: Callable[[], float]
 
     def ratio(self, way: Way, mode: str, pairs: int, steps: int = 1) -> Spread:
-        """Run both in turn, so many steps at a time."""
+        """Run both in turn, a step of each; a ratio is that of so many steps."""
         ratios = []
         with way(self.observed) as close:
             for number in range(pairs + 2):
-                watched = sum(self._timed(0, mode, close) for _ in range(steps))
-                bare = sum(self._timed(1, mode, lambda _: None) for _ in range(steps))
+                watched = bare = 0.0
+                for _ in range(steps):
+                    watched += self._timed(0, mode, close)
+                    bare += self._timed(1, mode, lambda _: None)
                 if number >= 2:
                     ratios.append(watched / bare)
         low, median, high = statistics.quantiles(ratios, n=4)
