@@ -151,3 +151,7 @@ def test_pages_fit_every_width_and_are_accessible(at, name, picture, violations)
             assert page.locator(".wide").evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
         if width in (390, 2560):
             assert violations(page) == []
+    page.evaluate("addEventListener('resize', () => { window.seen = document.documentElement.scrollWidth; })")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("window.seen > 0")
+    assert page.evaluate("window.seen") <= 390  # before anything is drawn again at its new width
