@@ -29,13 +29,18 @@ def ray() -> Iterator[Any]:
     import ray
 
     tests = str(Path(__file__).resolve().parent.parent)
-    variables = {"PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    # In the environment that workers inherit: those that Ray starts in advance can be used then.
+    variables = {
+        "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1",
+        "RAY_AUTH_MODE": "disabled", "RAY_enable_metrics_collection": "0",
+    }  # fmt: skip
     handler, printing = signal.getsignal(signal.SIGTERM), builtins.print
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-             runtime_env={"env_vars": variables})  # fmt: skip
-    yield ray
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        yield ray
+        ray.shutdown()
     signal.signal(signal.SIGTERM, handler)  # Ray leaves its own in the process, and its own print()
     builtins.print = printing
 
