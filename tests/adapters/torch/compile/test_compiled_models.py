@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-import torch._dynamo
-import torch._inductor.config
 from compiling import EVERYTHING, Residual, graphs, rows, train
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedModel,
-)
 
 import tensortap as tt
+
+if TYPE_CHECKING:  # it takes every worker seconds to import, and few tests need it
+    from transformers import PreTrainedModel
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import torch._inductor.config  # not at the top: every worker imports this file, and few run it
+
     kept = tmp_path_factory.getbasetemp() / "inductor"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(kept))
     torch._dynamo.reset()
@@ -41,16 +35,22 @@ def _fresh(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyP
 
 
 def llama() -> PreTrainedModel:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     sizes = {"hidden_size": 8, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1}
     return LlamaForCausalLM(LlamaConfig(vocab_size=32, num_hidden_layers=1, max_position_embeddings=16, **sizes))
 
 
 def gpt2() -> PreTrainedModel:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     sizes = {"n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 0}
     return GPT2LMHeadModel(GPT2Config(vocab_size=32, **sizes))
 
 
 def bert() -> PreTrainedModel:
+    from transformers import BertConfig, BertForMaskedLM
+
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     return BertForMaskedLM(BertConfig(vocab_size=32, max_position_embeddings=16, **sizes))
 

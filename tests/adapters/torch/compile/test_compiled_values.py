@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-import torch._dynamo
 from compiling import COMPILING, EVERYTHING, Block, as_whole, by_regions, fresh, in_place, rows, tokens, train
 from tests.adapters.torch.compile.test_compiled import close_to
 from torch import Tensor, nn

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch._dynamo
 from compiling import fresh, rows, tokens, train
 
 import tensortap as tt

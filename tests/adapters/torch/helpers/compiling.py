@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
 import tensortap as tt
