@@ -81,6 +81,11 @@ class Plan(NamedTuple):
         patterns = self.ports.get((path, port))
         return Port(recorder, path, port, patterns) if patterns else None
 
+    def kinds(self, ports: Iterable[str]) -> tuple[str, ...]:
+        """Those of the ports that a probe wants of anything, so that no module is asked for the others."""
+        wanted = {port for _, port in self.ports}
+        return tuple(port for port in ports if port in wanted)
+
     def port_for_named_value(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
         """The port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
         patterns = [

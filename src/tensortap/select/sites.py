@@ -56,7 +56,11 @@ def select(
 
 
 def _matches(pattern: Pattern, candidates: Iterable[Candidate]) -> Iterator[Match]:
+    wanted: dict[tuple[str, ...], list[str]] = {}  # by the ports that there are: few kinds, thousands of candidates
     for candidate in candidates:
-        ports = [port for port in candidate.ports if port in pattern.ports]
+        ports = wanted.get(candidate.ports)
+        if ports is None:
+            ports = wanted[candidate.ports] = [port for port in candidate.ports if port in pattern.ports]
         if ports and pattern.finds(candidate):
-            yield from (Match(candidate, port, pattern) for port in ports)
+            for port in ports:
+                yield Match(candidate, port, pattern)

@@ -91,12 +91,13 @@ class TorchAdapter(Adapter):
         root = self._model()
         self._recorder = recorder
         self._observer = observer or observer_for(recorder)
-        owners, sharded = modules.owners_of(root), FullyShardedParameters(root)
+        tree = modules.walk(root)
+        owners, sharded = modules.owners_of(tree.named), FullyShardedParameters(root)
         self.steps = TorchStepDetector(recorder, PendingGradients(owners, sharded).any)
-        self._hooks = ModelHooks(root, self._observer, self.steps, plan, self.options)
+        self._hooks = ModelHooks(tree, self._observer, self.steps, plan, self.options)
         self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
-        self._hooks.register(root, root if (called := self._called()) is None else called, self._root_called)
-        self._parameters = ParameterTaps(self._observer, self.steps, self._members(owners, sharded))
+        self._hooks.register(tree, root if (called := self._called()) is None else called, self._root_called)
+        self._parameters = ParameterTaps(self._observer, self.steps, self._members(plan, owners, sharded))
         self._optimizers = OptimizerHooks(self.steps, self._parameters)
         if self.options.context:
             CONTEXT.join(recorder.events, self)
@@ -108,9 +109,10 @@ class TorchAdapter(Adapter):
     def change(self, recorder: Recorder, plan: Plan) -> None:
         """Replace all hooks but those that find steps. What is compiled is compiled again."""
         root, called = self._model(), self._called()
-        self._hooks.change(plan, root, root if called is None else called)
+        tree = modules.walk(root)
+        self._hooks.change(plan, tree, root if called is None else called)
         self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
-        self._parameters.members = self._members(modules.owners_of(root), FullyShardedParameters(root))
+        self._parameters.members = self._members(plan, modules.owners_of(tree.named), FullyShardedParameters(root))
         self._armed = None
         self.arm()
 
@@ -180,11 +182,12 @@ class TorchAdapter(Adapter):
         """Return the sites and names that were wanted but never observed, each with the reason."""
         return self._hooks.unseen(self._names.unseen())
 
-    def _members(self, owners: dict[str, Owner], sharded: FullyShardedParameters) -> MemberPorts:
+    def _members(self, plan: Plan, owners: dict[str, Owner], sharded: FullyShardedParameters) -> MemberPorts:
         """Return the ports of parameters and buffers that probes want."""
         placement = self._hooks.placement
         ports = {
-            kind: [port for name in owners if (port := placement.port(name, kind)) is not None] for kind in MEMBER_PORTS
+            kind: [port for name in owners if (port := placement.port(name, kind)) is not None]
+            for kind in plan.kinds(MEMBER_PORTS)
         }
         return MemberPorts(owners, ports, sharded)
 

@@ -28,6 +28,7 @@ from tensortap.adapters.torch.modules.placement import (
 )
 from tensortap.adapters.torch.modules.roots import RootForwardHook, RootForwardPreHook, RootReceiver
 from tensortap.adapters.torch.modules.tensors import TensorObserver
+from tensortap.adapters.torch.modules.tree import ModuleTree, NamedModules, TypeNames
 from tensortap.adapters.torch.ops.hooks import place_hooks
 from tensortap.adapters.torch.ops.taps import OpTaps, op_patterns
 from tensortap.adapters.torch.ops.visibility import COMPILED
@@ -38,12 +39,12 @@ class ModelHooks:
     """The hooks on a model's modules, its root and around its operations. It does not keep the model alive."""
 
     def __init__(
-        self, root: nn.Module, observer: TensorObserver, steps: TorchStepDetector, plan: Plan, options: AdapterOptions
+        self, tree: ModuleTree, observer: TensorObserver, steps: TorchStepDetector, plan: Plan, options: AdapterOptions
     ) -> None:
-        self.compile_status = ModelCompileStatus(root)
+        self.compile_status = ModelCompileStatus(module for _, module in tree.named)
         self.placement = HookPlacement(observer, steps, plan, self.compile_status, options.origins)
         self.operations: OpTaps | None = None
-        self._root = weakref.ref(root)
+        self._root = weakref.ref(tree.root)
         self._observer, self._steps, self._plan = observer, steps, plan
         self._options = options
         self._keep_fused = options.fast_path == "keep"
@@ -56,35 +57,35 @@ class ModelHooks:
         self._untappable: dict[str, str] = {}
         self._never_fused = True
 
-    def register(self, root: nn.Module, called: nn.Module, begin_step: Callable[[], None]) -> None:
+    def register(self, tree: ModuleTree, called: nn.Module, begin_step: Callable[[], None]) -> None:
         """Register the hooks. `called` is the module whose calls are steps; `begin_step` runs before each."""
         HIDING.begin()
         receiver = RootReceiver(self._steps, partial(self._root_called, begin_step), called, self.compile_status)
         self._receiver = receiver
         self._step_handles = [register_before_root(called, RootForwardPreHook(receiver))]
-        self._place(root, called)
+        self._place(tree, called)
         self._step_handles.append(register_after_root(called, RootForwardHook(receiver)))
         if isinstance(called, (nn.ModuleDict, nn.ModuleList)) and pipelines_in_use():
             hook = self._steps.stage_called
             self._step_handles += [stage.register_forward_pre_hook(hook, prepend=True) for stage in called.children()]
 
-    def change(self, plan: Plan, root: nn.Module, called: nn.Module) -> None:
+    def change(self, plan: Plan, tree: ModuleTree, called: nn.Module) -> None:
         """Replace all hooks but those that find steps."""
         self._remove_taps()
         before, self._plan = self.placement, plan
         self.placement = HookPlacement(self._observer, self._steps, plan, self.compile_status, self._options.origins)
-        self.placement.follow(before, root)
+        self.placement.follow(before, tree)
         self._step_handles[1].remove()
-        self._place(root, called)
+        self._place(tree, called)
         self._step_handles[1] = register_after_root(called, RootForwardHook(self._receiver))
         if self.compile_status.compiled:
             self._adjust(-1)
             self._reset_compiled()
 
-    def _place(self, root: nn.Module, called: nn.Module) -> None:
+    def _place(self, tree: ModuleTree, called: nn.Module) -> None:
         """Choose the hooks of every module; those of the one that is called are registered for good."""
-        fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
-        names = tappable(root)  # walked once: a model may have thousands of modules
+        fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(tree.named)}
+        names = tappable(tree.named)
         for module, registers, bits, paths in self.placement.hooks_of(names):
             inside = enclosing(paths, fused)
             if module is called and inside is None:  # its call has begun when a step is found to begin
@@ -96,8 +97,8 @@ class ModelHooks:
         self._own_outputs = OwnOutputs(
             self.placement.undecided(names, lambda paths: enclosing(paths, fused) or self._plain)
         )
-        self._place_operations(root, names, fused)
-        self._untappable = self._wanted_of_scripted(root)
+        self._place_operations(tree.root, names, fused)
+        self._untappable = self._wanted_of_scripted(tree.named)
 
     @property
     def steady(self) -> bool:
@@ -193,8 +194,9 @@ class ModelHooks:
             hooks.remove()
         if self.compile_status.compiled:
             self._own_outputs.undecided = []
-        plain, named = HookSet(), {paths[0]: module for module, paths in tappable(root).items()}
-        fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(root)}
+        tree = modules.walk(root)
+        plain, named = HookSet(), {paths[0]: module for module, paths in tappable(tree.named).items()}
+        fused = {path: self._layer_hooks(layer) for path, layer in modules.encoder_layers(tree.named)}
         for path, registers in self._own_outputs.hooks():
             if path in named:
                 (enclosing([path], fused) or plain).add(named[path], registers, self._own_outputs.bits, [path])
@@ -216,16 +218,17 @@ class ModelHooks:
         self, root: nn.Module, names: Mapping[nn.Module, list[str]], fused: dict[str, HookSet]
     ) -> None:
         """Place the hooks that operations need, where probes want some."""
-        patterns = op_patterns(self._plan, [path for paths in names.values() for path in paths])
+        patterns = op_patterns(self._plan, (path for paths in names.values() for path in paths))
         if patterns:
             self.operations = OpTaps(self._observer, self._steps, self._plan, patterns, self._keep_fused)
-            around, handles = place_hooks(self.operations, root, fused)
+            around, handles = place_hooks(self.operations, root, names, fused)
             self._sets.append(around)
             self._handles += handles
 
-    def _wanted_of_scripted(self, root: nn.Module) -> dict[str, str]:
+    def _wanted_of_scripted(self, named: NamedModules) -> dict[str, str]:
         """Return the sites that probes want of scripted modules, which cannot have hooks."""
-        found = [modules.candidate(path, m) for path, m in modules.modules_of(root) if modules.is_scripted(m)]
+        types = TypeNames()
+        found = [modules.candidate(path, m, types) for path, m in named if modules.is_scripted(m)]
         return {
             f"{candidate.path}:{port}": modules.SCRIPTED
             for candidate in found

@@ -22,11 +22,6 @@ class Owner(NamedTuple):
     name: str
     ports: tuple[str, ...]
 
-    @property
-    def types(self) -> tuple[str, ...]:
-        """Its class, as patterns such as `type:Parameter:grad` name it."""
-        return ("Buffer",) if self.ports == BUFFER_PORTS else ("Parameter",)
-
     def parameter(self) -> nn.Parameter | None:
         """Return the parameter as it is now, if it is there and has a shape."""
         found = self._found("_parameters")
@@ -46,6 +41,11 @@ class Owner(NamedTuple):
         members = getattr(module, held, None)
         # Scripted modules have no dict; an ordinary one is asked without its `__getattr__`, which is slow.
         return members.get(self.name) if isinstance(members, dict) else getattr(module, self.name, None)
+
+
+def member_types(ports: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the class of what has these ports, as patterns such as `type:Parameter:grad` name it."""
+    return ("Buffer",) if ports == BUFFER_PORTS else ("Parameter",)
 
 
 class PendingGradients:

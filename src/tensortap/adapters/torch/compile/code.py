@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType
 from typing import Any, Final
 
@@ -28,9 +28,9 @@ _WRAPS: Final = "external_utils.py"  # of Dynamo: frames around models that are 
 class ModelCompileStatus(CompileStatus):
     """Know whether any module of one model runs compiled."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, watched: Iterable[nn.Module]) -> None:
         super().__init__()
-        self._modules = [weakref.ref(module) for _, module in modules.modules_of(root)]
+        self._modules = [weakref.ref(module) for module in watched]
         self._guarded = False
 
     def guard(self) -> None:

@@ -20,7 +20,7 @@ LEFT: Final = (
     "nn.TransformerEncoderLayer does not run fused while it is watched inside (fast_path='leave'): its outputs differ "
     "by rounding from those of the fused path"
 )
-
+_REGISTER: Final = nn.Module.register_forward_hook
 
 Register = Callable[[nn.Module], RemovableHandle]  # registers one hook on a module
 
@@ -51,8 +51,17 @@ def register_before(module: nn.Module, hook: Any, key: int) -> RemovableHandle:
 
 
 def register_after(module: nn.Module, hook: Any, key: int, always_call: bool = False) -> RemovableHandle:
-    """Register a hook that is told a module's output."""
-    return rekey(key, module.register_forward_hook(hook, always_call=always_call))
+    """Register a hook that is told a module's output.
+
+    Most hooks need no flag. They go into the module's dict under their key at once, as `register_forward_hook` would
+    do it: a handle that knows the dicts of flags takes longer to make than all the rest.
+    """
+    if always_call or type(module).register_forward_hook is not _REGISTER:
+        return rekey(key, module.register_forward_hook(hook, always_call=always_call))
+    module._forward_hooks[key] = hook
+    handle = RemovableHandle(module._forward_hooks)
+    handle.id = key
+    return handle
 
 
 class HookSet:

@@ -68,14 +68,11 @@ class HookPlacement:
         self, names: Mapping[nn.Module, list[str]]
     ) -> Iterable[tuple[nn.Module, list[Register], int, list[str]]]:
         """Yield each module that needs hooks, the functions that register its hooks, its probes and its paths."""
+        kinds = self._plan.kinds(MODULE_PORTS)
         for module, paths in names.items():
-            ports = {
-                kind: found
-                for kind in MODULE_PORTS
-                if (found := [p for path in paths if (p := self.port(path, kind)) is not None])
-            }
+            ports = self._ports_of(paths, kinds)
             registers = self._registers(ports) if ports else []
-            bits = bits_of([port for group in ports.values() for port in group])
+            bits = bits_of([port for group in ports.values() for port in group]) if ports else 0
             if self.origins is not None:  # it looks at every module, in every step that any probe wants
                 hook = OriginHook(self.origins, paths[0], bits_of(ports.get("output", [])))
                 registers, bits = [*registers, partial(_register_origin, hook=hook, key=self._keys[2])], -1
@@ -85,12 +82,21 @@ class HookPlacement:
             if registers:
                 yield module, registers, bits, paths
 
-    def follow(self, other: HookPlacement, root: nn.Module) -> None:
+    def _ports_of(self, paths: list[str], kinds: Iterable[str]) -> dict[str, list[Port]]:
+        """Return the ports of a module that probes want, under all its names."""
+        ports: dict[str, list[Port]] = {}
+        for kind in kinds:
+            for path in paths:
+                if (port := self.port(path, kind)) is not None:
+                    ports.setdefault(kind, []).append(port)
+        return ports
+
+    def follow(self, other: HookPlacement, tree: modules.ModuleTree) -> None:
         """Take over from the placement of an earlier plan which modules compute: they are watched by default."""
         self.computing = other.computing
-        named = dict(modules.modules_of(root))
+        named, types = dict(tree.named), modules.TypeNames()
         for path in (path for path in self.computing if path in named):
-            site = modules.candidate(path, named[path])._replace(default=True)
+            site = modules.candidate(path, named[path], types, default=True)
             port = self._plan.port_for_named_value(self._observer.recorder, site, "output")
             if port is not None:
                 self._plan.ports[path, "output"] = list(port.patterns)
@@ -99,21 +105,22 @@ class HookPlacement:
         self, names: Mapping[nn.Module, list[str]], hooks_for: Callable[[list[str]], HookSet]
     ) -> list[UndecidedModule]:
         """Return the modules that are watched by default if they turn out to compute beyond what they call."""
-        defaults = modules.DefaultModules()
+        defaults, types = modules.DefaultModules(), modules.TypeNames()
         found = []
         for module, paths in names.items():
-            if defaults.is_undecided(paths[0], module) and (ports := self._default_ports(module, paths)):
-                inside = [names[inner][0] for inner in module.modules() if inner is not module and inner in names]
+            if defaults.is_undecided(paths[0], module) and (ports := self._default_ports(module, paths, types)):
+                below = (inner for _, inner in modules.modules_of(module) if inner is not module)
+                inside = [names[inner][0] for inner in below if inner in names]
                 watch = partial(self._watch_output, ports, paths, hooks_for(paths))
                 found.append(UndecidedModule(paths[0], inside, bits_of(ports), watch))
         return found
 
-    def _default_ports(self, module: nn.Module, paths: list[str]) -> list[Port]:
+    def _default_ports(self, module: nn.Module, paths: list[str], types: modules.TypeNames) -> list[Port]:
         """Return the ports of an output that probes would want if it were watched by default, and do not want yet."""
         if any((path, "output") in self._plan.ports for path in paths):
             return []
         recorder = self._observer.recorder
-        sites = [modules.candidate(path, module)._replace(default=True) for path in paths]
+        sites = [modules.candidate(path, module, types, default=True) for path in paths]
         ports = [self._plan.port_for_named_value(recorder, site, "output") for site in sites]
         return [port for port in ports if port is not None]
 
@@ -137,7 +144,7 @@ class HookPlacement:
 
     def _hooks(self, ports: dict[str, list[Port]]) -> tuple[ForwardPreHook | None, OutputHook | ForwardHook]:
         outputs = ports.get("output", [])
-        plain = len(outputs) == 1 and not any(PORT_INFO[kind].gradient for kind in ports)
+        plain = len(outputs) == 1 and (len(ports) == 1 or not any(PORT_INFO[kind].gradient for kind in ports))
         output_hook = OutputHook(self._observer, self._detector, outputs[0], self._compile_status) if plain else None
         if output_hook is not None and len(ports) == 1:
             return None, output_hook
@@ -145,10 +152,10 @@ class HookPlacement:
         return before, output_hook or ForwardHook(self._observer, self._detector, ports, before)
 
 
-def tappable(root: nn.Module) -> dict[nn.Module, list[str]]:
+def tappable(named: modules.NamedModules) -> dict[nn.Module, list[str]]:
     """Return the modules that can have hooks, each with all its paths."""
     names: dict[nn.Module, list[str]] = {}
-    for path, module in modules.modules_of(root):
+    for path, module in named:
         if not modules.reason_untappable(module):
             names.setdefault(module, []).append(path)
     return names
@@ -189,7 +196,7 @@ def register_after_root(root: nn.Module, hook: RootForwardHook) -> RemovableHand
 
 def _is_encoder_layer(root: nn.Module) -> bool:
     """Return whether any hook on the root would disable its fused path: a global hook picks it out then."""
-    return any(path == "" for path, _ in modules.encoder_layers(root))
+    return modules.is_encoder_layer(modules.unwrapped(root))
 
 
 def _only(root: weakref.ref[nn.Module], hook: Callable[..., None], module: nn.Module, *rest: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeGuard
 
 import torch
 from torch import nn
 
-from tensortap.adapters.torch.autograd.members import Owner
+from tensortap.adapters.torch.autograd.members import Owner, member_types
 from tensortap.select.ports import BUFFER_PORTS, MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate
 
@@ -23,48 +23,93 @@ BY_WEIGHT: Final = "is used by nn.MultiheadAttention through its weights only an
 PARAMETRIZATIONS: Final = "parametrizations"  # what torch.nn.utils.parametrize calls its modules in another
 WRAPPED: Final = "_orig_mod"  # the attribute of torch.compile's wrapper
 
+_SCRIPT_MODULE: Final = torch.jit.ScriptModule
 _TRACED: Final = torch.jit._trace.TopLevelTracedModule
+_NAMED_MODULES: Final = nn.Module.named_modules
+NamedModules = list[tuple[str, nn.Module]]
 
 
-def modules_of(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield every module under every path it has, the root under the empty one.
+class ModuleTree(NamedTuple):
+    """A model and its modules by path. It keeps them alive: hold it only while hooks are placed."""
+
+    root: nn.Module
+    named: NamedModules
+
+
+def walk(root: nn.Module) -> ModuleTree:
+    """Return a model's tree. A model may have thousands of modules: walk it once, and pass the tree on."""
+    return ModuleTree(root, modules_of(root))
+
+
+def modules_of(root: nn.Module) -> NamedModules:
+    """Return every module under every path it has, the root under the empty one.
 
     Wrappers made by torch.compile are left out: a compiled model has the paths of the original.
     """
-    for path, module in root.named_modules(remove_duplicate=False):
-        if not is_wrapper(module):
-            yield _unwrapped_path(path), module
+    found: NamedModules = []
+    _add_modules(root, "", found)
+    return found
+
+
+def _add_modules(module: nn.Module, path: str, found: NamedModules) -> None:
+    """Add what `named_modules(remove_duplicate=False)` yields, whose generators pass each module up level by level."""
+    if type(module).named_modules is not _NAMED_MODULES:
+        named = module.named_modules(set(), path, False)
+        found += [(_unwrapped_path(name), inner) for name, inner in named if not is_wrapper(inner)]
+        return
+    children = module._modules
+    if WRAPPED not in children or not is_wrapper(module):
+        found.append((path, module))
+    for name, child in children.items():
+        if child is not None:
+            below = path if name == WRAPPED else f"{path}.{name}" if path else name
+            _add_modules(child, below, found)
 
 
 def _unwrapped_path(path: str) -> str:
     return ".".join(part for part in path.split(".") if part != WRAPPED) if WRAPPED in path else path
 
 
-def owners_of(root: nn.Module) -> dict[str, Owner]:
+def owners_of(named: NamedModules) -> dict[str, Owner]:
     """Return where every parameter and buffer hangs, by each of its names."""
-    return {
-        f"{path}.{name}" if path else name: Owner(weakref.ref(module), name, ports)
-        for path, module in modules_of(root)
-        for held, ports in ((module._parameters, PARAMETER_PORTS), (module._buffers, BUFFER_PORTS))
-        for name, value in held.items()
-        if value is not None
-    }
+    return {path: Owner(weakref.ref(module), name, ports) for path, module, name, ports in _members_of(named)}
+
+
+def _members_of(named: NamedModules) -> Iterator[tuple[str, nn.Module, str, tuple[str, ...]]]:
+    """Yield the path, the module, the name and the ports of every parameter and buffer."""
+    for path, module in named:
+        for held, ports in ((module._parameters, PARAMETER_PORTS), (module._buffers, BUFFER_PORTS)):
+            for name, value in held.items() if held else ():
+                if value is not None:
+                    yield f"{path}.{name}" if path else name, module, name, ports
 
 
 def candidates_of(root: nn.Module) -> list[Candidate]:
     """Return the modules and parameters that can be tapped."""
-    defaults = DefaultModules()
+    named, defaults, types = modules_of(root), DefaultModules(), TypeNames()
     found = [
-        candidate(path, module)._replace(default=defaults.include(path, module))
-        for path, module in modules_of(root)
+        candidate(path, module, types, defaults.include(path, module))
+        for path, module in named
         if not reason_untappable(module)
     ]
-    return found + [Candidate(name, owner.types, owner.ports) for name, owner in owners_of(root).items()]
+    members = {path: ports for path, _, _, ports in _members_of(named)}
+    return found + [Candidate(path, member_types(ports), ports) for path, ports in members.items()]
 
 
-def candidate(path: str, module: nn.Module) -> Candidate:
+class TypeNames(dict[type, tuple[str, ...]]):
+    """The names of modules' classes and their bases, each looked up once. It keeps the classes alive."""
+
+    def __missing__(self, cls: type) -> tuple[str, ...]:
+        bases = [base for base in cls.__mro__ if issubclass(base, nn.Module)]
+        names = self[cls] = tuple(dict.fromkeys(base.__name__ for base in bases))
+        return names
+
+
+def candidate(path: str, module: nn.Module, types: TypeNames, default: bool | None = None) -> Candidate:
     """Return a module as patterns see it."""
-    return Candidate(path, _types(module), MODULE_PORTS, leaf=not any(m is not None for m in module._modules.values()))
+    inner = module._modules
+    leaf = not inner or all(m is None for m in inner.values())
+    return Candidate(path, types[type(module)], MODULE_PORTS, leaf, default)
 
 
 class DefaultModules:
@@ -92,10 +137,16 @@ class DefaultModules:
 
     def _calls_others(self, module: nn.Module) -> bool:
         """Return whether there is a tappable module in a module, at any depth, parametrizations aside."""
+        if not module._modules:
+            return False
         known = self._known.get(module)
         if known is None:
-            inner = [m for name, m in module._modules.items() if m is not None and name != PARAMETRIZATIONS]
-            self._known[module] = known = any(not reason_untappable(m) or self._calls_others(m) for m in inner)
+            self._known[module] = known = any(
+                inner is not None
+                and name != PARAMETRIZATIONS
+                and (not reason_untappable(inner) or self._calls_others(inner))
+                for name, inner in module._modules.items()
+            )
         return known
 
 
@@ -108,11 +159,9 @@ def untappable(root: nn.Module) -> dict[str, str]:
 
 def reason_untappable(module: nn.Module) -> str:
     """Return why hooks on a module would never run; empty when they would."""
-    if is_scripted(module):
-        return SCRIPTED
-    if isinstance(module, torch.jit.ScriptModule) or "forward" in vars(module):
-        return ""
-    return CONTAINER if type(module).forward is nn.Module.forward else ""
+    if isinstance(module, _SCRIPT_MODULE):
+        return SCRIPTED if is_scripted(module) else ""
+    return CONTAINER if type(module).forward is nn.Module.forward and "forward" not in vars(module) else ""
 
 
 def reason_unseen(root: nn.Module, path: str) -> str:
@@ -150,7 +199,7 @@ def compiled_paths(root: nn.Module) -> set[str]:
 
 def is_scripted(module: nn.Module) -> bool:
     """Return whether TorchScript owns the module (a traced root is the exception: it takes hooks)."""
-    return isinstance(module, torch.jit.ScriptModule) and not isinstance(module, _TRACED)
+    return isinstance(module, _SCRIPT_MODULE) and not isinstance(module, _TRACED)
 
 
 def describe_tree(root: nn.Module) -> list[dict[str, Any]]:
@@ -161,16 +210,16 @@ def describe_tree(root: nn.Module) -> list[dict[str, Any]]:
 
 
 def _count(module: nn.Module) -> int:
-    own = module.parameters(recurse=False)
-    return sum(p.numel() for p in own if not nn.parameter.is_lazy(p))
+    own = module._parameters
+    return sum(p.numel() for p in set(own.values()) if p is not None and not nn.parameter.is_lazy(p)) if own else 0
 
 
-def _types(module: nn.Module) -> tuple[str, ...]:
-    mro = [cls for cls in type(module).__mro__ if issubclass(cls, nn.Module)]
-    return tuple(dict.fromkeys(cls.__name__ for cls in mro))
-
-
-def encoder_layers(root: nn.Module) -> list[tuple[str, nn.TransformerEncoderLayer]]:
+def encoder_layers(named: NamedModules) -> list[tuple[str, nn.TransformerEncoderLayer]]:
     """Return the layers with a fused path in inference, which any hook in or on them would disable."""
+    return [(path, module) for path, module in named if is_encoder_layer(module)]
+
+
+def is_encoder_layer(module: nn.Module) -> TypeGuard[nn.TransformerEncoderLayer]:
+    """Return whether a module has a fused path in inference."""
     fused = nn.TransformerEncoderLayer
-    return [(path, m) for path, m in modules_of(root) if isinstance(m, fused) and type(m).forward is fused.forward]
+    return isinstance(module, fused) and type(module).forward is fused.forward

@@ -17,7 +17,7 @@ from tensortap.adapters.torch.distributed.fully_shard import is_sharded
 from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
-from tensortap.adapters.torch.modules.placement import enclosing, tappable
+from tensortap.adapters.torch.modules.placement import enclosing
 from tensortap.adapters.torch.ops.names import operations_of
 from tensortap.adapters.torch.ops.taps import OpTaps, wants_nothing_of
 from tensortap.adapters.torch.ops.visibility import COMPILED, PlainModule
@@ -146,15 +146,18 @@ class EncoderLayerHooks:
             known[2](module, args, output)
 
 
-def place_hooks(taps: OpTaps, root: nn.Module, fused: Mapping[str, HookSet]) -> tuple[HookSet, list[RemovableHandle]]:
+def place_hooks(
+    taps: OpTaps, root: nn.Module, names: Mapping[nn.Module, list[str]], fused: Mapping[str, HookSet]
+) -> tuple[HookSet, list[RemovableHandle]]:
     """Place the hooks on a model: return a set for the modules, and handles of those registered on the root at once.
 
-    Hooks of modules inside encoder layers, `fused` by path, go into the layers' sets.
+    `names` are the tappable modules with their paths. Hooks of modules inside encoder layers, `fused` by path, go into
+    the layers' sets.
     """
     around, layers = HookSet(), EncoderLayerHooks()
     handles: list[RemovableHandle] = []
     compiled = modules.compiled_paths(root)
-    for module, paths in tappable(root).items():
+    for module, paths in names.items():
         if compiled.issuperset(paths):
             taps.visibility.hidden = COMPILED
             continue
