@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 import tensortap as tt
-from tensortap.diff import row_pairs
+from tensortap.diff import columnar, row_pairs
 from tensortap.diff.builder import DiffBuilder
-from tensortap.diff.columns import histograms_that_differ
+from tensortap.diff.columns import _one_by_one, _statistics, histograms_that_differ
 from tensortap.record.recorder import Recorder
 from tensortap.reduce.buffers import buffer_of
 from tensortap.store.compact import compact
@@ -106,6 +106,40 @@ def test_the_result_is_that_of_comparing_every_pair(
         names = [columns.sites[i] for i in columns.site]
         assert sorted(rows) == sorted(zip(names, columns.step.tolist(), columns.excess.tolist(), strict=True))
     assert bool(found[0]) == (changes == 0)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_columns_held_of_a_pair_is_what_its_records_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:  # fmt: skip
+    """Where histograms are not read for every site, all else of its pairs is the same."""
+    keep = [tt.histogram(), tt.hash(), tt.sample(3)]
+    a = recorded(tmp_path / "a", 1, keep=keep, ranks=ranks, changes=0)
+    b = recorded(tmp_path / "b", 2, keep=keep, ranks=ranks, changes=3, other_types=True)
+    wanted = tt.diff(a, b)
+    monkeypatch.setattr(columnar, "HISTOGRAM_ROWS", -1)
+    found = tt.diff(a, b)
+    assert len(found.rows) == 7 and str(found) == str(wanted)
+    distances = {"tv": None, "ks": None}
+    assert [row.to_dict() | distances for row in found.rows] == [row.to_dict() | distances for row in wanted.rows]
+    assert {**found.to_dict(), "rows": ()} == {**wanted.to_dict(), "rows": ()}
+
+
+def test_statistics_of_one_scale_may_be_compared_at_once() -> None:
+    """As much beyond the tolerance, and unequal, as one statistic after the other says, whatever the values are."""
+    rng = np.random.default_rng(0)
+    odd = (0.0, np.nan, np.inf, -np.inf, 1e308, -1e308, 5e-324)
+    sides = []
+    for _ in range(2):
+        side = {name: rng.choice((rng.normal(), 1.5, *odd), 4000) for name in ("mean", "std", "l1", "l2", "min", "max")}
+        side |= {name: rng.choice((0, 0, 0, 9), 4000) for name in ("nan", "posinf", "neginf")}
+        sides.append({**side, "numel": np.full(4000, 9)})
+    for atol in (0.0, 1e-3):
+        with np.errstate(all="ignore"):
+            rtol = rng.choice((0.0, 1e-3), 4000)
+            found, wanted = _statistics(*sides, rtol, atol), _one_by_one(*sides, rtol, atol)
+        np.testing.assert_array_equal(found[1], wanted[1])
+        np.testing.assert_array_equal(found[0] != 0, wanted[0] != 0)
 
 
 def test_records_without_a_partner_are_counted(make_run: MakeRun) -> None:

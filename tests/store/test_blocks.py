@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tensortap.store import queries
 from tensortap.store.blocks import blocks
 from tensortap.store.columns import SingleRows
 from tensortap.store.compact import compact
@@ -49,6 +50,15 @@ def test_blocks_hold_the_rows_of_the_table(snapshot: Snapshot, steps: StepSelect
         assert sorted(map(str, found)) == sorted(
             str((*row.values(),)).replace("None", "nan") for row in table.to_pylist()
         )
+
+
+def test_rows_of_one_step_are_those_of_the_table(snapshot: Snapshot) -> None:
+    """Of all places or of some, in the same order; none where there is no such step."""
+    names, step = ("site", "rank", "seq", "call", "dtype", "numel"), int(snapshot.steps[1])
+    assert queries.step_rows(snapshot, names, step).equals(queries.table(snapshot, steps=step, columns=names))
+    some = queries.step_rows(snapshot, names, step, chosen=lambda place: place.port == "output")
+    assert some.equals(queries.table(snapshot, ports="output", steps=step, columns=names))
+    assert queries.step_rows(snapshot, names, 1 << 40).num_rows == 0
 
 
 def test_columns_lie_place_by_place(snapshot: Snapshot) -> None:

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,6 +138,22 @@ print(*sorted({{"pandas", "torch", "tensorflow", "jax"}} & set(sys.modules)))
 api.close()
 """
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_the_first_comparison_waits_for_no_other_package(mixed):
+    """Comparing two runs, also where histograms are not read for every site, does not import pandas."""
+    folder, run = str(Path(mixed).parent), Path(mixed).name
+    code = f"""
+import sys
+from tensortap.diff import columnar
+from tensortap.view.api.service import Api
+columnar.HISTOGRAM_ROWS = -1
+api = Api({folder!r})
+api.encoded("/api/diff", {{"a": {run!r}, "b": {run!r}}})
+print("pandas" in sys.modules)
+api.close()
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_zooms_show_the_steps_asked_for(mixed, ask):

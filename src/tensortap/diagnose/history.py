@@ -21,7 +21,8 @@ from tensortap.reduce import histogram as buckets
 from tensortap.reduce.statistics import NUMBERS
 from tensortap.select.ports import PORT_INFO, module_of
 from tensortap.store import facts, queries
-from tensortap.store.blocks import RowBlock, array_of, blocks
+from tensortap.store.arrays import array_of
+from tensortap.store.blocks import RowBlock, blocks
 from tensortap.store.columns import PlaceColumns, SingleRows
 from tensortap.store.merging import fold
 from tensortap.store.run import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from tensortap.diff.pair_reader import ListReader, PairReader, PairRows, no_rows
 from tensortap.diff.result import PairExcess, SiteDiff
 from tensortap.diff.row_pairs import RowPairs, RunPair
 from tensortap.diff.tolerance import Precision
-from tensortap.store.blocks import Ints
+from tensortap.store.arrays import Ints
 
 _LATEST: Final = 1 << 62
 HISTOGRAM_ROWS: Final = 1 << 18  # of files that hold more, distances of histograms are known of the first pairs only
@@ -46,6 +46,7 @@ class ColumnarComparison:
         self._rounding = RoundingSoFar(precision, [place.port == "param" for place, _ in runs.places])
         self._sites = SiteTotals(len(runs.places))
         self._unequal = EarliestRow()
+        self._first_step = no_rows(0)  # the pairs of the first step at which something differs, of the first rank
         self._alone = [0, 0]
         self._excess: list[tuple[Ints, Ints, Floats]] = []
 
@@ -79,6 +80,9 @@ class ColumnarComparison:
             self._find_unequal_histograms(pairs, found, known)
         self._sites.add(pairs, rtol, found.excess)
         self._unequal.add(pairs, rtol, found.unequal)
+        if not len(self._first_step) and (differs := found.excess > 1).any():
+            index = pairs.a.index
+            self._first_step = rows_of(pairs, rtol, np.flatnonzero(index == index[differs].min()))
         self._excess.append((pairs.a.site.astype(np.int32), pairs.a.index.astype(np.int32), found.excess))
 
     def _compare_elements(self, pairs: RowPairs, rtol: Floats, found: ChunkDifference) -> Bools:
@@ -134,7 +138,7 @@ class ColumnarComparison:
             sites=sites,
             first=pairs[first[0].tobytes()] if len(first) else None,
             first_unequal=pairs[self._unequal.rows[0].tobytes()] if len(self._unequal.rows) else None,
-            cause=self._cause(int(first[0]["position"]) >> 32) if len(first) else None,
+            cause=first_cause(self._pairs_of_step(int(first[0]["position"]) >> 32, pairs)) if len(first) else None,
             alone=(self._alone[0], self._alone[1]),
             excess=self._excesses(),
         )
@@ -144,21 +148,34 @@ class ColumnarComparison:
 
     def _pairs_at(self, rows: PairRows, shown: PairRows) -> dict[bytes, Pair]:
         """Return the pairs of rows, each made once; of many files, with the histograms only of those that are shown."""
-        rows = np.unique(rows)
+        rows = rows[list({row.tobytes(): i for i, row in enumerate(rows)}.values())]
         every = self._bitwise or self._records.rows_in_files(rows) <= HISTOGRAM_ROWS
-        found = dict(zip((row.tobytes() for row in rows), self._made(rows, histograms=every), strict=True))
+        found = self._by_row(rows, histograms=every)
         rest = shown if not every else shown[[row.tobytes() not in found for row in shown]]
-        return found | dict(zip((row.tobytes() for row in rest), self._made(rest), strict=True))
+        return found | self._by_row(rest, histograms=True)
 
-    def _cause(self, index: int) -> Cause | None:
-        """Return the cause, from all pairs of the first step at which something differs."""
+    def _by_row(self, rows: PairRows, *, histograms: bool) -> dict[bytes, Pair]:
+        return dict(zip((row.tobytes() for row in rows), self._made(rows, histograms=histograms), strict=True))
+
+    def _pairs_of_step(self, index: int, known: Mapping[bytes, Pair]) -> Sequence[Pair]:
+        """Return all pairs of the first step at which something differs, in order of execution."""
+        if len(self._runs.ranks) > 1:
+            return self._pairs_of_ranks(index)
+        rows = self._first_step[np.argsort(self._first_step["position"], kind="stable")]
+        keys = [row.tobytes() for row in rows]
+        new = rows[[key not in known for key in keys]]
+        made = {**known, **self._by_row(new, histograms=self._bitwise)}
+        return [made[key] for key in keys]
+
+    def _pairs_of_ranks(self, index: int) -> Sequence[Pair]:
+        """Return all pairs of one step, which are read again: ranks were gone through one by one."""
         step = RunPair(*self._runs.snapshots, [self._runs.both[index]], dict(self._runs.places))
         found = [rows_of(pairs, self._rounding.rtol(pairs, shift=index))
                  for rank in step.ranks for pairs in step.chunks(rank, COLUMNS) if len(pairs)]  # fmt: skip
         rows = np.concatenate(found)
         rows = rows[np.lexsort((rows["rank"], rows["position"]))]
         reader = PairReader(step, self._kept, bitwise=self._bitwise)
-        return first_cause(reader.pairs(rows, self._rounding.atol, histograms=self._bitwise))
+        return reader.pairs(rows, self._rounding.atol, histograms=self._bitwise)
 
     def _excesses(self) -> PairExcess:
         names = tuple(str(place) for place, _ in self._runs.places)
@@ -185,7 +202,7 @@ class SiteTotals:
 
     def add(self, pairs: RowPairs, rtol: Floats, excess: Floats) -> None:
         """Add pairs."""
-        site, position, excess = pairs.a.site, pairs.position, np.nan_to_num(excess, nan=0.0, posinf=np.inf)
+        site, position, excess = pairs.a.site, pairs.position, np.fmax(excess, 0.0)  # 0 for NaN
         differs = excess > 1
         self.pairs += np.bincount(site, minlength=len(self.pairs))
         self.differing += np.bincount(site[differs], minlength=len(self.pairs))

@@ -12,7 +12,7 @@ import pyarrow as pa
 from tensortap.diff.metrics import COMPARED
 from tensortap.diff.row_pairs import Array, RowPairs
 from tensortap.diff.tolerance import Precision
-from tensortap.store.blocks import Ints, array_of
+from tensortap.store.arrays import Ints, array_of
 from tensortap.types import DTYPES
 
 Bools = npt.NDArray[np.bool_]
@@ -57,6 +57,8 @@ class RoundingSoFar:
         own = self._of_types(pairs)
         if self._rtol is not None:
             return np.full(len(own), self._rtol)
+        if len(self._first) == 1:  # all pairs have one tolerance, their own
+            return own
         so_far, position = np.zeros(len(own)), pairs.position + (shift << 32)
         for level, (first, rank) in self._first.items():
             if level:
@@ -86,10 +88,36 @@ def differences(pairs: RowPairs, rtol: Floats, atol: float) -> ChunkDifference:
 
 
 def _statistics(a: dict[str, Array], b: dict[str, Array], rtol: Floats, atol: float) -> tuple[Floats, Floats]:
-    finite = a["numel"] - a["nan"] - a["posinf"] - a["neginf"]
-    rms = np.where(finite > 0, a["l2"] / np.sqrt(np.maximum(finite, 1)), 0.0)
-    count = np.maximum(finite, 1)
-    per_element = {"sum": count, "norm": np.sqrt(count)}
+    """Return the largest difference of each pair: relative to its scale, and in multiples of the tolerance."""
+    error, excess = _by_scale(a, b, rtol, atol)
+    odd = np.flatnonzero(~(np.isfinite(error + excess) & (a["l2"] >= 0)))
+    if len(odd):  # nothing but zeros, no finite element, no tolerance; a negative norm is damage
+        x, y = ({name: column[odd] for name, column in side.items()} for side in (a, b))
+        error[odd], excess[odd] = _one_by_one(x, y, rtol[odd], atol)
+    return error, excess
+
+
+def _by_scale(a: dict[str, Array], b: dict[str, Array], rtol: Floats, atol: float) -> tuple[Floats, Floats]:
+    """Return the same where all quotients are finite: of statistics of one scale the largest difference counts."""
+    rms, per_element = _scales(a)
+    apart = np.zeros(len(rms))
+    for name, bound in COMPARED:
+        if bound != "extreme":
+            x, y = (side[name] / per_element[bound] if bound in per_element else side[name] for side in (a, b))
+            apart = np.maximum(apart, np.abs(x - y))
+    scale = rms + rms
+    error, excess = apart / scale, apart / (atol + rtol * scale)
+    for name in (name for name, bound in COMPARED if bound == "extreme"):
+        apart, scale = np.abs(a[name] - b[name]), rms + np.abs(a[name])
+        found = apart / (atol + rtol * scale)
+        error = np.where(found > excess, apart / scale, error)
+        excess = np.maximum(excess, found)
+    return error, excess
+
+
+def _one_by_one(a: dict[str, Array], b: dict[str, Array], rtol: Floats, atol: float) -> tuple[Floats, Floats]:
+    """Return the same, whatever the values are, one statistic after the other."""
+    rms, per_element = _scales(a)
     error, excess, known = np.zeros(len(rms)), np.zeros(len(rms)), np.zeros(len(rms), bool)
     for name, bound in COMPARED:
         x, y = a[name], b[name]
@@ -103,6 +131,14 @@ def _statistics(a: dict[str, Array], b: dict[str, Array], rtol: Floats, atol: fl
         excess = np.where(larger, found, excess)
         error = np.where(larger, _ratio(apart, scale), error)
     return error, excess
+
+
+def _scales(a: dict[str, Array]) -> tuple[Floats, dict[str, Floats]]:
+    """Return the root mean square of the finite elements, and what sums and norms are divided by."""
+    finite = a["numel"] - a["nan"] - a["posinf"] - a["neginf"]
+    count = np.maximum(finite, 1).astype(np.float64)
+    per_element = {"sum": count, "norm": np.sqrt(count)}
+    return np.where(finite > 0, a["l2"] / per_element["norm"], 0.0), per_element
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

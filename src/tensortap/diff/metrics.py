@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -89,32 +89,45 @@ def elements(a: Array, b: Array, tolerance: Tolerance, rms: float | None = None)
     )
 
 
-def statistics(a: Summary, b: Summary, tolerance: Tolerance) -> LargestDifference:
+class ScaledDifference(NamedTuple):
+    """A statistic, its difference, and the scale on which an element's tolerance bounds it."""
+
+    of: str
+    apart: float
+    scale: float
+
+
+def statistics(
+    a: Summary, b: Summary, differences: Iterable[ScaledDifference], tolerance: Tolerance
+) -> LargestDifference:
     """Compare statistics so that tensors whose elements are all within the tolerance are within it here too."""
     for name in ("nan", "posinf", "neginf"):
-        if a[name] != b[name]:
+        if getattr(a, name) != getattr(b, name):
             return LargestDifference(math.inf, math.inf, "nan" if name == "nan" else "inf")
     worst = LargestDifference(0.0, 0.0, "")
-    for of, apart, scale in _differences(a, b):
+    for of, apart, scale in differences:
         excess = _ratio(apart, tolerance.allowed(scale))
         if excess > worst.excess or not worst.of:
             worst = LargestDifference(_ratio(apart, scale), excess, of)
     return worst
 
 
-def relative(a: Summary, b: Summary) -> dict[str, float]:
+def relative(differences: Iterable[ScaledDifference]) -> dict[str, float]:
     """Return the differences of statistics, each relative to its scale."""
-    return {of: _ratio(apart, scale) for of, apart, scale in _differences(a, b)}
+    return {of: _ratio(apart, scale) for of, apart, scale in differences}
 
 
-def _differences(a: Summary, b: Summary) -> Iterator[tuple[str, float, float]]:
-    """Yield each statistic of both, the difference, and the scale on which an element's tolerance bounds it."""
+def scaled_differences(a: Summary, b: Summary) -> list[ScaledDifference]:
+    """Return the difference of each statistic that is finite in both."""
     rms, count = rms_of(a), max(a.finite, 1)
-    per_element = {"sum": count, "norm": math.sqrt(count)}
+    divisors = {"sum": count, "norm": math.sqrt(count)}
+    found = []
     for name, bound in COMPARED:
-        x, y = (s[name] / per_element.get(bound, 1) for s in (a, b))
+        divisor = divisors.get(bound, 1)
+        x, y = getattr(a, name) / divisor, getattr(b, name) / divisor
         if math.isfinite(x) and math.isfinite(y):
-            yield name, abs(x - y), rms + (abs(x) if bound == "extreme" else rms)
+            found.append(ScaledDifference(name, abs(x - y), rms + (abs(x) if bound == "extreme" else rms)))
+    return found
 
 
 def rms_of(summary: Summary) -> float:

@@ -6,7 +6,7 @@ import functools
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,22 +14,31 @@ import pyarrow as pa
 
 from tensortap.diff.columns import Bools, Floats, histograms_that_differ, rows_that_differ
 from tensortap.diff.elements import KeptElements, call_of, common_elements
+from tensortap.diff.metrics import COMPARED
 from tensortap.diff.pair import Pair
 from tensortap.diff.records import compare_records, to_the_last_bit
 from tensortap.diff.row_pairs import RowPairs, RunPair, SideRows
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
-from tensortap.store.blocks import AT_ONCE, BlockSource, Ints, ahead, array_of, arrow_of, left_out, read_or_mark
-from tensortap.store.catalog import PLAIN_RECORDS
-from tensortap.store.queries import records_in
+from tensortap.store.arrays import Ints, array_of, arrow_of
+from tensortap.store.blocks import AT_ONCE, BlockSource, ahead, left_out, read_or_mark
+from tensortap.store.queries import record_of
 from tensortap.store.row_window import RowWindow
+from tensortap.types import Place
 
+T = TypeVar("T")
 PairRows = npt.NDArray[np.void]
-"""Where the records of pairs lie, and what is known of the pairs: the fields below."""
+"""Where the records of pairs lie, what is known of the pairs, and the numbers that were read of both records."""
 _FIELDS: Final = ("source_a", "row_a", "source_b", "row_b", "position", "rank", "site")
-_ROW: Final = np.dtype([*((name, np.int64) for name in _FIELDS), ("rtol", np.float64)])
+_STATISTICS: Final = tuple(name for name, _ in COMPARED)
+_COUNTS: Final = ("call", "seq", "numel", "nan", "posinf", "neginf", "hash")
+_HELD_TYPES: Final = dict.fromkeys(_COUNTS, np.int64) | {"hashed": np.bool_} | dict.fromkeys(_STATISTICS, np.float64)
+_HELD: Final = np.dtype(list(_HELD_TYPES.items()))
+_ROW: Final = np.dtype([*((name, np.int64) for name in _FIELDS), ("rtol", np.float64), ("a", _HELD), ("b", _HELD)])
 _READERS: Final = 2
 HISTOGRAM: Final = ("hist_offset", "hist_counts")
+_WORDS: Final = ("phase", "dtype", "shape")  # what a row of a pair does not hold
+_WITH_HISTOGRAM: Final = (*_WORDS, "step", *Place._fields, *_COUNTS, "zeros", *_STATISTICS, *HISTOGRAM)
 
 
 def no_rows(count: int) -> PairRows:
@@ -38,13 +47,16 @@ def no_rows(count: int) -> PairRows:
 
 
 def rows_of(pairs: RowPairs, rtol: Floats, at: Any = slice(None)) -> PairRows:
-    """Return where the records of pairs lie: of all, or of some."""
+    """Return where the records of pairs lie and the numbers that were read of them: of all, or of some."""
     a, b = pairs.a, pairs.b
-    columns = (a.source, a.row, b.source, b.row, pairs.position, np.full(len(pairs), pairs.rank), a.site, rtol)
-    chosen = [column[at] for column in columns]
-    rows = no_rows(len(chosen[0]))
-    for name, column in zip((*_FIELDS, "rtol"), chosen, strict=True):
-        rows[name] = column
+    columns = (a.source, a.row, b.source, b.row, pairs.position, a.site, rtol)
+    rows = no_rows(len(a.source[at]))
+    rows["rank"] = pairs.rank
+    for name, column in zip((*(name for name in _FIELDS if name != "rank"), "rtol"), columns, strict=True):
+        rows[name] = column[at]
+    for held, side in ((rows["a"], a), (rows["b"], b)):
+        for name in _HELD_TYPES:
+            held[name] = (side.columns[name] if name in side.columns else getattr(side, name))[at]
     return rows
 
 
@@ -59,10 +71,8 @@ class PairReader:
 
     def pairs(self, rows: PairRows, atol: float, *, histograms: bool = True) -> list[Pair]:
         """Return the pairs of some rows; without histograms their distances are not known."""
-        columns = [name for name in PLAIN_RECORDS.names if histograms or name not in HISTOGRAM]
-        found = [
-            self._records(side, rows[f"source_{name}"], rows[f"row_{name}"], columns) for side, name in enumerate("ab")
-        ]
+        records = self._read_records if histograms else self._held_records
+        found = [records(side, rows) for side in (0, 1)]
         made = [
             self._compared(a, b, Tolerance(rtol, atol))
             for a, b, rtol in zip(*found, rows["rtol"].tolist(), strict=True)
@@ -92,21 +102,41 @@ class PairReader:
     def _read(self, side: int, source: BlockSource, read: Callable[[], Any]) -> Any:
         return read_or_mark(self._runs.snapshots[side], source, read)
 
-    def _records(self, side: int, source: Ints, row: Ints, columns: Sequence[str]) -> list[Record]:
-        """Return records from their files, each file read once."""
+    def _read_records(self, side: int, rows: PairRows) -> list[Record]:
+        """Return the records of one side with their histograms."""
+        return self._taken(side, rows, _WITH_HISTOGRAM, record_of)
+
+    def _held_records(self, side: int, rows: PairRows) -> list[Record]:
+        """Return the records of one side from the numbers that the rows hold; only words are read from the files."""
+        words, held = self._taken(side, rows, _WORDS, dict), rows["ab"[side]]
+        numbers = zip(*(held[name].tolist() for name in _HELD_TYPES), strict=True)
+        known = [cells | dict(zip(_HELD_TYPES, row, strict=True)) for cells, row in zip(words, numbers, strict=True)]
+        for cells, index, site in zip(known, (rows["position"] >> 32).tolist(), rows["site"].tolist(), strict=True):
+            cells |= self._runs.places[site][side]._asdict()
+            cells |= {"step": self._runs.both[index][side].step, "hash": cells["hash"] if cells["hashed"] else None}
+        return [record_of(cells) for cells in known]
+
+    def _taken(self, side: int, rows: PairRows, columns: Sequence[str], make: Callable[[dict[str, Any]], T]) -> list[T]:
+        """Return what `make` gives for columns of the rows of one side, each file read once."""
+        source, row = rows[f"source_{'ab'[side]}"], rows[f"row_{'ab'[side]}"]
         known = np.unique(source).tolist()
-        rows = [np.unique(row[source == number]) for number in known]
+        wanted = [np.unique(row[source == number]) for number in known]
         files = [self._runs.sources[side][number] for number in known]
         with ThreadPoolExecutor(_READERS, "tensortap-diff") as pool:
-            read = lambda file, wanted: self._read(side, file, lambda: file.take(wanted, columns))  # noqa: E731
-            tables = list(pool.map(read, files, rows))
+            read = lambda file, at: self._read(side, file, lambda: file.take(at, columns))  # noqa: E731
+            tables = list(pool.map(read, files, wanted))
         _raise_if_missing(tables, files)
         made = {
-            (number, at): record
-            for number, wanted, table in zip(known, rows, tables, strict=True)
-            for at, record in zip(wanted.tolist(), records_in(table), strict=True)
+            (number, at): make(cells)
+            for number, numbers, table in zip(known, wanted, tables, strict=True)
+            for at, cells in zip(numbers.tolist(), _rows_in(table), strict=True)
         }
         return [made[key] for key in zip(source.tolist(), row.tolist(), strict=True)]
+
+
+def _rows_in(table: Any) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a table, few of which are Python objects at once."""
+    return (row for batch in table.to_batches(max_chunksize=AT_ONCE) for row in batch.to_pylist())
 
 
 def _kept_in_both(runs: RunPair, a: KeptElements, b: KeptElements) -> dict[int, list[tuple[int, ...]]]:

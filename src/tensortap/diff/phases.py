@@ -12,7 +12,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from tensortap.store.blocks import array_of, blocks, encoded
+from tensortap.store.arrays import array_of, encoded
+from tensortap.store.blocks import blocks
 from tensortap.store.facts import numbered_phases
 from tensortap.store.snapshot import Snapshot, phase_steps
 from tensortap.text import counted, printable

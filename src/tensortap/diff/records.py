@@ -8,7 +8,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from tensortap.diff.elements import CommonElements
-from tensortap.diff.metrics import LargestDifference, elements, histograms, relative, rms_of, statistics
+from tensortap.diff.metrics import (
+    LargestDifference,
+    elements,
+    histograms,
+    relative,
+    rms_of,
+    scaled_differences,
+    statistics,
+)
 from tensortap.diff.pair import Pair
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
@@ -36,10 +44,11 @@ def compare_records(
     if x.numel != y.numel:
         note = f"shape {_shape(x.shape)} in a, {_shape(y.shape)} in b"
         return Pair(**known, error=math.inf, excess=math.inf, of="shape", note=note)
-    gap = statistics(x, y, tolerance)
+    differences = scaled_differences(x, y)
+    gap = statistics(x, y, differences, tolerance)
     if known["hash_equal"] == 0 and x.dtype == y.dtype and x.dtype.startswith(_EXACT):
         gap = LargestDifference(gap.error, math.inf, "hash")
-    known |= relative(x, y)
+    known |= relative(differences)
     if distance := histograms(x, y):
         known |= distance._asdict()
     if kept is not None:

@@ -15,7 +15,7 @@ from tensortap.diff.cause import Cause
 from tensortap.diff.pair import SCHEMA, SHORT, Pair, pair_to_dict
 from tensortap.diff.phases import PairedSteps
 from tensortap.sinks.plain import PlainDict, plain
-from tensortap.store.blocks import array_of
+from tensortap.store.arrays import array_of
 from tensortap.text import printable
 
 _SHOWN: Final = 20

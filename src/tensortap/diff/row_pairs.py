@@ -10,15 +10,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tensortap.diff.phases import PhaseStep, StepPair
-from tensortap.store.blocks import BlockSource, Ints, RowBlock, ahead, array_of, encoded, read_block, sources
+from tensortap.reduce.statistics import COUNTS
+from tensortap.store.arrays import Ints, array_of, encoded, per_run
+from tensortap.store.blocks import BlockSource, PerPlace, RowBlock, ahead, read_block, sources
 from tensortap.store.snapshot import Snapshot, phase_steps
 from tensortap.types import DTYPE_CODE, Place
 
@@ -48,7 +51,8 @@ class SideRows:
         return SideRows(**keys, columns={name: column[rows] for name, column in self.columns.items()})
 
 
-class RowPairs(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RowPairs:
     """Rows of both runs that belong together, by step, site and call; and how many have no partner."""
 
     rank: int
@@ -60,7 +64,7 @@ class RowPairs(NamedTuple):
     def __len__(self) -> int:
         return len(self.a.index)
 
-    @property
+    @cached_property
     def position(self) -> Ints:
         """Where each pair stands in the order of execution of the first run, within its rank."""
         return self.a.index << 32 | self.a.seq
@@ -107,6 +111,8 @@ class RunPair:
         wanted = [(i, source) for i, source in enumerate(self.sources[side]) if source.rank == rank]
         wanted.sort(key=lambda item: steps.first_index(item[1]))
         phase = ("phase",) if self._by_phase else ()
+        sites = self._sites[side]
+        site_of = PerPlace(lambda place: sites.get(place._replace(op=""), -1), np.int64)
 
         def load(item: tuple[int, BlockSource]) -> RowBlock | None:
             def read() -> RowBlock | None:
@@ -116,7 +122,7 @@ class RunPair:
 
         def read(item: tuple[int, BlockSource]) -> SideRows | None:
             block = load(item)
-            return None if block is None else _side_rows(block, item[0], steps, self._sites[side], columns)
+            return None if block is None else _side_rows(block, item[0], steps, site_of, columns)
 
         return _SideReader(ahead(pool, read, wanted, _READERS), [steps.first_index(source) for _, source in wanted])
 
@@ -138,15 +144,18 @@ class _StepIndex:
 
     def of(self, block: RowBlock) -> Ints:
         """Return the number of each row's step, -1 for those that are not compared."""
+        step = block.number("step")
+        if not self._phases:
+            return per_run(self._index_of, step)
         phase = self._phase_of(block)
-        keys = block.number("step") * self._many + phase
+        return np.where(phase >= 0, per_run(self._index_of, step * self._many + phase), -1)
+
+    def _index_of(self, keys: Ints) -> Ints:
         at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        return np.where((self._keys[at] == keys) & (phase >= 0), self._index[at], -1)
+        return np.where(self._keys[at] == keys, self._index[at], -1)
 
     def _phase_of(self, block: RowBlock) -> Ints:
         """Return the number of each row's phase, -1 for those of which nothing is compared."""
-        if not self._phases:
-            return np.zeros(len(block), np.int64)
         known = encoded(block.columns["phase"])
         codes = np.array([self._phases.get(word, -1) for word in known.dictionary.to_pylist()] or [-1], np.int64)
         return np.asarray(codes[array_of(known.indices)])
@@ -226,17 +235,17 @@ class _ReadOnce:
         return mine.result()
 
 
-def _side_rows(
-    block: RowBlock, source: int, steps: _StepIndex, sites: Mapping[Place, int], columns: Sequence[str]
-) -> SideRows:
+def _side_rows(block: RowBlock, source: int, steps: _StepIndex, site_of: PerPlace, columns: Sequence[str]) -> SideRows:
     """Return the rows of a file that are compared: of paired steps and places, and not recomputed."""
     index = steps.of(block)
-    site = np.array([sites.get(place._replace(op=""), -1) for place in block.places] or [-1], np.int64)[block.place]
-    keep = (index >= 0) & (site >= 0) & ~block.number("recomputed").astype(bool)
+    site = site_of.of(block.places)[block.place]
+    keep = (index >= 0) & (site >= 0)
+    if "recomputed" in block.columns.column_names:
+        keep &= ~block.number("recomputed").astype(bool)
     row = np.arange(len(block)) if block.rows is None else block.rows
     call, seq = (block.number(name).astype(np.int64) for name in ("call", "seq"))
     known = {name: column for wanted in columns for name, column in _column(block, wanted)}
-    rows = SideRows(index, site, call, seq, np.full(len(block), source), row, known)
+    rows = SideRows(index, site, call, seq, np.broadcast_to(np.int64(source), len(block)), row, known)
     return rows if keep.all() else rows.at(keep)
 
 
@@ -250,6 +259,8 @@ def _column(block: RowBlock, name: str) -> Iterator[tuple[str, Array]]:
         present = name in block.columns.column_names
         yield "hashed", array_of(pc.is_valid(block.columns[name])) if present else np.zeros(len(block), bool)
         yield name, array_of(block.columns[name]) if present else np.zeros(len(block), np.int64)
+    elif name in COUNTS and name not in block.columns.column_names:
+        yield name, np.broadcast_to(np.int64(0), len(block))  # which takes no memory
     else:
         yield name, block.number(name)
 

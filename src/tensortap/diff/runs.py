@@ -28,7 +28,7 @@ from tensortap.errors import PatternError, RunError
 from tensortap.record.step import Record
 from tensortap.store.files import retry_if_moved
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
-from tensortap.store.queries import records_in, shards, table
+from tensortap.store.queries import records_in, shards, step_rows, table
 from tensortap.store.run import Run, open_run
 from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
@@ -180,8 +180,9 @@ def _calls(side: Side, at: PhaseStep) -> tuple[int, int]:
     places = _places(side)
     if not places:
         return 0, 0
-    rows = table(side.snapshot, str(places[0]), steps=at.step, columns=("call", "numel"), phase=at.phase or None)
-    return (len(rows["call"]), sum(rows["numel"].to_pylist())) if len(rows["call"]) else (0, 0)
+    meant = {place[:3] for place in places_matching(str(places[0]), side.snapshot.places)}
+    rows = step_rows(side.snapshot, ("numel",), at.step, at.phase, chosen=lambda place: place[:3] in meant)
+    return len(rows), sum(rows["numel"].to_pylist())
 
 
 def _layout(side: Side, mesh: Mapping[str, int] | None) -> LayoutSide:
@@ -226,10 +227,7 @@ def _dtypes(a: Side, b: Side, aligned: Alignment, steps: StepPair) -> list[tuple
     names = ("site", "port", "slot", "dtype")
     known = [
         {Place(*where): dtype for *where, dtype in zip(*(rows[n].to_pylist() for n in names), strict=True)}
-        for rows in (
-            table(side.snapshot, steps=at.step, columns=names, phase=at.phase or None)
-            for side, at in zip((a, b), steps, strict=True)
-        )
+        for rows in (step_rows(side.snapshot, names, at.step, at.phase) for side, at in zip((a, b), steps, strict=True))
     ]
     pairs = ((known[0].get(x), known[1].get(y)) for x, y in aligned.pairs.items() if x.port != "param")
     return [(x, y) for x, y in pairs if x is not None and y is not None]

@@ -21,29 +21,29 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import BY_NAME, NUMBERS, STATISTICS, with_sources
+from tensortap.store.arrays import Ints, array_of, arrow_of, encoded, numbered
 from tensortap.store.catalog import MOSTLY_ZERO, PLAIN_RECORDS, Outline, derive_missing, plain_rows
 from tensortap.store.filters import StepSelection, step_test
-from tensortap.store.footer import zero_columns
+from tensortap.store.footer import null_columns, zero_columns
 from tensortap.store.schema import WORDS
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tail_reader import possible_rows
 from tensortap.types import Place
 
-Ints = npt.NDArray[np.int64]
 S = TypeVar("S")
 T = TypeVar("T")
 _MAY_BE_ZERO: Final = frozenset(MOSTLY_ZERO)
 _KEYS: Final = ("step", "seq", "site", "port", "slot", "op")
 _DAMAGE: Final = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
-_TABLED: Final = 1 << 22  # combinations of words up to which a table beats sorting
 _READERS: Final = 2
+_SHORT_ROWS: Final = 1 << 16  # rows without long lists that are decoded together
 AT_ONCE: Final = 1 << 12  # rows of lists that are decoded together: with histograms some megabytes
 
 
 class BlockSource(NamedTuple):
     """A file of records: its rank, how many it holds, its first and last step, and how to read it.
 
-    `read` gives columns of all rows, `take` columns of some rows in the plain schema, in which the others are null.
+    `read` gives columns of all rows, `take` columns of some rows in the types of the plain schema, with the rank.
     `places` are those that its footer names; None where that is not known.
     """
 
@@ -81,9 +81,9 @@ class RowBlock:
     def _plain(self, name: str) -> Any:
         kind = PLAIN_RECORDS.field(name).type
         if name == "rank":
-            return pa.array(np.full(len(self), self.source.rank, np.int32))
+            return arrow_of(np.full(len(self), self.source.rank, np.int32))
         if name in NUMBERS or name in _MAY_BE_ZERO:
-            return pa.array(self.number(name)).cast(kind)
+            return arrow_of(self.number(name)).cast(kind)
         known = name in self.columns.column_names
         return self.columns[name].cast(kind) if known else pa.nulls(len(self), kind)
 
@@ -259,9 +259,10 @@ def open_segment(snapshot: Snapshot, name: str) -> Any:
 
 def _read_segment(snapshot: Snapshot, name: str, columns: Sequence[str]) -> Any:
     with open_segment(snapshot, name) as file:
-        zero = zero_columns(file.metadata, [n for n in columns if n in _MAY_BE_ZERO])
+        absent = zero_columns(file.metadata, [n for n in columns if n in _MAY_BE_ZERO])
+        absent |= null_columns(file.metadata, [n for n in columns if n == "hash"])
         known = set(file.schema_arrow.names)
-        wanted = [n for n in with_sources(columns) if n in known and n not in zero]
+        wanted = [n for n in with_sources(columns) if n in known and n not in absent]
         return cast_plain(file.read(wanted, use_threads=False))
 
 
@@ -275,13 +276,14 @@ def _take_from_segment(snapshot: Snapshot, name: str, rank: int, rows: Ints, col
         starts = np.cumsum([0, *(sizes[i] for i in wanted.tolist())])[:-1]
         known = [n for n in with_sources(columns) if n in file.schema_arrow.names]
         at = rows - (ends - sizes)[group] + starts[np.searchsorted(wanted, group)]
-        return _in_plain_schema(_rows_at(file, wanted.tolist(), known, at), rank)
+        return _in_plain_schema(_rows_at(file, wanted.tolist(), known, at), rank, columns)
 
 
 def _rows_at(file: Any, groups: list[int], columns: list[str], at: Ints) -> Any:
     """Return some rows of row groups: of lists a few thousand are held at once, and none is decoded behind the last."""
     order, start, taken = np.argsort(at, kind="stable"), 0, []
-    for batch in file.iter_batches(AT_ONCE, groups, columns, use_threads=False) if len(at) else ():
+    size = AT_ONCE if "hist_counts" in columns or "numbers" in columns else _SHORT_ROWS
+    for batch in file.iter_batches(size, groups, columns, use_threads=False) if len(at) else ():
         low, high = np.searchsorted(at, (start, start + len(batch)), sorter=order)
         if low < high:
             taken.append(batch.take(arrow_of(at[order[low:high]] - start)))
@@ -294,11 +296,13 @@ def _rows_at(file: Any, groups: list[int], columns: list[str], at: Ints) -> Any:
 
 def _take_from_table(table: Any, rank: int, rows: Ints, columns: Sequence[str]) -> Any:
     table = table.select([n for n in with_sources(columns) if n in table.column_names])
-    return _in_plain_schema(table.take(arrow_of(rows)), rank)
+    return _in_plain_schema(table.take(arrow_of(rows)), rank, columns)
 
 
-def _in_plain_schema(table: Any, rank: int) -> Any:
-    return derive_missing(plain_rows(table, rank, PLAIN_RECORDS), PLAIN_RECORDS.names)
+def _in_plain_schema(table: Any, rank: int, columns: Sequence[str]) -> Any:
+    wanted = {"rank", *columns}
+    schema = pa.schema([field for field in PLAIN_RECORDS if field.name in wanted.union(with_sources(columns))])
+    return derive_missing(plain_rows(table, rank, schema), [name for name in schema.names if name in wanted])
 
 
 def _read_table(table: Any, columns: Sequence[str]) -> Any:
@@ -332,7 +336,8 @@ def places_in(table: Any, names: Sequence[str] = Place._fields) -> tuple[tuple[t
     for name in names:
         column = encoded(table[name])
         words.append(tuple(column.dictionary.to_pylist()) or ("",))
-        code = code * len(words[-1]) + array_of(column.indices)
+        if len(words[-1]) > 1:
+            code = code * len(words[-1]) + array_of(column.indices)
     present, place = numbered(code, math.prod(map(len, words)))
     return _named(tuple(words), present.tobytes()), place
 
@@ -343,57 +348,3 @@ def _named(words: tuple[tuple[str, ...], ...], present: bytes) -> tuple[tuple[st
     at = np.unravel_index(np.frombuffer(present, np.int64), [len(known) for known in words])
     names = [[known[i] for i in column.tolist()] for known, column in zip(words, at, strict=True)]
     return tuple(zip(*names, strict=True))
-
-
-def encoded(column: Any) -> Any:
-    """Return a column as one dictionary array."""
-    column = column if pa.types.is_dictionary(column.type) else pc.dictionary_encode(column)
-    column = column.unify_dictionaries().combine_chunks()
-    return pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
-
-
-def numbered(code: Ints, size: int) -> tuple[Ints, Ints]:
-    """Return the codes in use, and for each row which of them it has."""
-    if size > _TABLED:
-        return np.unique(code, return_inverse=True)
-    present = np.flatnonzero(np.bincount(code, minlength=1)) if len(code) else np.zeros(0, np.int64)
-    table = np.zeros(size, np.int64)
-    table[present] = np.arange(len(present))
-    return present, table[code]
-
-
-def array_of(column: Any) -> npt.NDArray[Any]:
-    """Return the values; NaN for a null among floats.
-
-    >>> array_of(pa.chunked_array([[1.5, None], [2.0]])), array_of(pa.array([True, False]))
-    (array([1.5, nan, 2. ]), array([ True, False]))
-    """
-    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-    parts = [_part(chunk) for chunk in chunks if len(chunk)]
-    if len(parts) == 1:
-        return parts[0]
-    return np.concatenate(parts) if parts else np.zeros(0, _dtype(column.type))
-
-
-def arrow_of(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> Any:
-    """Return numbers as an Arrow array, null where they are `missing`; `pyarrow.array` would import pandas.
-
-    >>> arrow_of(np.array([1.5, 0.0]), np.array([False, True])).to_pylist(), arrow_of(np.array([True])).to_pylist()
-    ([1.5, None], [True])
-    """
-    data = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
-    valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(data)])
-
-
-def _part(chunk: Any) -> npt.NDArray[Any]:
-    if pa.types.is_boolean(chunk.type):
-        bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], np.uint8), bitorder="little")
-        return bits[chunk.offset : chunk.offset + len(chunk)].astype(bool)
-    if chunk.null_count:
-        chunk = pc.fill_null(chunk, float("nan") if pa.types.is_floating(chunk.type) else 0)
-    return np.frombuffer(chunk.buffers()[1], _dtype(chunk.type))[chunk.offset : chunk.offset + len(chunk)]
-
-
-def _dtype(kind: Any) -> Any:
-    return np.dtype(bool if pa.types.is_boolean(kind) else str(kind).replace("double", "float64"))

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tensortap.reduce.statistics import COUNTS, NUMBERS
-from tensortap.store.blocks import BlockSource, Ints, PerPlace, RowBlock, numbers
+from tensortap.store.arrays import Ints
+from tensortap.store.blocks import BlockSource, PerPlace, RowBlock, numbers
 from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
@@ -59,9 +59,24 @@ def check_row_counts(metadata: Any) -> None:
 
 def zero_columns(metadata: Any, names: Sequence[str]) -> set[str]:
     """Return the columns that are zero, or false, in every row, as far as the footer tells."""
-    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    return _columns_that(_is_zero, metadata, names)
+
+
+def null_columns(metadata: Any, names: Sequence[str]) -> set[str]:
+    """Return the columns that have no value in any row, as far as the footer tells."""
+    return _columns_that(_is_null, metadata, names)
+
+
+def _columns_that(test: Callable[[Any], bool], metadata: Any, names: Sequence[str]) -> set[str]:
+    """Return the columns that pass a test in every group of rows."""
+    at = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)} if names else {}
     groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    return {name for name in names if name in at and all(_is_zero(group.column(at[name])) for group in groups)}
+    return {name for name in names if name in at and all(test(group.column(at[name])) for group in groups)}
+
+
+def _is_null(column: Any) -> bool:
+    said = column.statistics
+    return bool(said is not None and said.has_null_count and said.null_count == column.num_values)
 
 
 def _is_zero(column: Any) -> bool:

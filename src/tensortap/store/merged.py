@@ -13,18 +13,8 @@ from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.reduce.histogram import BUCKETS
 from tensortap.reduce.merge import add_slices
 from tensortap.reduce.statistics import NUMBERS
-from tensortap.store.blocks import (
-    BlockSource,
-    Ints,
-    RowBlock,
-    ahead,
-    array_of,
-    arrow_of,
-    blocks,
-    encoded,
-    left_out,
-    read_or_mark,
-)
+from tensortap.store.arrays import Ints, array_of, arrow_of, encoded
+from tensortap.store.blocks import BlockSource, RowBlock, ahead, blocks, left_out, read_or_mark
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching
 from tensortap.store.merging import Over, fold
 from tensortap.store.snapshot import Snapshot

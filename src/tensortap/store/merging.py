@@ -13,7 +13,7 @@ from tensortap.distributed.replicas import ReplicaGroups
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.merge import merge_groups, merge_histograms
 from tensortap.reduce.statistics import NUMBERS
-from tensortap.store.blocks import array_of, arrow_of, encoded, numbered
+from tensortap.store.arrays import array_of, arrow_of, encoded, numbered
 
 Ints = npt.NDArray[np.int64]
 Over = Literal["ranks", "steps", "calls"]

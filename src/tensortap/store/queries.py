@@ -16,6 +16,7 @@ from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.record.step import Record
 from tensortap.reduce.statistics import NUMBERS, with_sources
 from tensortap.reduce.summary import Summary
+from tensortap.store.blocks import blocks
 from tensortap.store.catalog import (
     PLAIN_EVENTS,
     PLAIN_METRICS,
@@ -45,6 +46,7 @@ from tensortap.types import Place
 
 Replicated = SiteSelection | Mapping[str, SiteSelection]
 _OF_SUMMARY: Final = ("dtype", *NUMBERS)
+_OF_RECORD: Final = ("step", "phase", "rank", "call", "seq", "reason", "recomputed", "time")
 
 
 def table(
@@ -62,6 +64,21 @@ def table(
     rows = _read(snapshot, with_steps(snapshot, steps), PLAIN_RECORDS, wanted, chosen)
     order = [("step", "ascending"), ("rank", "ascending"), ("seq", "ascending")]
     return rows.sort_by(order).select(wanted)
+
+
+def step_rows(
+    snapshot: Snapshot, columns: Sequence[str], step: int, phase: str = "",
+    chosen: Callable[[Place], bool] = lambda place: True,
+) -> Any:  # fmt: skip
+    """Return columns of one step's rows in the plain schema, by rank and order of execution.
+
+    As `table` does, without Arrow's data sets and expressions: those import pandas, which takes half a second. A
+    statistic without a value is NaN.
+    """
+    names = list(dict.fromkeys((*columns, "rank", "seq")))
+    found = [block.table(names) for block in blocks(snapshot, columns, chosen=chosen, steps=step, phase=phase or None)]
+    rows = pa.concat_tables(found) if found else pa.schema([PLAIN_RECORDS.field(name) for name in names]).empty_table()
+    return rows.sort_by([("rank", "ascending"), ("seq", "ascending")]).select(list(columns))
 
 
 def with_steps(snapshot: Snapshot, steps: StepSelection) -> list[RankFiles]:
@@ -86,7 +103,7 @@ def records_in(rows: Any) -> Iterator[Record]:
     # As numbers: the first date that Arrow makes of a timestamp imports pandas, which takes a quarter of a second.
     rows = rows.set_column(rows.column_names.index("time"), "time", rows["time"].cast(pa.int64()))
     for batch in rows.to_batches(max_chunksize=4096):
-        yield from map(_record, batch.to_pylist())
+        yield from map(record_of, batch.to_pylist())
 
 
 def metrics(snapshot: Snapshot) -> Any:
@@ -290,8 +307,9 @@ def _register(connection: Any, name: str, snapshot: Snapshot, found: list[RankFi
     connection.execute(f"create view {name} as {view}")
 
 
-def _record(row: dict[str, Any]) -> Record:
-    known: dict[str, Any] = {name: float("nan") if row[name] is None else row[name] for name in _OF_SUMMARY}
+def record_of(row: Mapping[str, Any]) -> Record:
+    """Return a row as a record; what was not read is None, of a statistic NaN."""
+    known: dict[str, Any] = {name: float("nan") if row.get(name) is None else row[name] for name in _OF_SUMMARY}
     summary = Summary(
         shape=tuple(row["shape"] or ()),
         hash=row["hash"],
@@ -299,18 +317,18 @@ def _record(row: dict[str, Any]) -> Record:
         hist_counts=counts,
         **known,
     )
+    keys: dict[str, Any] = {name: row.get(name) for name in _OF_RECORD}
     return Record(
         place=Place(row["site"], row["port"], row["slot"], row["op"]),
         summary=summary,
-        numbers=dict(row["numbers"] or ()),
-        time=row["time"],
-        **{name: row[name] for name in ("step", "phase", "rank", "call", "seq", "reason", "recomputed")},
+        numbers=dict(row.get("numbers") or ()),
+        **keys,
     )
 
 
-def _counts(row: dict[str, Any]) -> Any:
+def _counts(row: Mapping[str, Any]) -> Any:
     """Return the counts of a row's histogram; None where there is none, or a damaged file holds something else."""
-    if row["hist_counts"] is None or row["hist_offset"] is None:
+    if row.get("hist_counts") is None or row["hist_offset"] is None:
         return None
     try:
         return np.array(row["hist_counts"], np.uint32)

@@ -11,6 +11,7 @@ from tensortap.diff.result import PairExcess
 from tensortap.diff.runs import Side, diff_snapshots
 from tensortap.errors import RunError
 from tensortap.sinks.plain import PlainList
+from tensortap.store.arrays import per_run
 from tensortap.view.api.about import site_name
 from tensortap.view.api.query import Query, RequestError
 
@@ -18,6 +19,7 @@ Array = npt.NDArray[Any]
 COLUMNS: Final = 400  # of the heat map; beyond so many steps each column is the worst of several
 _FLOOR: Final = -6.0  # a millionth of the tolerance and nothing at all look the same
 _DIGITS: Final = 3
+_AT_ONCE: Final = 1 << 16  # pairs
 
 
 def difference(a: Side, b: Side, query: Query) -> dict[str, Any]:
@@ -48,7 +50,10 @@ def _heat(pairs: PairExcess, steps: Array, every: int, order: list[str]) -> dict
     row[numbers] = np.arange(len(numbers))
     width = -(-len(steps) // every)
     value = np.full(len(numbers) * width, np.nan)
-    np.fmax.at(value, row[pairs.site] * width + np.searchsorted(steps, pairs.step) // every, pairs.excess)
+    for start in range(0, len(pairs.site), _AT_ONCE):
+        site, step, excess = (part[start : start + _AT_ONCE] for part in pairs[1:])
+        column = per_run(lambda found: np.searchsorted(steps, found) // every, step)
+        np.fmax.at(value, row[site] * width + column, excess)
     sites = [pairs.sites[i] for i in numbers]
     drawn = np.round(_log(value.reshape(len(numbers), width)), _DIGITS)
     cells = drawn.astype(object)

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import NONFINITE, STATISTICS
-from tensortap.store.blocks import array_of, places_in
+from tensortap.store.arrays import array_of
+from tensortap.store.blocks import places_in
 from tensortap.store.catalog import Outline, expanded
 from tensortap.store.files import Files
 from tensortap.store.snapshot import Snapshot, Triple

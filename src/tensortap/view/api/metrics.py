@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tensortap.store import facts, queries
-from tensortap.store.blocks import array_of
+from tensortap.store.arrays import array_of
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import bins_for, edges
 from tensortap.view.api.cache import SizedCache

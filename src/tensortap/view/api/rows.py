@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.store.blocks import RowBlock, array_of, blocks, left_out, read_or_mark
+from tensortap.store.arrays import array_of
+from tensortap.store.blocks import RowBlock, blocks, left_out, read_or_mark
 from tensortap.store.catalog import PLAIN_RECORDS, Outline, derive_missing
 from tensortap.store.filters import all_of, any_place
 from tensortap.store.queries import sealed_rows

@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple, ParamSpec, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tensortap.store.blocks import ahead, array_of
+from tensortap.store.arrays import array_of
+from tensortap.store.blocks import ahead
 from tensortap.store.catalog import Outline
 from tensortap.store.snapshot import Snapshot
 from tensortap.view.api.bins import StepBins
