@@ -127,13 +127,13 @@ LONGEST_FIRST = (
 
 
 # What needs a framework besides PyTorch, or uses all of them: importing them takes a worker as long as fifty tests, so
-# `make unit` has one worker for these and others for the rest, which never import them. The last two need none: they
+# `make unit` has one worker for these and others for the rest, which never import them. The last three need none: they
 # are there because that worker would be done first.
 OTHER_FRAMEWORKS = (
     "tests/adapters/jax", "tests/adapters/keras", "tests/adapters/onnx", "tests/adapters/numpy", "tests/adapters/test_",
     "tests/diff/test_ports.py", "tests/harvest/test_frameworks.py", "tests/integrations", "tests/test_docs.py",
     "tests/test_docstrings.py", "tests/test_examples.py", "tests/test_recipes.py",
-    "tests/store/test_fuzz.py", "tests/test_repository.py",
+    "tests/store/test_damage.py", "tests/store/test_fuzz.py", "tests/test_repository.py",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 

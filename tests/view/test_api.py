@@ -140,6 +140,27 @@ api.close()
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
+def test_the_description_of_a_run_waits_for_no_other_package(tmp_path):
+    """Describing a run without events, also a site that its last steps lack, does not import pandas."""
+    with tt.watch(to=tmp_path / "run") as tap:
+        for step in range(3):
+            tt.tap(np.ones((2, 3), np.float32), "every")
+            if step == 0:
+                tt.tap(np.ones(4), "once")
+            tap.step(loss=1.0)
+    code = f"""
+import json, sys
+from tensortap.view.api.service import Api
+api = Api({str(tmp_path / "run")!r})
+said = json.loads(api.encoded("/api/run", {{}}).data)
+api.encoded("/api/timeline", {{}})
+print([[site["path"], site["dtype"], site["shape"]] for site in said["sites"]], "pandas" in sys.modules)
+api.close()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "[['every', 'float32', [2, 3]], ['once', 'float64', [4]]] False\n"
+
+
 def test_the_first_comparison_waits_for_no_other_package(mixed):
     """Comparing two runs, also where histograms are not read for every site, does not import pandas."""
     folder, run = str(Path(mixed).parent), Path(mixed).name

@@ -42,6 +42,15 @@ def arrow_of(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = N
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(data)])
 
 
+def empty_table(schema: Any) -> Any:
+    """Return a table without rows; the `empty_table` of Arrow's schemas would import pandas.
+
+    >>> empty_table(pa.schema({"step": pa.int64()})).num_rows
+    0
+    """
+    return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
 def _part(chunk: Any) -> npt.NDArray[Any]:
     valid, data = chunk.buffers()
     if pa.types.is_boolean(chunk.type):

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tensortap.reduce.statistics import BY_NAME, NUMBERS, STATISTICS, with_sources
-from tensortap.store.arrays import Ints, array_of, arrow_of, encoded, numbered
+from tensortap.store.arrays import Ints, array_of, arrow_of, empty_table, encoded, numbered
 from tensortap.store.catalog import MOSTLY_ZERO, PLAIN_RECORDS, Outline, derive_missing, plain_rows
 from tensortap.store.filters import StepSelection, step_test
 from tensortap.store.footer import null_columns, zero_columns
@@ -290,7 +290,7 @@ def _rows_at(file: Any, groups: list[int], columns: list[str], at: Ints) -> Any:
         start += len(batch)
         if high == len(at):
             break
-    table = pa.Table.from_batches(taken) if taken else file.schema_arrow.empty_table().select(columns)
+    table = pa.Table.from_batches(taken) if taken else empty_table(file.schema_arrow).select(columns)
     return table if (order[1:] > order[:-1]).all() else table.take(arrow_of(np.argsort(order)))
 
 

@@ -16,6 +16,7 @@ from tensortap.errors import MissingExtraError, RunError, suggest
 from tensortap.record.step import Record
 from tensortap.reduce.statistics import NUMBERS, with_sources
 from tensortap.reduce.summary import Summary
+from tensortap.store.arrays import empty_table
 from tensortap.store.blocks import blocks
 from tensortap.store.catalog import (
     PLAIN_EVENTS,
@@ -77,7 +78,7 @@ def step_rows(
     """
     names = list(dict.fromkeys((*columns, "rank", "seq")))
     found = [block.table(names) for block in blocks(snapshot, columns, chosen=chosen, steps=step, phase=phase or None)]
-    rows = pa.concat_tables(found) if found else pa.schema([PLAIN_RECORDS.field(name) for name in names]).empty_table()
+    rows = pa.concat_tables(found) if found else empty_table(pa.schema([PLAIN_RECORDS.field(name) for name in names]))
     return rows.sort_by([("rank", "ascending"), ("seq", "ascending")]).select(list(columns))
 
 
@@ -239,7 +240,7 @@ def _read(snapshot: Snapshot, found: list[RankFiles], schema: Any, wanted: list[
     rest = [derive_missing(rows.filter(chosen) if chosen is not None else rows, names) for rows in tails]
     sealed = [name for files in found for name in files.segments]
     rest += sealed_rows(snapshot, sealed, schema, names, chosen)
-    return _with_keys(snapshot, pa.concat_tables(rest or [schema.empty_table().select(names)]), sealed)
+    return _with_keys(snapshot, pa.concat_tables(rest or [empty_table(schema).select(names)]), sealed)
 
 
 def sealed_rows(

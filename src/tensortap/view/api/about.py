@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from tensortap.errors import RunError, TensortapError
 from tensortap.select.ports import PORT_INFO, module_of
 from tensortap.store import facts
+from tensortap.store.blocks import sources
 from tensortap.store.catalog import PLAIN_RECORDS
-from tensortap.store.queries import sealed_rows
 from tensortap.store.snapshot import Snapshot, Triple
 from tensortap.types import Place
+from tensortap.view.api.rows import rows_where
 from tensortap.view.api.stats import STATS
 
 _ABOUT: Final = ("tensortap", "created", "host", "platform", "python", "argv", "versions", "git")
@@ -170,20 +171,20 @@ def _latest_rows(snapshot: Snapshot, found: dict[Triple, Fact]) -> Iterator[Any]
     """Yield rows, the latest first: tails, the last steps of some segments, then whatever has unknown places."""
     for table in snapshot.tails.values():
         yield table.select(_COLUMNS).cast(pa.schema([PLAIN_RECORDS.field(name) for name in _COLUMNS]))
+    by_name = {source.name: source for source in sources(snapshot)}
     segments = [
-        (name, outline) for source in snapshot.records for name, outline in source.segments.items() if outline.steps
+        (by_name[name], outline)
+        for files in snapshot.records
+        for name, outline in files.segments.items()
+        if outline.steps and name in by_name
     ]
     segments.sort(key=lambda item: -item[1].steps[-1][1])
-    for name, outline in segments[:_LAST_STEPS]:
-        yield from _read(snapshot, name, pc.field("step") == outline.steps[-1][1])
-    for name, outline in segments:
+    for source, outline in segments[:_LAST_STEPS]:
+        yield from rows_where(snapshot, source, "step", {outline.steps[-1][1]}, _COLUMNS)
+    for source, outline in segments:
         missing = {str(place[0]) for place in outline.places if tuple(place[:3]) not in found}
         if missing:
-            yield from _read(snapshot, name, pc.field("site").isin(sorted(missing)))
-
-
-def _read(snapshot: Snapshot, name: str, chosen: Any) -> list[Any]:
-    return sealed_rows(snapshot, [name], PLAIN_RECORDS, _COLUMNS, chosen)
+            yield from rows_where(snapshot, source, "site", missing, _COLUMNS)
 
 
 def _of_table(table: Any) -> dict[Triple, Fact]:

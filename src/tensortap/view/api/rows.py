@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.store.arrays import array_of
-from tensortap.store.blocks import RowBlock, blocks, left_out, read_or_mark
+from tensortap.store.arrays import array_of, encoded
+from tensortap.store.blocks import BlockSource, RowBlock, blocks, left_out, read_or_mark
 from tensortap.store.catalog import PLAIN_RECORDS, Outline, derive_missing
 from tensortap.store.filters import all_of, any_place
 from tensortap.store.queries import sealed_rows
@@ -91,6 +92,28 @@ def _with_histograms(snapshot: Snapshot, block: RowBlock, table: Any, steps: Seq
     for name in SHAPE:
         table = table.append_column(PLAIN_RECORDS.field(name), taken[name])
     return table
+
+
+def rows_where(
+    snapshot: Snapshot, source: BlockSource, name: str, values: Collection[Any], columns: Sequence[str]
+) -> list[Any]:  # fmt: skip
+    """Return columns of one file's rows in which `name` is one of `values`: a table, or none of a damaged file.
+
+    Without Arrow's data sets and expressions: those import pandas, for which the first request would wait.
+    """
+
+    def read() -> Any:
+        rows = np.flatnonzero(_is_one_of(source.read([name])[name], values))
+        return source.take(rows, columns).select(list(columns))
+
+    table = read_or_mark(snapshot, source, read)
+    return [] if table is None else [table]
+
+
+def _is_one_of(column: Any, values: Collection[Any]) -> npt.NDArray[np.bool_]:
+    known = encoded(column)
+    chosen = np.array([value in values for value in known.dictionary.to_pylist()] or [False], bool)
+    return np.asarray(chosen[array_of(known.indices)] & array_of(known.is_valid()))
 
 
 def bytes_per_record(snapshot: Snapshot) -> int:
