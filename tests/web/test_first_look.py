@@ -149,7 +149,7 @@ def test_pages_fit_every_width_and_are_accessible(at, name, picture, violations)
     for width, height, scheme in ((390, 844, "light"), (1024, 700, "light"), (1280, 800, "dark"), (2560, 1440, "dark")):
         page.emulate_media(color_scheme=scheme)
         page.set_viewport_size({"width": width, "height": height})
-        page.wait_for_function(f"document.documentElement.scrollWidth <= {width}")
+        page.wait_for_function(f"() => document.documentElement.scrollWidth <= {width}")
         assert page.locator("main").bounding_box()["width"] > 0.8 * width
         picture(page, f"{name}-{width}")
         if name in ("runs", "cost"):  # no scrolling sideways
@@ -158,5 +158,5 @@ def test_pages_fit_every_width_and_are_accessible(at, name, picture, violations)
             assert violations(page) == []
     page.evaluate(WATCH_OVERFLOW)
     page.set_viewport_size({"width": 390, "height": 844})
-    page.wait_for_function("window.overflow !== undefined && innerWidth === 390")
+    page.wait_for_function("() => window.overflow !== undefined && innerWidth === 390")
     assert page.evaluate("window.overflow") <= 0

@@ -35,4 +35,4 @@ def test_a_harvest_can_be_looked_at(built, visit, serving, violations, tmp_path:
         sync_api.expect(page.locator(".harvest-bars i")).to_have_count(96)
         assert violations(page) == []
         page.set_viewport_size({"width": 390, "height": 844})
-        page.wait_for_function("document.documentElement.scrollWidth <= 390")
+        page.wait_for_function("() => document.documentElement.scrollWidth <= 390")

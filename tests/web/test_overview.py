@@ -153,8 +153,7 @@ def test_it_fits_the_window(at, heat):
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            page.locator(".legend").wait_for()
-            assert page.locator(".legend").bounding_box()["y"] < height - 20
+            sync_api.expect(page.locator(".legend")).to_be_in_viewport(ratio=1)
             ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (sum(map(int, re.findall(r"\d+", ground))) < 200) == (scheme == "dark")
 
