@@ -294,7 +294,7 @@ def _salvage(snapshot: Snapshot, segments: list[str], read: Callable[[list[str]]
 def _register(connection: Any, name: str, snapshot: Snapshot, found: list[RankFiles], schema: Any) -> None:
     """Make a view of sealed segments, read by DuckDB itself where it can, and tails."""
     tails = snapshot.tail_rows(found, schema)
-    connection.register(f"{name}_tail", pa.concat_tables(tails) if tails else schema.empty_table())
+    connection.register(f"{name}_tail", pa.concat_tables(tails) if tails else empty_table(schema))
     sealed = [segment for files in found for segment in files.segments]
     columns = ", ".join(f'"{column}"' for column in schema.names)
     view = f"select {columns} from {name}_tail"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tensortap.store.arrays import array_of, encoded
+from tensortap.store.arrays import array_of, empty_table, encoded
 from tensortap.store.blocks import BlockSource, RowBlock, blocks, left_out, read_or_mark
 from tensortap.store.catalog import PLAIN_RECORDS, Outline, derive_missing
 from tensortap.store.filters import all_of, any_place
@@ -47,7 +47,7 @@ def rows_of(
     tails = [table.filter(chosen) for table in snapshot.tail_rows(snapshot.records, PLAIN_RECORDS)]
     tables = [derive_missing(table, columns) for table in tails]
     tables += sealed_rows(snapshot, names, PLAIN_RECORDS, columns, chosen)
-    return pa.concat_tables(tables or [PLAIN_RECORDS.empty_table().select(columns)]).sort_by("step")
+    return pa.concat_tables(tables or [empty_table(PLAIN_RECORDS).select(columns)]).sort_by("step")
 
 
 def of_place(snapshot: Snapshot, place: Triple) -> ReadColumns:
@@ -70,7 +70,7 @@ def by_place(
         table = block.table(plain)
         tables.append(table if histograms is None else _with_histograms(snapshot, block, table, histograms))
         found.append(np.array([number[place[:3]] for place in block.places], np.int64)[block.place])
-    rows = pa.concat_tables(tables) if tables else PLAIN_RECORDS.empty_table().select(columns)
+    rows = pa.concat_tables(tables) if tables else empty_table(PLAIN_RECORDS).select(columns)
     place = np.concatenate(found) if found else np.zeros(0, np.int64)
     order = np.lexsort((array_of(rows["step"]), place))
     rows, ends = rows.take(pa.array(order)), np.cumsum(np.bincount(place, minlength=len(places)))
@@ -83,7 +83,7 @@ def _with_histograms(snapshot: Snapshot, block: RowBlock, table: Any, steps: Seq
     chosen = np.flatnonzero(np.isin(block.number("step"), steps))
     rows = chosen if block.rows is None else block.rows[chosen]
     read = functools.partial(block.source.take, rows, SHAPE)
-    shapes = read_or_mark(snapshot, block.source, read) if len(rows) else PLAIN_RECORDS.empty_table()
+    shapes = read_or_mark(snapshot, block.source, read) if len(rows) else empty_table(PLAIN_RECORDS)
     if shapes is None:
         raise left_out(block.source)
     at = np.full(len(block), -1)
