@@ -160,22 +160,36 @@ def test_the_page_is_made_where_node_is_and_comes_with_the_wheel(sources: Path, 
         assert any(name.endswith("view/static/index.html") for name in archive.getnames())
 
 
-@pytest.mark.parametrize(
-    "why", ["asked", *(pytest.param(why, marks=pytest.mark.thorough) for why in ("no Node", "broken"))]
-)
+@pytest.fixture(scope="module")
+def bare_wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel that was built without a compiler, and without the page because that was asked for."""
+    folder = tmp_path_factory.mktemp("bare")
+    env = {**os.environ, "CC": "/nonexistent/cc", "PATH": str(folder), "TENSORTAP_NO_WEB": "1"}
+    return build(without_page(sources, folder / "sources"), "wheel", env)
+
+
+def check_without_page(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "tensortap/view/server/app.py" in names
+    assert [name for name in names if name.startswith(PAGE)] == []
+
+
+def test_without_the_page(bare_wheel: Path) -> None:
+    """Where the page is not wanted, the wheel is whole but for it."""
+    check_without_page(bare_wheel)
+
+
+@pytest.mark.thorough  # test_without_the_page has a wheel without it; these are other reasons for that
+@pytest.mark.parametrize("why", ["no Node", "broken"])
 def test_without_the_page_it_installs_all_the_same(sources: Path, tmp_path: Path, why: str) -> None:
-    """Where the page is not wanted, cannot be made, or fails to be made, the wheel is whole but for it."""
+    """Where the page cannot be made, or fails to be made, the wheel is whole but for it."""
     folder = without_page(sources, tmp_path / "sources")
     env = {**os.environ, "CC": "/nonexistent/cc"}
-    if why == "asked":
-        env["TENSORTAP_NO_WEB"] = "1"
-    elif why == "no Node":
+    if why == "no Node":
         env["PATH"] = str(tmp_path)
     else:
         (folder / "web" / "src" / "main.ts").write_text("this is not TypeScript(")
-    names = zipfile.ZipFile(build(folder, "wheel", env)).namelist()
-    assert "tensortap/view/server/app.py" in names
-    assert [name for name in names if name.startswith(PAGE)] == []
+    check_without_page(build(folder, "wheel", env))
 
 
 def test_installed(python: Path, tmp_path: Path) -> None:
@@ -188,13 +202,10 @@ def test_installed(python: Path, tmp_path: Path) -> None:
     assert json.loads(run(python.parent / "tensortap", "doctor", "--json", cwd=tmp_path))["kernel"]["active"]
 
 
-def test_without_compiler(sources: Path, python: Path, tmp_path: Path) -> None:
+def test_without_compiler(bare_wheel: Path, python: Path, tmp_path: Path) -> None:
     """Where nothing compiles it installs all the same, warns once when it is used, and gives the same numbers."""
-    folder = tmp_path / "sources"
-    shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("build", "dist", "*.egg-info"))
-    wheel = build(folder, "wheel", {**os.environ, "CC": "/nonexistent/cc", "PATH": str(tmp_path)})
-    assert not any(name.endswith(".so") for name in zipfile.ZipFile(wheel).namelist())
-    fallback, compiled = (look(p, tmp_path) for p in (installed(tmp_path / "venv", wheel), python))
+    assert not any(name.endswith(".so") for name in zipfile.ZipFile(bare_wheel).namelist())
+    fallback, compiled = (look(p, tmp_path) for p in (installed(tmp_path / "venv", bare_wheel), python))
     assert fallback["kernel"] == "numpy"
     assert fallback["at_import"] == 0
     assert len(fallback["warnings"]) == 1
