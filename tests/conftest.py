@@ -29,10 +29,10 @@ from tensortap.types import Place
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Virtual machines announce AMX and refuse it: a product of bfloat16 ends the process.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")
-# XLA compiles hundreds of functions for tests that call each of them a few times.
+# XLA compiles hundreds of functions for tests that call each of them a few times: what it spends on each is kept low.
 os.environ.setdefault(
     "XLA_FLAGS",
-    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1",  # of few instructions
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false",
 )
 
 Tensors = Mapping[str | Place, Any]

@@ -37,15 +37,16 @@ class Loop(NamedTuple):
     code: int = 0
     first: str = ""  # what it does before torch is imported, in an interpreter of its own
 
-    def check(self) -> Verdict:
-        """Run it both ways and compare."""
+    def check(self, python: WarmPython | None = None) -> Verdict:
+        """Run it both ways and compare; `python` is an interpreter that is there already."""
+        warm = python or _warm()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "train.py")
             path.write_text(self.first + BEGIN + textwrap.dedent(self.script), encoding="utf-8")
-            bare = _warm().run([str(path)], folder)
+            bare = warm.run([str(path)], folder)
             run = str(Path(folder, "run"))
             command = ["-m", "tensortap", "run", "--to", run, str(path)]
-            watched = _cold(command, folder) if self.first else _warm().run(command, folder)
+            watched = _cold(command, folder) if self.first else warm.run(command, folder)
             return Verdict(self.name, dict(self._problems(bare, watched, run)))
 
     def _problems(self, bare: Done, watched: Done, run: str) -> Iterator[tuple[str, str]]:

@@ -34,6 +34,6 @@ def test_architectures(kind):
 
 # tests/script/test_imports.py has a library that imports PyTorch by itself.
 @pytest.mark.parametrize("name", [*LOOPS, pytest.param("asks transformers before torch", marks=pytest.mark.thorough)])
-def test_training_loops(name):
+def test_training_loops(name, warm_python):
     """A script ends as it would without us, and is recorded."""
-    assert next(s for s in loops.subjects() if s.name == f"loop/{name}").check().failed == {}
+    assert next(s for s in loops.subjects() if s.name == f"loop/{name}").check(warm_python).failed == {}

@@ -60,7 +60,7 @@ def test_hashes(on_host, memory, monkeypatch):
 def test_every_type(name, memory):
     """All types that JAX has."""
     with jax.enable_x64(True):
-        array = jnp.asarray(np.arange(-3, 4), jnp.dtype(name))
+        array = jnp.asarray(np.arange(-3, 4).astype(jnp.dtype(name)))
         with tt.watch_step(lambda x: tt.tap(x, "x/x"), to=memory) as watched:
             watched(array)
     assert_same_row(memory.records[0], tt.summarize(np.asarray(array)))

@@ -60,10 +60,16 @@ def summary(record, array):
     )
 
 
-def test_linen(memory, seen, x):
-    """Modules of Linen go by their names, and the gradient of an output is seen too."""
+@pytest.fixture(scope="module")
+def linen():
+    """A model of Linen and its parameters, from one program instead of one for each operation."""
     model = LinenNet()
-    params = model.init(jax.random.key(0), x)
+    return model, jax.jit(model.init)(jax.random.key(0), np.zeros((4, 3), np.float32))
+
+
+def test_linen(memory, seen, x, linen):
+    """Modules of Linen go by their names, and the gradient of an output is seen too."""
+    model, params = linen
 
     @jax.jit
     def step(params, x):
@@ -72,27 +78,25 @@ def test_linen(memory, seen, x):
     plain = step(params, x)
     with tt.watch_step(step, model, "first", "second:{input,grad_output}", ":output", to=memory) as watched:
         tapped = watched(params, x)
-    kernel, bias = params["params"]["first"]["kernel"], params["params"]["first"]["bias"]
+    kernel, bias = (np.asarray(params["params"]["first"][name]) for name in ("kernel", "bias"))
     summary(seen()["first:output"], x @ kernel + bias)
     summary(seen()["second:input"], np.maximum(x @ kernel + bias, 0))
-    summary(seen()["second:grad_output"], 2 * np.asarray(model.apply(params, x)))
+    summary(seen()["second:grad_output"], 2 * np.asarray(jax.jit(model.apply)(params, x)))
     assert ":output" in seen()
     jax.tree.map(assert_same_to_rounding, plain, tapped)
 
 
-def test_linen_by_default(memory, seen, x):
+def test_linen_by_default(memory, seen, x, linen):
     """Without patterns the layers that call no others are watched."""
-    model = LinenNet()
-    params = model.init(jax.random.key(0), x)
+    model, params = linen
     with tt.watch_step(jax.jit(model.apply), model, to=memory) as watched:
         watched(params, x)
     assert set(seen()) == {"first:output", "second:output"}
 
 
-def test_a_misspelt_layer_of_linen(memory, x):
+def test_a_misspelt_layer_of_linen(memory, x, linen):
     """Where layers are known only when they run, the first step says what a pattern may have meant."""
-    model = LinenNet()
-    params = model.init(jax.random.key(0), x)
+    model, params = linen
     watched = tt.watch_step(jax.jit(model.apply), model, "frist", to=memory)
     with watched, pytest.warns(tt.TensortapWarning, match="'first'"):
         watched(params, x)
@@ -114,7 +118,7 @@ def test_linen_scan_and_remat(memory, x):
             return block(name="blocks")(x, None)[0]
 
     model = Deep()
-    params = model.init(jax.random.key(0), x)
+    params = jax.jit(model.init)(jax.random.key(0), x)
     step = jax.jit(jax.grad(lambda p, x: model.apply(p, x).sum()))
     with tt.watch_step(step, model, "blocks.dense:{output,grad_output}", to=memory) as watched:
         tapped = watched(params, x)
@@ -122,7 +126,7 @@ def test_linen_scan_and_remat(memory, x):
     assert sorted(calls) == [(port, i) for port in ("grad_output", "output") for i in range(4)]
     h = x
     for i, record in enumerate(r for r in memory.records if r.place.port == "output" and not r.recomputed):
-        dense = jax.tree.map(lambda leaf, i=i: leaf[i], params["params"]["blocks"]["dense"])
+        dense = jax.tree.map(lambda leaf, i=i: np.asarray(leaf)[i], params["params"]["blocks"]["dense"])
         summary(record, h @ dense["kernel"] + dense["bias"])
         h = np.tanh(h @ dense["kernel"] + dense["bias"])
     jax.tree.map(assert_same_to_rounding, step(params, x), tapped)
@@ -140,8 +144,8 @@ def test_equinox(memory, seen, x):
     with tt.watch_step(step, model, *probes, to=memory) as watched:
         value, gradient = watched(model, x)
     bare = step(model, x)
-    summary(seen()["first:output"], x @ model.first.weight.T + model.first.bias)
-    summary(seen()["inner.1:grad_output"], 2 * np.asarray(jax.vmap(model)(x)))
+    summary(seen()["first:output"], x @ np.asarray(model.first.weight).T + np.asarray(model.first.bias))
+    summary(seen()["inner.1:grad_output"], 2 * np.asarray(jax.jit(lambda x: jax.vmap(model)(x))(x)))
     summary(seen()["first.weight:grad"], gradient.first.weight)
     summary(seen()["first.weight:param"], model.first.weight)
     assert_same_to_rounding([bare[0], bare[1].first.weight], [value, gradient.first.weight])

@@ -41,7 +41,8 @@ print("seen")
 
 def test_shard_map():
     """Inside, what each device holds is a record of its own, with its cotangent; outside, an array is one tensor."""
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", SCRIPT], env=environment, capture_output=True, text=True
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow says much when it starts
@@ -17,11 +18,15 @@ if keras.backend.backend() != "tensorflow":
     pytest.skip("these tests are for the TensorFlow backend", allow_module_level=True)
 
 
+def samples():
+    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    return x, x.sum(1, keepdims=True)
+
+
 @pytest.fixture
 def data():
     """Forty samples: with a batch of 16 the last one of an epoch is smaller."""
-    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
-    return x, x.sum(1, keepdims=True)
+    return samples()
 
 
 def functional(**options):
@@ -66,11 +71,31 @@ def memory():
     return tt.Memory()
 
 
+@functools.cache
+def batched(size):
+    from keras_batches import batches
+
+    return batches(*samples(), size)
+
+
+def train(model, epochs=1, batch=16, **options):
+    return model.fit(batched(batch), epochs=epochs, shuffle=False, verbose=0, **options)
+
+
 @pytest.fixture
-def fit(data):
+def fit():
     """A function that trains for some epochs of three steps; with batches of 20, of two."""
+    return train
 
-    def run(model, epochs=1, batch=16, **options):
-        return model.fit(*data, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **options)
 
-    return run
+@pytest.fixture(scope="session")
+def bare_weights():
+    """The weights of `make` after training that nobody watches, by number of epochs and size of a batch."""
+
+    @functools.cache
+    def trained(epochs, batch=16, **options):
+        model = functional(**options)
+        train(model, epochs, batch)
+        return model.get_weights()
+
+    return trained

@@ -13,11 +13,23 @@ import tensortap as tt
 from tensortap.integrations.keras import Watch
 
 
+class Drawn(keras.Initializer):
+    """Weights by NumPy: JAX compiles a program to draw each shape, which takes longer than a step of training."""
+
+    def __call__(self, shape, dtype=None):
+        scale = 1 / np.sqrt(shape[0])
+        return keras.ops.convert_to_tensor(np.random.uniform(-scale, scale, shape), dtype)  # Keras sets the seed
+
+
+def dense(*args, **options):
+    return keras.layers.Dense(*args, kernel_initializer=Drawn(), **options)
+
+
 class Net(keras.Model):
     def __init__(self):
         super().__init__()
-        self.body = [keras.layers.Dense(8, activation="relu"), keras.layers.Dense(8)]
-        self.head = keras.layers.Dense(1)
+        self.body = [dense(8, activation="relu"), dense(8)]
+        self.head = dense(1)
 
     def call(self, x):
         for layer in self.body:
@@ -28,7 +40,7 @@ class Net(keras.Model):
 def make():
     keras.utils.set_random_seed(0)
     model = Net()
-    model(np.zeros((1, 6), np.float32))
+    model(keras.Input((6,)))  # builds it, and compiles nothing
     model.compile(keras.optimizers.SGD(0.01), "mse")
     return model
 
@@ -118,8 +130,8 @@ def phases(x, y):
 
 def half(x, y):
     """A model that computes in bfloat16, with a layer that is used twice; watched before `fit` has built anything."""
-    given, twice = keras.Input((6,)), keras.layers.Dense(6, name="twice", dtype="mixed_bfloat16")
-    model, memory = keras.Model(given, keras.layers.Dense(1)(twice(twice(given)))), tt.Memory()
+    given, twice = keras.Input((6,)), dense(6, name="twice", dtype="mixed_bfloat16")
+    model, memory = keras.Model(given, dense(1)(twice(twice(given)))), tt.Memory()
     model.compile("adam", "mse", metrics=["mae"])
     with tt.watch(model, "twice:{output,grad_output}", to=memory) as tap:
         model.fit(x, y, batch_size=40, verbose=0)
@@ -132,9 +144,11 @@ def masked():
     for probes in ((), ("**:{output,input,grad_output,grad_input}",)):
         keras.utils.set_random_seed(0)
         given = keras.Input((6,), dtype="int32")
-        words = keras.layers.Embedding(9, 4, mask_zero=True)(given)
-        both = keras.layers.Add()([words, keras.layers.MultiHeadAttention(2, 2)(words, words)])
-        model = keras.Model(given, keras.layers.Dense(1, "sigmoid")(keras.layers.GlobalAveragePooling1D()(both)))
+        words = keras.layers.Embedding(9, 4, Drawn(), mask_zero=True)(given)
+        both = keras.layers.Add()(
+            [words, keras.layers.MultiHeadAttention(2, 2, kernel_initializer=Drawn())(words, words)]
+        )
+        model = keras.Model(given, dense(1, activation="sigmoid")(keras.layers.GlobalAveragePooling1D()(both)))
         model.compile(keras.optimizers.SGD(0.1), "binary_crossentropy")
         callbacks = [Watch(*probes, to=tt.Memory())] if probes else []
         with warnings.catch_warnings():

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-# Keras imports these where they are installed, which takes longer than all the rest, and needs neither here.
+# Keras imports these where they are installed, which takes longer than all the rest, and needs none of them here.
 WITHOUT = """
 import runpy, sys
-sys.modules.update(tensorflow=None, sklearn=None)
+sys.modules.update(tensorflow=None, sklearn=None, matplotlib=None, PIL=None, h5py=None)
 runpy.run_path(sys.argv.pop(1), {}, "__main__")
 """
 LAYERS = ("", "body.0", "body.1", "head")

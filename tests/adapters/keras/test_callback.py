@@ -10,17 +10,16 @@ import tensortap as tt
 from tensortap.integrations.keras import Watch
 
 
-def test_fit_with_validation(make, fit, data, tmp_path):
+def test_fit_with_validation(make, fit, bare_weights, data, tmp_path):
     """Training and validation steps go into one run, and the taps are off afterwards."""
-    model, bare = make(), make()
+    model = make()
     watching = Watch("last", to=tmp_path / "run")
     fit(model, epochs=2, callbacks=[watching], validation_data=data, validation_batch_size=40)
-    fit(bare, epochs=2)
     run = tt.open(tmp_path / "run")
     phases = dict(run.table(columns=["step", "phase"]).to_pandas().itertuples(index=False))
     assert [phases[step] for step in run.steps] == (["train"] * 3 + ["eval"]) * 2
     assert "tensortap" not in type(model.train_function).__module__
-    assert_same_to_rounding(bare.get_weights(), model.get_weights())
+    assert_same_to_rounding(bare_weights(epochs=2), model.get_weights())
 
 
 def test_a_second_fit_goes_on_with_the_run(make, fit, tmp_path):

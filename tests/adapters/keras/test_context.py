@@ -12,12 +12,15 @@ from tensortap.script.session import ScriptRun
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # Keras sees two of these faults itself
 
 
-def net(units=1, activation="sigmoid", loss="binary_crossentropy", rate=0.01):
+def net(units=1, activation="sigmoid", loss="binary_crossentropy", rate=0.01, built=True):
+    """With `built` training is traced once: where Adam makes its variables in a trace, TensorFlow makes another."""
     keras.utils.set_random_seed(0)
     dense = keras.layers.Dense
     model = keras.Sequential([keras.Input((4,)), dense(8, "relu", name="a"), dense(units, activation, name="b")])
     optimizer = keras.optimizers.Adam(learning_rate=rate)
     model.compile(optimizer, loss)
+    if built:
+        optimizer.build(model.trainable_variables)
     return model
 
 
@@ -37,9 +40,15 @@ def kinds(run):
     return {row["kind"]: row for row in run.events().to_pylist()}
 
 
-def test_what_is_recorded(tmp_path):
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """The run of a correct model."""
+    return fitted(tmp_path_factory.mktemp("healthy") / "run", net(built=False), *data())
+
+
+def test_what_is_recorded(healthy):
     """Model, optimizer, loss, batches, updates and totals are events with the line of `fit`."""
-    found = kinds(fitted(tmp_path / "run", net(), *data()))
+    found = kinds(healthy)
     assert {"model", "optimizer", "loss", "batch", "parameters", "totals"} <= found.keys()
     assert found["optimizer"]["name"] == "Adam"
     assert '"lr": 0.01' in found["optimizer"]["data"]
@@ -70,9 +79,9 @@ def test_causes(tmp_path, options, rule):
     assert named[0].site == "b" or "test_context.py" in named[0].code
 
 
-def test_healthy(tmp_path):
+def test_healthy(healthy):
     """A correct model raises nothing."""
-    assert list(fitted(tmp_path / "run", net(), *data()).findings().at_least("warning")) == []
+    assert list(healthy.findings().at_least("warning")) == []
 
 
 def test_lines_of_a_script(tmp_path):

@@ -39,13 +39,12 @@ def by_place(memory):
 
 
 @compiled_once
-def test_weights_after_training_are_the_same(make, fit, memory, jit):
+def test_weights_after_training_are_the_same(make, fit, bare_weights, memory, jit):
     """With every layer, gradient and weight tapped, training ends with the same weights, to rounding."""
-    bare, tapped = make(jit_compile=jit), make(jit_compile=jit)
-    fit(bare, epochs=3, batch=20)
+    tapped = make(jit_compile=jit)
     with tt.watch(tapped, tt.probe(ALL, keep=tt.stats()), to=memory):
         fit(tapped, epochs=3, batch=20)
-    assert_same_to_rounding(weights(bare), weights(tapped))
+    assert_same_to_rounding(bare_weights(epochs=3, batch=20, jit_compile=jit), weights(tapped))
     assert steps(memory) == [0, 1, 2, 3, 4, 5]
     assert {record["phase"] for record in memory.records} == {"train"}
 
@@ -220,7 +219,7 @@ def test_old_traces_are_given_back(make, fit, memory):
     assert not [name for name in vars(model) if type(vars(model)[name]).__module__.startswith("tensortap")]
 
 
-def test_attaching_and_closing_while_fit_runs(make, fit, memory):
+def test_attaching_and_closing_while_fit_runs(make, fit, bare_weights, memory):
     """A callback may begin and end watching in the middle of an epoch."""
 
     class Middle(keras.callbacks.Callback):
@@ -230,11 +229,10 @@ def test_attaching_and_closing_while_fit_runs(make, fit, memory):
             elif batch == 1:
                 self.tap.close()
 
-    model, bare = make(), make()
+    model = make()
     fit(model, epochs=2, callbacks=[Middle()])
-    fit(bare, epochs=2)
     assert len(memory.records) == 2
-    assert_same_to_rounding(weights(bare), weights(model))
+    assert_same_to_rounding(bare_weights(epochs=2), weights(model))
 
 
 def test_closing_in_the_first_fit(make, fit, memory):

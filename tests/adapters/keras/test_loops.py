@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_batches import batches
 from rounding import assert_same_to_rounding
 
 import tensortap as tt
@@ -22,15 +23,12 @@ def batch(length):
     return np.random.default_rng(0).normal(size=(2, length, 4)).astype(np.float32)
 
 
-def recurrent(**options):
+def recurrent(lstm=True, **options):
     """An LSTM, and a cell in a loop, each of which Keras calls once before its loop."""
     keras.utils.set_random_seed(0)
+    first = [keras.layers.LSTM(3, name="lstm", return_sequences=True)] if lstm else []
     model = keras.Sequential(
-        [
-            keras.Input((None, 4)),
-            keras.layers.LSTM(3, name="lstm", return_sequences=True),
-            keras.layers.RNN(keras.layers.SimpleRNNCell(2), name="rnn"),
-        ]
+        [keras.Input((None, 4)), *first, keras.layers.RNN(keras.layers.SimpleRNNCell(2), name="rnn")]
     )
     model.compile(keras.optimizers.SGD(0.1), "mse", **options)
     return model
@@ -58,10 +56,14 @@ def calls(memory):
     return found
 
 
+def train(model):
+    model.fit(batches(batch(5), np.ones((2, 2)), 2), epochs=2, shuffle=False, verbose=0)
+
+
 def fitted(memory, *probes, **options):
     model = recurrent(**options)
     with tt.watch(model, *probes, to=memory) as tap:
-        model.fit(batch(5), np.ones((2, 2)), batch_size=2, epochs=2, verbose=0)
+        train(model)
     return model, tap
 
 
@@ -73,7 +75,7 @@ def test_a_graph_gives_the_calls_of_an_eager_run(memory, jit):
     fitted(eager, probe, run_eagerly=True)
     model, _ = fitted(memory, probe, jit_compile=jit)
     bare = recurrent(jit_compile=jit)
-    bare.fit(batch(5), np.ones((2, 2)), batch_size=2, epochs=2, verbose=0)
+    train(bare)
     assert_same_to_rounding(bare.get_weights(), model.get_weights())
     expected, found = calls(eager), calls(memory)
     assert found.keys() == expected.keys()
@@ -109,7 +111,7 @@ def test_elements(memory):
 @compiled_once
 def test_a_long_loop(memory, jit):
     """Of more passes the first are seen, and the others counted, in every step."""
-    model = recurrent(jit_compile=jit)
+    model = recurrent(lstm=False, jit_compile=jit)
     with tt.watch(model, tt.probe("rnn.cell:output[0]", keep=tt.stats()), to=memory) as tap:
         for _ in range(2):
             model.predict(batch(MOST_LOOPS + 6), verbose=0)
@@ -135,11 +137,11 @@ def test_a_recurrent_layer_used_twice(memory):
 
 def test_a_step_that_the_loss_decides(memory):
     """Passes of a step that was not wanted do not turn up in the next one."""
-    model = recurrent()
+    model = recurrent(lstm=False)
     limit = tt.probe("rnn.cell:output[0]", when=tt.metric("loss") > 2.0)
     with tt.watch(model, limit, to=memory):
         for target in (1.0, 9.0, 1.0, 9.0):
-            model.fit(batch(3), np.full((2, 2), target), batch_size=2, verbose=0)
+            model.fit(batches(batch(3), np.full((2, 2), target), 2), shuffle=False, verbose=0)
     assert {step: [call for call, _, _ in found] for (step, _), found in calls(memory).items()} == {
         1: [0, 1, 2, 3],
         3: [0, 1, 2, 3],
@@ -201,7 +203,7 @@ def test_the_model_in_a_loop(memory):
 
 def test_operations_in_a_loop(memory):
     """Single operations of a cell are seen in every pass."""
-    model = recurrent()
+    model = recurrent(lstm=False)
     with tt.watch(model, "rnn.cell/MatMul#0", to=memory):
         model.predict(batch(3), verbose=0)
     (found,) = calls(memory).values()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_batches import batches
 from rounding import assert_same_to_rounding
 
 import tensortap as tt
@@ -57,12 +60,12 @@ def fitted(last, loss, way, probe=None):
     model = keras.Model(given, last(keras.layers.Dense(5, "tanh", name="hidden")(given), LOSSES[loss]))
     model.compile(keras.optimizers.SGD(0.1), loss, **WAYS[way])
     memory = tt.Memory()
-    options = {"batch_size": 8, "shuffle": False, "verbose": 0}  # three steps
+    steps = batches(X, targets(loss), 8)  # three
     if probe is None:
-        history = model.fit(X, targets(loss), **options)
+        history = model.fit(steps, shuffle=False, verbose=0)
     else:
         with tt.watch(model, probe, to=memory) as tap:
-            history = model.fit(X, targets(loss), **options)
+            history = model.fit(steps, shuffle=False, verbose=0)
             memory.unseen = tap._adapter.unseen()
     return [*model.get_weights(), np.array(history.history["loss"])], memory
 
@@ -74,6 +77,11 @@ def check(last, loss, way, probe=EVERYTHING):
     else:
         assert_same_to_rounding(bare, found)
     return memory
+
+
+@functools.cache
+def check_pair(loss, activation, way):
+    return check(lambda x, n: keras.layers.Dense(n, activation, name="out")(x), loss, way)
 
 
 def pairs():
@@ -91,7 +99,7 @@ def pairs():
 @pytest.mark.parametrize(("loss", "activation", "way"), list(pairs()))
 def test_losses_and_activations(loss, activation, way):
     """Weights and losses of every pair are the same, bit for bit where nothing is compiled."""
-    check(lambda x, n: keras.layers.Dense(n, activation, name="out")(x), loss, way)
+    check_pair(loss, activation, way)
 
 
 @pytest.mark.parametrize("way", COMPILED_ONCE)
@@ -113,7 +121,7 @@ def test_a_loss_that_another_operation_would_mislead(way):
 @pytest.mark.parametrize("way", COMPILED_ONCE)
 def test_logits_are_said_to_be_taken(way):
     """Where the loss goes past the output there is no gradient of it, which is said; that of the logits is seen."""
-    memory = check(lambda x, n: keras.layers.Dense(n, "sigmoid", name="out")(x), "binary_crossentropy", way)
+    memory = check_pair("binary_crossentropy", "sigmoid", way)
     assert "from the logits" in memory.unseen["out:grad_output"]
     split = check(
         lambda x, n: keras.layers.Activation("sigmoid", name="out")(keras.layers.Dense(n, name="logits")(x)),
@@ -163,10 +171,10 @@ def test_masks(way):
     A gradient that is the sum of several is summed in another order where one of the inputs is watched.
     """
     ids = np.random.default_rng(2).integers(0, 9, (12, 6))
-    bare, tapped = attending(way), attending(way)
-    bare.fit(ids, np.ones(12), batch_size=4, shuffle=False, verbose=0)
+    bare, tapped, steps = attending(way), attending(way), batches(ids, np.ones(12), 4)
+    bare.fit(steps, shuffle=False, verbose=0)
     with tt.watch(tapped, EVERYTHING, to=tt.Memory()):
-        tapped.fit(ids, np.ones(12), batch_size=4, shuffle=False, verbose=0)
+        tapped.fit(steps, shuffle=False, verbose=0)
     assert_same_to_rounding(bare.get_weights(), tapped.get_weights())
 
 
@@ -200,6 +208,7 @@ def compiled(activation, loss, units):
     hidden = keras.layers.Dense(5, "tanh", name="hidden")
     model = keras.Sequential([keras.Input((4,)), hidden, keras.layers.Dense(units, activation, name="out")])
     model.compile("adam", loss)
+    model.optimizer.build(model.trainable_variables)  # or each training step is traced twice; test_verify.py has that
     return model
 
 

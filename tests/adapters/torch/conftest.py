@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from warm_python import WarmPython
 
 import tensortap as tt
 
@@ -134,8 +135,8 @@ def _torchrun() -> Callable[..., subprocess.CompletedProcess[str]]:
 def torchrun(
     out: Path, ranks: int, script: str, *more: str, check: bool = True
 ) -> subprocess.CompletedProcess[str]:  # fmt: skip
-    """Start a script on so many ranks, or with 0 by itself."""
-    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
+    """Start a script on so many ranks."""
+    by = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [sys.executable, *by, str(PARALLEL / script), str(out), *more]
@@ -145,11 +146,14 @@ def torchrun(
 
 
 @pytest.fixture(scope="session")
-def ranks_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """What all scenarios wrote: they are played in one start, which imports PyTorch once and forks the ranks."""
+def ranks_folder(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, warm_python: WarmPython
+) -> Path:
+    """What all scenarios wrote: they are played in one start, which has imported PyTorch and forks the ranks."""
     out = tmp_path_factory.mktemp("ranks")
     thorough = request.config.option.markexpr != "not thorough"
-    torchrun(out, 0, "world.py", *(["thorough"] if thorough else []))
+    done = warm_python.run([PARALLEL / "world.py", out, *(["thorough"] if thorough else [])], out, 150)
+    assert done.returncode == 0, done.stderr[-4000:]
     return out
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 import tensortap as tt
-from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, scored_pairs, verdicts
+from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, of_steps, scored_pairs, verdicts
 
 SAMPLE = ("same dropout seed on tensor-parallel ranks", "fsdp2 fp32")
 MORE = (
@@ -21,7 +19,8 @@ MORE = (
     "gradient of gates not summed",
     "scored ddp2 images bf16",
 )  # `make thorough`
-ALL = {case.name: case for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())}
+STEPS = 2  # every fault of the sample shows at the first
+ALL = {case.name: of_steps(case, STEPS) for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())}
 CASES = [ALL[name] for name in SAMPLE] + [pytest.param(ALL[name], marks=pytest.mark.thorough) for name in MORE]
 
 
@@ -34,15 +33,12 @@ def script_of_the_document() -> str:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+def recorded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, warm_python: WarmPython) -> Path:
     """The runs of the sample, recorded in one start."""
     out = tmp_path_factory.mktemp("layouts")
     names = SAMPLE if request.config.option.markexpr == "not thorough" else (*SAMPLE, *MORE)
     (out / "spread.py").write_text(script_of_the_document())
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
-    env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "outside.layouts", str(out), *names]
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = warm_python.run(["-m", "outside.layouts", out, f"--steps={STEPS}", *names], out, 300)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 

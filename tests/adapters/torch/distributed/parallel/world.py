@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
+import importlib
 import json
 import sys
 import traceback
@@ -21,6 +23,9 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
 
 import tensortap as tt
 
+# What every rank would import in its first scenario: once here, before they are forked.
+WARM = ("torch._dynamo", "pandas", "pyarrow.dataset", "tensortap.watch", "tensortap.adapters.torch.framework",
+        "tensortap.store.run", "tensortap.diagnose")  # fmt: skip
 KEEP = [tt.stats(), tt.histogram()]
 MODULES = tt.probe("**:output", "**:grad_output", "**:input", "**:grad_input", keep=KEEP)
 PARAMETERS = tt.probe("**:param", "**:grad", "**:update", keep=[*KEEP, lambda tensor: tensor.float().mean()])
@@ -71,6 +76,9 @@ def play(out: Path, scenarios: dict[str, Callable[[Path], Any]]) -> None:
 def main(out: Path, thorough: bool) -> int:
     """Start the ranks: two with a launcher's environment, two without one, four."""
     failed = False
+    for module in WARM:
+        importlib.import_module(module)
+    gc.freeze()  # ranks that look through all of this for garbage copy it
     (out / "spawned").mkdir()
     spawn(out / "spawned")
     for size, scenarios in ((2, TWO), (4, {**FOUR, **(FOUR_AGAIN if thorough else {})})):
