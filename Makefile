@@ -1,7 +1,11 @@
 # `make demo` and `make test` need Python 3.11 or newer with venv, and nothing else that they do not install themselves.
 # A C compiler makes the kernel; without one NumPy does its work.
 
-PYTHON ?= python3
+# Debian's own Python where it can make environments and has its headers: it is built with the optimizations that
+# pyenv leaves out, and half as fast again. `make PYTHON=python3 test` takes the one that comes first.
+DEBIAN := import sys, sysconfig, ensurepip, os; \
+  sys.exit(sys.version_info < (3, 11) or not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
+PYTHON ?= $(if $(shell /usr/bin/python3 -c '$(DEBIAN)' 2>/dev/null && echo yes),/usr/bin/python3,python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check

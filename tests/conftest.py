@@ -97,7 +97,7 @@ def make_run(tmp_path: Path) -> Callable[..., str]:
 # What commands import without a framework.
 COMMAND_MODULES = [
     "tensortap.cli.app", "pyarrow.parquet", "tensortap.watch", "tensortap.store.run", "tensortap.diagnose.check",
-    "tensortap.script.launch",
+    "tensortap.script.launch", "tensortap.cli.check", "tensortap.cli.run",
 ]  # fmt: skip
 # What a script of PyTorch under `tensortap run` imports, in an order that each may rely on.
 SCRIPT_MODULES = ["torch", "sklearn.datasets", "torch._dynamo", "tensortap.adapters.torch.script.watcher"]
@@ -132,13 +132,13 @@ LONGEST_FIRST = (
 
 
 # What needs a framework besides PyTorch, or uses all of them: importing them takes a worker as long as fifty tests, so
-# `make unit` has one worker for these and others for the rest, which never import them. The last two need none: they
+# `make unit` has one worker for these and others for the rest, which never import them. The last three need none: they
 # are there because that worker would be done first. Ray is there because it waits, as browsers do in the other half.
 OTHER_FRAMEWORKS = (
     "tests/adapters/jax", "tests/adapters/keras", "tests/adapters/onnx", "tests/adapters/numpy", "tests/adapters/test_",
     "tests/diff/test_ports.py", "tests/harvest/test_frameworks.py", "tests/harvest/test_ray.py", "tests/integrations",
     "tests/test_docs.py", "tests/test_docstrings.py", "tests/test_examples.py", "tests/test_recipes.py",
-    "tests/store/test_damage.py", "tests/test_repository.py",
+    "tests/store/test_damage.py", "tests/store/test_killed.py", "tests/test_repository.py",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -149,6 +150,8 @@ def _serve(packages: Sequence[str], hidden: Sequence[str]) -> None:
         importlib.import_module(package)
     HiddenModules(hidden)
     gc.freeze()  # what was imported is no garbage: a fork that looks through it would copy all of its memory
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # PyTorch's take its operators out of its tables, one by one
     for line in sys.stdin:
         print(json.dumps(_run(Task(*json.loads(line)))), flush=True)
     os._exit(0)  # there is nothing to tidy up, and modules take seconds to do it

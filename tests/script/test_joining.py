@@ -23,6 +23,13 @@ for _ in range(3):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
 """
+# Without torch.optim, which a new process takes as long to import as all the rest.
+BY_HAND = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+for _ in range(3):
+    model(torch.ones(2, 4)).sum().backward()
+"""
 SPAWN = """
 import os, torch, torch.distributed as dist, torch.multiprocessing as mp
 from torch import nn
@@ -192,7 +199,7 @@ def test_by_environment(scripts, tmp_path):
     env = {**os.environ, "PYTHONPATH": path}
     assert subprocess.run([sys.executable, "-c", check], env=env, timeout=300).returncode == 0
     env |= {"TENSORTAP": "run", "TENSORTAP_OPTIONS": '{"every": 2}', "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, scripts.write(TRAIN + "raise KeyError")]
+    command = [sys.executable, scripts.write(BY_HAND + "raise KeyError")]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
     run = tt.open(tmp_path / "run")
     assert run.steps == [0, 2] and done.returncode == 1

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from warm_python import WarmPython
 
 from tensortap.distributed.shards import Shard
 from tensortap.errors import RunError, RunExistsError
@@ -19,46 +18,65 @@ from tensortap.store.default_path import agreed_path, default_path
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 
+# Every rank is a process of its own, and all are inside the run before any of them writes.
 SCRIPT = """
-import sys, numpy as np, tensortap as tt
-more = {"to": sys.argv[1]} if sys.argv[1] else {}
-more |= {word: word in sys.argv for word in ("resume", "overwrite")}
-with tt.watch(tt.probe("**", keep=[tt.stats(), tt.sample(2)]), **more) as tap:
-    rank = tap.recorder.rank
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for step in range(30):
-        tt.tap(np.full(4, 100 * rank + step, np.float32), "a")
-        tap.step(loss=rank)
-print(tap.path, flush=True)
+import os, sys, numpy as np, tensortap as tt
+ranks, to, *words = sys.argv[1:]
+more = {"to": to} if to else {}
+more |= {word: word in words for word in ("resume", "overwrite")}
+inside, go = os.pipe(), os.pipe()
+
+def rank_main(rank):
+    os.environ["RANK"] = str(rank)
+    with tt.watch(tt.probe("**", keep=[tt.stats(), tt.sample(2)]), **more) as tap:
+        assert tap.recorder.rank == rank
+        os.write(inside[1], b"x")
+        assert os.read(go[0], 1)
+        for step in range(30):
+            tt.tap(np.full(4, 100 * rank + step, np.float32), "a")
+            tap.step(loss=rank)
+    print(tap.path, flush=True)
+
+children = []
+for rank in range(int(ranks)):
+    child = os.fork()
+    if not child:
+        try:
+            rank_main(rank)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    children.append(child)
+os.close(inside[1])
+for child in children:
+    assert os.read(inside[0], 1), "a rank ended before it was inside the run"
+os.write(go[1], b"x" * len(children))
+sys.exit(any(os.waitpid(child, 0)[1] for child in children))
 """
 
 
-def launch(cwd: Path, ranks: int, *words: str, port: str = "29500", **more: str) -> list[str]:
-    """Run ranks at once, all of them inside the run before any of them writes; the paths they wrote to."""
-    paths = os.pathsep.join(os.path.abspath(path) for path in sys.path if path)  # noqa: PTH100
-    env = {**os.environ, "PYTHONPATH": paths, "MASTER_PORT": port, "MASTER_ADDR": "localhost", **more}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *(words or ("",))], cwd=cwd, env={**env, "RANK": str(rank)}, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )
-        for rank in range(ranks)
-    ]  # fmt: skip
-    for process in processes:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    printed = [process.communicate("go\n", timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * ranks
-    return [text.strip() for text in printed]
+@pytest.fixture
+def launch(warm_python: WarmPython, tmp_path: Path) -> Callable[..., list[str]]:
+    """Run ranks at once, in `tmp_path`; return the paths they wrote to."""
+    (tmp_path / "ranks.py").write_text(SCRIPT)
+
+    def run(ranks: int, *words: str, port: str = "29500") -> list[str]:
+        env = {"MASTER_PORT": port, "MASTER_ADDR": "localhost"}
+        done = warm_python.run(["ranks.py", ranks, *(words or ("",))], tmp_path, env=env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split()
+
+    return run
 
 
 def rows(path: Any) -> list[tuple[int, int, float]]:
     return [(r["rank"], r["step"], r["mean"]) for r in open_run(path).table().to_pylist()]
 
 
-def test_two_ranks_write_one_run_side_by_side(tmp_path: Path) -> None:
+def test_two_ranks_write_one_run_side_by_side(tmp_path: Path, launch: Callable[..., list[str]]) -> None:
     """Both ranks' rows, metrics and tensors are in one run, and each wrote only its own files."""
-    launch(tmp_path, 2, "exp1")
+    launch(2, "exp1")
     run = open_run(tmp_path / "exp1")
     assert run.ranks == [0, 1] and run.state == "finished" and run.counts == {}
     assert sorted(rows(run.path)) == [(rank, step, 100.0 * rank + step) for rank in range(2) for step in range(30)]
@@ -70,23 +88,23 @@ def test_two_ranks_write_one_run_side_by_side(tmp_path: Path) -> None:
 
 
 @pytest.mark.thorough  # test_ranks_overwrite_and_resume_together starts ranks at once
-def test_ranks_agree_on_a_default_path(tmp_path: Path) -> None:
+def test_ranks_agree_on_a_default_path(tmp_path: Path, launch: Callable[..., list[str]]) -> None:
     """With no path given, all ranks of a launch write to one new folder, and the next launch to another."""
-    first, second = launch(tmp_path, 3), launch(tmp_path, 2)
+    first, second = launch(3), launch(2)
     assert len(set(first)) == len(set(second)) == 1 and first[0] != second[0]
     assert first[0].startswith("runs/") and first[0].split("-", 2)[2].startswith("values")
     assert open_run(tmp_path / first[0]).ranks == [0, 1, 2]
     assert open_run(tmp_path / second[0]).ranks == [0, 1]
 
 
-def test_ranks_overwrite_and_resume_together(tmp_path: Path) -> None:
+def test_ranks_overwrite_and_resume_together(tmp_path: Path, launch: Callable[..., list[str]]) -> None:
     """Ranks that overwrite at once begin one run anew; ranks that resume go on with it."""
-    launch(tmp_path, 2, "exp1", port="1")
-    launch(tmp_path, 2, "exp1", "overwrite", port="2")
+    launch(2, "exp1", port="1")
+    launch(2, "exp1", "overwrite", port="2")
     assert len(rows(tmp_path / "exp1")) == 60
-    launch(tmp_path, 2, "exp1", "overwrite", port="2")  # the same launch as far as anyone can tell
+    launch(2, "exp1", "overwrite", port="2")  # the same launch as far as anyone can tell
     assert len(rows(tmp_path / "exp1")) == 60
-    launch(tmp_path, 2, "exp1", "resume", port="3")
+    launch(2, "exp1", "resume", port="3")
     assert [(rank, step) for rank, step, _ in sorted(rows(tmp_path / "exp1"))] == [
         (rank, step) for rank in range(2) for step in range(60)
     ]
