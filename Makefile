@@ -19,6 +19,9 @@ ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/store/test_messages.
 WORKERS ?= 2
 # Virtual machines announce AMX and refuse it, and a product of bfloat16 ends the process: oneDNN is kept from trying.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
+# Folders in memory, where there is room: the tests write tens of thousands of small files.
+ROOM := $(shell df --output=avail -k /dev/shm 2>/dev/null | tail -n 1 | awk '$$1 > 4000000 { print "/dev/shm" }')
+IN_ROOM := $(if $(ROOM),TMPDIR=$(ROOM))
 # Where bytecode is not kept, every process that a test starts compiles the whole package again, which takes it seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -55,13 +58,14 @@ unit: $(VENV)/.ready browser
 	@$(MAKE) --no-print-directory --jobs=2 half-torch half-others
 
 thorough: $(VENV)/.ready browser  ## the tests of `make test`, and those that only repeat their mechanism at length
-	@$(MAKE) --no-print-directory --jobs=2 half-torch half-others MARKED='-m "thorough or not thorough"'
+	@TENSORTAP_THOROUGH=1 $(MAKE) --no-print-directory --jobs=2 half-torch half-others \
+	  MARKED='-m "thorough or not thorough"'
 
 half-torch:
-	$(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
+	$(IN_ROOM) $(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
 
 half-others:
-	$(BIN)/python -m pytest --half others -n 0 $(MARKED)
+	$(IN_ROOM) $(BIN)/python -m pytest --half others -n 0 $(MARKED)
 
 # Pages are looked at in Debian's own browser.
 browser:

@@ -174,6 +174,7 @@ def check_without_page(wheel: Path) -> None:
     assert [name for name in names if name.startswith(PAGE)] == []
 
 
+@pytest.mark.thorough  # test_wheel and test_installed have the wheel that users get
 def test_without_the_page(bare_wheel: Path) -> None:
     """Where the page is not wanted, the wheel is whole but for it."""
     check_without_page(bare_wheel)
@@ -202,6 +203,7 @@ def test_installed(python: Path, tmp_path: Path) -> None:
     assert json.loads(run(python.parent / "tensortap", "doctor", "--json", cwd=tmp_path))["kernel"]["active"]
 
 
+@pytest.mark.thorough  # test_wheel and test_installed have the wheel that users get
 def test_without_compiler(bare_wheel: Path, python: Path, tmp_path: Path) -> None:
     """Where nothing compiles it installs all the same, warns once when it is used, and gives the same numbers."""
     assert not any(name.endswith(".so") for name in zipfile.ZipFile(bare_wheel).namelist())

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -15,7 +16,7 @@ from tensortap.reduce import kernel as kernels
 from tensortap.reduce.statistics import ROW
 from tensortap.types import DTYPE_CODE
 
-exact = settings(derandomize=True, deadline=None, max_examples=150, database=None)
+exact = settings(derandomize=True, deadline=None, max_examples=examples(150), database=None)
 
 
 def run(array: np.ndarray):

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -44,7 +45,7 @@ def assert_near(merged: float, whole: float, size: float) -> None:
         )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(pieces)
 def test_merged_rows_equal_the_row_of_everything(parts: list[np.ndarray[Any, Any]]) -> None:
     """Counts, ends and histogram of the parts merge exactly, moments to rounding, whatever the values are."""

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 
 import pytest
+from effort import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from tensortap.errors import PatternError
 from tensortap.select.ports import PORTS
 from tensortap.select.sites import Candidate, Match, Pattern, select, split
 
-exact = settings(derandomize=True, deadline=None, max_examples=400)
+exact = settings(derandomize=True, deadline=None, max_examples=examples(400))
 MODULE = ("output", "input", "grad_output", "grad_input")
 PARAM = ("param", "grad", "update")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from effort import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -204,7 +205,7 @@ def tail_of_steps(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list
     return TAIL["all"]  # type: ignore[no-any-return]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(data=st.data())
 def test_a_tail_torn_at_any_byte_keeps_its_whole_steps(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

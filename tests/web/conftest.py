@@ -254,6 +254,14 @@ class Heat:
         self.element.locator(".tip").wait_for()
         return self.element.locator(".tip").inner_text()
 
+    def wait_for_colour(self, cells: list[tuple[int, float]], colour: tuple[int, ...]) -> None:
+        """Wait until cells have a colour: a map is drawn again when its room or its data changes."""
+        for _ in range(50):
+            if (seen := {self.colour(*cell) for cell in cells}) == {colour}:
+                return
+            self.page.wait_for_timeout(100)
+        assert seen == {colour}
+
     def drag(self, row: int, start: float, end: float) -> None:
         """Brush over steps."""
         self.page.mouse.move(*self.place(row, start))
@@ -267,7 +275,9 @@ class Heat:
         x, y = self.place(row, share)
         box = self.canvas.bounding_box()
         script = """async (base, [x, y]) => {
-            await new Promise(requestAnimationFrame); // what was just fitted to its room is empty until then
+            for (let frame = 0; frame < 2; frame++) { // what is being fitted to its room is empty for one
+                await new Promise(requestAnimationFrame);
+            }
             const copy = new OffscreenCanvas(base.width, base.height).getContext("2d", { willReadFrequently: true });
             copy.drawImage(base, 0, 0);
             return [...copy.getImageData(x * devicePixelRatio, y * devicePixelRatio, 1, 1).data];

@@ -14,7 +14,7 @@ def test_nan_everywhere_is_loud(at, heat):
     """Cells in which nothing is finite have the colour that nothing else has, and say so; the loss says it too."""
     page = at("#/overview?run=nan")
     shown = heat(page).ready(5)
-    assert {shown.colour(row, share) for row in range(5) for share in (0.1, 0.9)} == {LOUD}
+    shown.wait_for_colour([(row, share) for row in range(5) for share in (0.1, 0.9)], LOUD)
     assert "NaN or Inf" in shown.hover(2, 0.5)
     sync_api.expect(page.locator(".metrics .wrong")).to_contain_text("NaN or Inf from step 0")
     for other in ("site", "depth", "findings", "cost"):
