@@ -15,8 +15,8 @@ PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/store/test_messages.py tests/store/test_tensor_tail.py \
   tests/adapters/torch/modules tests/adapters/torch/autograd
 # Workers for the tests of PyTorch. One more process has those of the other frameworks, which take long to import; so
-# there is one more than CI has cores: tests wait for browsers, servers and processes that they kill.
-WORKERS ?= 2
+# there are two more than CI has cores: tests wait for browsers, servers, Ray and processes that they kill.
+WORKERS ?= 3
 # Virtual machines announce AMX and refuse it, and a product of bfloat16 ends the process: oneDNN is kept from trying.
 export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_FP16
 # Folders in memory, where there is room: the tests write tens of thousands of small files.

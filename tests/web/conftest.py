@@ -249,10 +249,16 @@ class Heat:
         return box["x"] + gutter + share * (box["width"] - gutter), box["y"] + (row + 0.5) * height
 
     def hover(self, row: int, share: float) -> str:
-        """What the tip says of a cell."""
-        self.page.mouse.move(*self.place(row, share))
-        self.element.locator(".tip").wait_for()
-        return self.element.locator(".tip").inner_text()
+        """What the tip says of a cell; a page that is still being laid out may move it away from the mouse."""
+        tip, errors = self.element.locator(".tip"), pytest.importorskip("playwright.sync_api")
+        for _ in range(20):
+            self.page.mouse.move(*self.place(row, share))
+            try:
+                tip.wait_for(timeout=1000)
+            except errors.TimeoutError:
+                continue
+            return tip.inner_text()
+        raise AssertionError(f"no tip appears over row {row} at {share}")
 
     def wait_for_colour(self, cells: list[tuple[int, float]], colour: tuple[int, ...]) -> None:
         """Wait until cells have a colour: a map is drawn again when its room or its data changes."""
