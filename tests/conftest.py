@@ -121,24 +121,31 @@ def no_width_from_outside(monkeypatch):
 
 
 # Folders whose tests share what takes long to make, so that one worker runs them all. Elsewhere it is a file.
-TOGETHER = ("tests/web/", "tests/adapters/torch/distributed/", "tests/diagnose/")
+TOGETHER = ("tests/web/", "tests/diagnose/")
+# What runs scripts in the warm interpreter, which takes as long to start as thirty of them: one worker has it.
+WARM = (
+    "tests/script/", "tests/outside/", "tests/store/test_ranks.py", "tests/diagnose/test_examples.py",
+    *(f"tests/adapters/torch/{name}" for name in (
+        "distributed/", "script/", "samples/", "compile/test_compiled_values.py", "device/test_device_row.py",
+        "test_memory.py", "test_same.py",
+    )),
+)  # fmt: skip
 # What takes longest begins first, so that no worker is left with it at the end.
 LONGEST_FIRST = (
-    "tests/harvest/test_ray.py", "tests/web/", "tests/adapters/keras/test_unchanged.py",
-    "tests/adapters/torch/distributed/", "tests/adapters/torch/compile/", "tests/test_repository.py", "tests/script/",
+    *WARM, "tests/harvest/test_ray.py", "tests/web/", "tests/adapters/keras/test_unchanged.py",
+    "tests/adapters/torch/compile/", "tests/test_repository.py",
     "tests/adapters/keras/", "tests/diagnose/", "tests/store/test_fuzz.py", "tests/store/test_killed.py",
-    "tests/outside/", "tests/test_examples.py", "tests/adapters/",
+    "tests/test_examples.py", "tests/adapters/",
 )  # fmt: skip
 
 
 # What needs a framework besides PyTorch, or uses all of them: importing them takes a worker as long as fifty tests, so
-# `make unit` has one worker for these and others for the rest, which never import them. The last three need none: they
-# are there because that worker would be done first. Ray is there because it waits, as browsers do in the other half.
+# `make unit` has one worker for these and others for the rest, which never import them. Ray is there because it waits, as
+# browsers do in the other half.
 OTHER_FRAMEWORKS = (
     "tests/adapters/jax", "tests/adapters/keras", "tests/adapters/onnx", "tests/adapters/numpy", "tests/adapters/test_",
     "tests/diff/test_ports.py", "tests/harvest/test_frameworks.py", "tests/harvest/test_ray.py", "tests/integrations",
     "tests/test_docs.py", "tests/test_docstrings.py", "tests/test_examples.py", "tests/test_recipes.py",
-    "tests/store/test_damage.py", "tests/store/test_killed.py", "tests/test_repository.py",
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -159,8 +166,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def unit_of(nodeid: str) -> str:
-    """Return what one worker runs as a whole: the folder or the file of a test."""
+    """Return what one worker runs as a whole: what is warm, or the folder or the file of a test."""
     path = nodeid.partition("::")[0]
+    if path.startswith(WARM):
+        return "warm"
     return next((folder for folder in TOGETHER if path.startswith(folder)), path)
 
 
