@@ -140,8 +140,8 @@ LONGEST_FIRST = (
 
 
 # What needs a framework besides PyTorch, or uses all of them: importing them takes a worker as long as fifty tests, so
-# `make unit` has one worker for these and others for the rest, which never import them. Ray is there because it waits, as
-# browsers do in the other half.
+# `make unit` has one worker for these and others for the rest, which never import them. Ray is there because it waits,
+# as browsers do in the other half.
 OTHER_FRAMEWORKS = (
     "tests/adapters/jax", "tests/adapters/keras", "tests/adapters/onnx", "tests/adapters/numpy", "tests/adapters/test_",
     "tests/diff/test_ports.py", "tests/harvest/test_frameworks.py", "tests/harvest/test_ray.py", "tests/integrations",
