@@ -61,8 +61,9 @@ thorough: $(VENV)/.ready browser  ## the tests of `make test`, and those that on
 	@TENSORTAP_THOROUGH=1 $(MAKE) --no-print-directory --jobs=2 half-torch half-others \
 	  MARKED='-m "thorough or not thorough"'
 
+# A little less of the processor, so that the one process of the other half is done at the same time.
 half-torch:
-	$(IN_ROOM) $(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
+	$(IN_ROOM) nice -n 2 $(BIN)/python -m pytest --half torch -n $(WORKERS) $(MARKED)
 
 half-others:
 	$(IN_ROOM) $(BIN)/python -m pytest --half others -n 0 $(MARKED)
