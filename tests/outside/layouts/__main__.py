@@ -1,6 +1,5 @@
 """Record cases by name: `python -m outside.layouts OUT NAME …`, from tests/. Without names, all of them.
 
-`--steps=N` among the names makes them shorter or longer.
 A script `OUT/spread.py` is run there on one process and on two, as torchrun runs it.
 """
 
@@ -14,17 +13,15 @@ from pathlib import Path
 
 from forked_ranks import run_ranks
 
-from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, of_steps, record_cases, scored_pairs
+from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, record_cases, scored_pairs
 
 if __name__ == "__main__":
-    wanted = [word for word in sys.argv[2:] if not word.startswith("--steps=")]
-    steps = [int(word.partition("=")[2]) for word in sys.argv[2:] if word not in wanted]
+    wanted = sys.argv[2:]
     chosen = [
         case
         for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())
         if not wanted or case.name in wanted
     ]
-    chosen = [of_steps(case, steps[0]) for case in chosen] if steps else chosen
     out = Path(sys.argv[1]).absolute()
     failed = record_cases(chosen, out)
     if (out / "spread.py").exists():

@@ -54,11 +54,6 @@ def scored_pairs() -> list[Correct]:
     ]
 
 
-def of_steps(case: Correct | Fault, steps: int) -> Correct | Fault:
-    """Return the case as a training of so many steps."""
-    return case._replace(setup=replace(case.setup, steps=steps))
-
-
 def reference_name(setup: Setup) -> str:
     """The folder of the one process that a training is compared with."""
     return "one " + "-".join(str(value).removeprefix("torch.") for value in setup.__dict__.values())
@@ -126,7 +121,6 @@ __all__ = [
     "Correct",
     "Verdict",
     "correct_pairs",
-    "of_steps",
     "record_cases",
     "scored_pairs",
     "verdicts",

@@ -9,7 +9,7 @@ import pytest
 from warm_python import WarmPython
 
 import tensortap as tt
-from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, of_steps, scored_pairs, verdicts
+from outside.layouts.judge import FAULTS, SCORED_FAULTS, correct_pairs, scored_pairs, verdicts
 
 SAMPLE = ("same dropout seed on tensor-parallel ranks", "fsdp2 fp32")
 MORE = (
@@ -19,8 +19,7 @@ MORE = (
     "gradient of gates not summed",
     "scored ddp2 images bf16",
 )  # `make thorough`
-STEPS = 2  # every fault of the sample shows at the first
-ALL = {case.name: of_steps(case, STEPS) for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())}
+ALL = {case.name: case for case in (*FAULTS, *correct_pairs(), *SCORED_FAULTS, *scored_pairs())}
 CASES = [ALL[name] for name in SAMPLE] + [pytest.param(ALL[name], marks=pytest.mark.thorough) for name in MORE]
 
 
@@ -38,7 +37,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     out = tmp_path_factory.mktemp("layouts")
     names = SAMPLE if request.config.option.markexpr == "not thorough" else (*SAMPLE, *MORE)
     (out / "spread.py").write_text(script_of_the_document())
-    done = warm_python.run(["-m", "outside.layouts", out, f"--steps={STEPS}", *names], out, 300)
+    done = warm_python.run(["-m", "outside.layouts", out, *names], out, 300)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 

@@ -119,7 +119,7 @@ def test_wrapped_blocks_have_their_own_names(watch, eager):
     """What torch.compile puts around a module is not in the names, and not a site."""
     model = fresh()
     for i, block in enumerate(model.blocks):
-        model.blocks[i] = torch.compile(block, backend="eager", fullgraph=True)
+        model.blocks[i] = torch.compile(block, backend="aot_eager", fullgraph=True)
     seen = watch(model, EVERYTHING)
     train(model, model)
     seen.tap.close()
@@ -129,7 +129,7 @@ def test_wrapped_blocks_have_their_own_names(watch, eager):
 def test_watching_the_wrapper_is_watching_the_model(watch, eager):
     """The compiled model is given to watch(): the sites are those of the model, parameters too."""
     model = fresh()
-    run = as_whole(model, "eager")
+    run = as_whole(model, "aot_eager")
     seen = watch(run, EVERYTHING, "head.weight:param")
     train(run, model)
     seen.tap.close()
@@ -144,7 +144,7 @@ def test_closing_leaves_nothing(watch):
     run = in_place(model, "eager")
     bare = train(run, model)
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for _ in range(2):
+        for _ in range(3):
             memory = tt.Memory()
             with tt.watch(model, EVERYTHING, to=memory):
                 train(run, model, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from compiling import COMPILING, EVERYTHING, Residual, as_whole, by_regions, fresh, in_place, rows, tokens, train
+from compiling import COMPILING, EVERYTHING, Block, as_whole, by_regions, fresh, in_place, rows, tokens, train
 from tests.adapters.torch.compile.test_compiled import close_to
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -64,9 +64,7 @@ def test_named_values_without_a_model():
 class Checkpointed(nn.Module):
     def __init__(self, compiled: bool) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(2)
-        )
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
         if compiled:
             by_regions(self, "aot_eager")
 
@@ -122,7 +120,7 @@ def test_steps_are_found(watch):
         model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         seen = watch(model, "0")
-        run = way(model, "eager")
+        run = way(model, "aot_eager")
         for _ in range(2):
             for _ in range(3):
                 run(torch.ones(2, 3)).sum().backward()
@@ -225,10 +223,10 @@ def test_an_error_of_ours_goes_no_further(watch, monkeypatch):
 
 def test_nothing_is_kept_alive():
     """The operations know numbers only: a model goes when its owner lets go of it, watched, compiled or both."""
-    model = Residual()
+    model = fresh()
     run = as_whole(model, "aot_eager")
     tap = tt.watch(model, EVERYTHING, to=tt.Memory())
-    train(run, model, 1, torch.ones(3, 8))
+    train(run, model, 1)
     tap.close()
     gone = weakref.ref(model)
     adapter = weakref.ref(tap._adapter)

@@ -86,7 +86,7 @@ class ByHand:
         self.whole[f"{self.step} {place} {call}"] = summary
 
 
-def train(scene: Any, *probes: Any, steps: int = 2) -> dict[str, Any]:
+def train(scene: Any, *probes: Any, steps: int = 3) -> dict[str, Any]:
     """The same training three times: bare, tapped, and with hooks of our own that gather. What each showed."""
 
     def run(watched: bool) -> str:
