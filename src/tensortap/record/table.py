@@ -113,6 +113,16 @@ class StepTable(Columns):
             return first
         return kernels.record_many(self.bound, kernels.address(entries), tensors, first)
 
+    def record_changes(
+        self, entries: Array, copies: Array, buffer: Array, norms: Array, tensors: tuple[Any, ...], first: int
+    ) -> int:
+        """Record what tensors have changed by; return the first that the kernel left. See `kernels.record_changes`."""
+        if kernels.record_changes is None:
+            return first
+        at = kernels.address
+        left: int = kernels.record_changes(self.bound, at(entries), at(copies), at(buffer), at(norms), tensors, first)
+        return left
+
     def insert(
         self,
         key: int,

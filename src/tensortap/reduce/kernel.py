@@ -110,6 +110,20 @@ Each of the entries is four int64: key (negative: leave it to the caller), probe
 the row, which is written. It stops at the first tensor that it cannot read or has no room for.
 """
 
+copy_tensors = None if ACTIVE == "numpy" else getattr(_kernel, "copy_tensors", None)
+"""`copy_tensors(copies_address, buffer_address, buffer_size, tensors) -> size`: copy small dense PyTorch tensors.
+
+Each of the copies is four int64: the offset in the buffer (−1: left to the caller, as every None is), the number of
+elements, the dtype, and whether `record_changes` has subtracted. The buffer must have the returned size.
+"""
+
+record_changes = None if ACTIVE == "numpy" else getattr(_kernel, "record_changes", None)
+"""`record_changes(bound, entries_address, copies_address, buffer_address, norms_address, tensors, first) -> next`.
+
+Records what tensors have changed by since `copy_tensors`, as `record_many` records tensors, and writes the L2 norms of
+the copies. The differences take the place of the copies.
+"""
+
 norms = None if ACTIVE == "numpy" else getattr(_kernel, "norms", None)
 """`norms(tensors) -> list`: the L2 norm of each of several PyTorch tensors; None for one that only Python can read."""
 

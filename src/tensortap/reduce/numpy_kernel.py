@@ -235,7 +235,11 @@ def use_exchange(capsule: object) -> bool:
 class NativeHook:
     """Stands for the C extension's class of hooks: the subclass's own `__call__` does everything."""
 
-    __slots__ = ()
+    __slots__ = ("call", "index", "place", "step")
+    step: Any
+    place: Any
+    call: int
+    index: int
 
     def connect(self, reader: object, python: object, position: int) -> None:
         """Do nothing."""
@@ -244,6 +248,9 @@ class NativeHook:
         """Do nothing."""
 
     def keep_whole(self, probes: int) -> None:
+        """Do nothing."""
+
+    def await_gradients(self, hook: NativeHook, probes: int) -> None:
         """Do nothing."""
 
 

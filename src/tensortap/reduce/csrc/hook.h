@@ -5,31 +5,39 @@
  * NativeHook: the base class of the hooks in adapters/torch. Called, it records one tensor and returns None. Whatever it
  *     cannot decide (subclasses, other devices, kept elements, a full table, tracing, compiling) goes to the Python method
  *     that the class shows as its `__call__`, which does all of it again: nothing is half done by then. Of kept elements
- *     whole tensors are copied here: (row, probe, bytes, dtype, shape) in the list `whole` of the step's table.
+ *     whole tensors are copied here: (row, probe, bytes, dtype, shape) in the list `whole` of the step's table. A hook
+ *     behind a module that is told to `await_gradients` puts a hook on the node that made the output, in every call.
  *
  * Errors of the short way are dropped for the same reason: the long way meets them again and counts them. */
 
 typedef struct {
     PyObject_HEAD
-    PyObject *compiler, *tracing, *backward_task, *tensor, *parameter, *steps, *recorder;
+    PyObject *compiler, *tracing, *backward_task, *tensor, *parameter, *steps, *recorder, *mode_is_on, *grad_enabled;
     PyObject *step; /* the step seen last, and its table's header */
     int64_t *header;
     int enabled;
 } Reader;
 
-typedef struct {
+typedef struct NativeHook {
     PyObject_HEAD
     Reader *reader;
     PyObject *python;
     int position; /* of what it records: 0 a node's gradients, 1 a module's arguments, 2 its output */
     int64_t key; /* -1 until the first tensor has made the point */
     uint64_t probes, keeping, whole;
+    /* On a node: the step and number of the forward call, which of the node's outputs, and what only Python asks for. */
+    PyObject *step, *place;
+    long long call, index;
+    /* Behind a module: the hook that is copied for the node of each output, and the probes that want its gradient. */
+    struct NativeHook *for_node;
+    uint64_t gradient_probes;
 } NativeHook;
 
-enum { LEAVE = -1, NOTHING, RECORD }; /* leave it to Python, nothing to do, record it */
+enum { RAISE = -2, LEAVE, NOTHING, RECORD }; /* an error of the user's choice, leave it to Python, nothing to do, record it */
 
 static struct {
-    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *whole, *bound, *closed, *step, *call, *index;
+    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *whole, *bound, *closed, *calls, *requires_grad,
+        *grad_fn, *output_nr, *register_prehook, *take_output, *await_gradient;
 } names;
 static PyTypeObject *reader_type, *hook_type;
 
@@ -215,55 +223,39 @@ static int record_in_open_step(Reader *r, const NativeHook *hook, PyObject *tens
     return done;
 }
 
-static int signed_attribute(PyObject *object, PyObject *name, int64_t *value)
-{
-    PyObject *number = PyObject_GetAttr(object, name);
-    if (!number)
-        return -1;
-    *value = PyLong_AsLongLong(number);
-    Py_DECREF(number);
-    return *value == -1 && PyErr_Occurred() ? -1 : 0;
-}
-
 /* The row of a gradient has the number of the call that it belongs to, once: a second backward is counted on. */
-static int number_call(const NativeHook *hook, int64_t *header, int64_t row)
+static void number_call(NativeHook *hook, int64_t *header, int64_t row)
 {
-    int64_t call;
-    if (signed_attribute((PyObject *)hook, names.call, &call))
-        return -1;
-    if (call < 0)
-        return 0;
-    COLUMN(int32_t, CALL)[row] = (int32_t)call;
-    PyObject *none = PyLong_FromLong(-1);
-    const int failed = !none || PyObject_SetAttr((PyObject *)hook, names.call, none);
-    Py_XDECREF(none);
-    return failed ? -1 : 0;
+    if (hook->call >= 0)
+        COLUMN(int32_t, CALL)[row] = (int32_t)hook->call;
+    hook->call = -1;
 }
 
 /* Record what arrives at a node, in the step of the forward call. One that is closed already is left to Python. */
-static int record_gradient(Reader *r, const NativeHook *hook, PyObject *gradients)
+static int record_gradient(Reader *r, NativeHook *hook, PyObject *gradients)
 {
     Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
-    int64_t index;
-    if (!may_read(r) || !PyTuple_CheckExact(gradients) || signed_attribute((PyObject *)hook, names.index, &index))
+    const Py_ssize_t index = (Py_ssize_t)hook->index;
+    if (!hook->step || !may_read(r) || !PyTuple_CheckExact(gradients))
         return LEAVE;
     PyObject *tensor = index >= 0 && index < PyTuple_Size(gradients) ? PyTuple_GetItem(gradients, index) : NULL;
     if (!tensor || !is_plain_type(r, tensor))
         return LEAVE;
-    PyObject *step = PyObject_GetAttr((PyObject *)hook, names.step);
-    PyObject *closed = step ? PyObject_GetAttr(step, names.closed) : NULL;
+    PyObject *step = Py_NewRef(hook->step), *closed = PyObject_GetAttr(step, names.closed);
     int done = closed == Py_False ? aim(r, hook, step, &t) : LEAVE;
     if (done == RECORD) {
         const int64_t row = record_plain(hook, &t, step, tensor);
         if (row < 0)
             done = LEAVE;
-        else if (number_call(hook, t.header, row))
-            PyErr_Clear(); /* the row is there: Python must not write another */
+        else
+            number_call(hook, t.header, row);
     }
     Py_XDECREF(closed);
-    Py_XDECREF(step);
+    Py_DECREF(step);
     return done;
 }
+
+#include "await.h"
 
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
 {
@@ -276,6 +268,8 @@ static int reader_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(r->parameter);
     Py_VISIT(r->steps);
     Py_VISIT(r->recorder);
+    Py_VISIT(r->mode_is_on);
+    Py_VISIT(r->grad_enabled);
     Py_VISIT(r->step);
     return 0;
 }
@@ -292,6 +286,8 @@ static int reader_clear(PyObject *self)
     Py_CLEAR(r->parameter);
     Py_CLEAR(r->steps);
     Py_CLEAR(r->recorder);
+    Py_CLEAR(r->mode_is_on);
+    Py_CLEAR(r->grad_enabled);
     Py_CLEAR(r->step);
     return 0;
 }
@@ -309,10 +305,11 @@ static void reader_dealloc(PyObject *self) { release_object(self, reader_clear);
 
 static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"compiler", "tracing", "backward_task", "tensor", "parameter", "steps", "recorder", NULL};
-    PyObject *given[7];
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
-                                     &given[3], &given[4], &given[5], &given[6]))
+    static char *keywords[] = {"compiler", "tracing", "backward_task", "tensor", "parameter", "steps", "recorder",
+                               "mode_is_on", "grad_enabled", NULL};
+    PyObject *given[9];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
+                                     &given[3], &given[4], &given[5], &given[6], &given[7], &given[8]))
         return -1;
     reader_clear(self);
     Reader *r = (Reader *)self;
@@ -323,6 +320,8 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
     r->parameter = Py_NewRef(given[4]);
     r->steps = Py_NewRef(given[5]);
     r->recorder = Py_NewRef(given[6]);
+    r->mode_is_on = Py_NewRef(given[7]);
+    r->grad_enabled = Py_NewRef(given[8]);
     r->enabled = 1;
     return 0;
 }
@@ -339,7 +338,7 @@ static PyMethodDef reader_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot reader_slots[] = {
-    {Py_tp_doc, "Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder): what hooks ask"},
+    {Py_tp_doc, "Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder, mode_is_on, grad_enabled): what hooks ask"},
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, reader_init}, {Py_tp_dealloc, reader_dealloc},
     {Py_tp_traverse, reader_traverse}, {Py_tp_clear, reader_clear}, {Py_tp_methods, reader_methods}, {0, NULL},
 };
@@ -354,13 +353,24 @@ static int hook_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(Py_TYPE(self));
     Py_VISIT(((NativeHook *)self)->reader);
     Py_VISIT(((NativeHook *)self)->python);
+    Py_VISIT(((NativeHook *)self)->step);
+    Py_VISIT(((NativeHook *)self)->place);
+    Py_VISIT(((NativeHook *)self)->for_node);
     return 0;
+}
+
+static void disconnect(NativeHook *hook)
+{
+    Py_CLEAR(hook->reader);
+    Py_CLEAR(hook->python);
+    Py_CLEAR(hook->for_node);
 }
 
 static int hook_clear(PyObject *self)
 {
-    Py_CLEAR(((NativeHook *)self)->reader);
-    Py_CLEAR(((NativeHook *)self)->python);
+    disconnect((NativeHook *)self);
+    Py_CLEAR(((NativeHook *)self)->step);
+    Py_CLEAR(((NativeHook *)self)->place);
     return 0;
 }
 
@@ -402,11 +412,15 @@ static PyObject *call_python(NativeHook *hook, PyObject *given, PyObject *kwargs
 static PyObject *hook_call(PyObject *self, PyObject *given, PyObject *kwargs)
 {
     NativeHook *hook = (NativeHook *)self;
-    PyObject *found = hook->key >= 0 && !kwargs ? find_among(given, hook->position) : NULL;
+    PyObject *found = (hook->key >= 0 || hook->for_node) && !kwargs ? find_among(given, hook->position) : NULL;
     if (found) {
         Reader *reader = (Reader *)Py_XNewRef((PyObject *)hook->reader);
-        const int done = (hook->position ? record_in_open_step : record_gradient)(reader, hook, found);
+        const int done = hook->for_node ? record_and_await(reader, hook, found)
+                         : hook->position ? record_in_open_step(reader, hook, found)
+                                          : record_gradient(reader, hook, found);
         Py_XDECREF((PyObject *)reader);
+        if (done == RAISE)
+            return NULL;
         if (done != LEAVE)
             Py_RETURN_NONE;
         PyErr_Clear();
@@ -425,7 +439,7 @@ static PyObject *hook_connect(PyObject *self, PyObject *args)
         PyErr_SetString(PyExc_TypeError, "connect(reader, python, position) takes a Reader or None, and 0, 1 or 2");
         return NULL;
     }
-    hook_clear(self);
+    disconnect(hook);
     hook->key = -1;
     hook->position = position;
     hook->reader = reader == Py_None ? NULL : (Reader *)Py_NewRef(reader);
@@ -456,7 +470,29 @@ static PyObject *hook_keep_whole(PyObject *self, PyObject *probes)
     Py_RETURN_NONE;
 }
 
+static PyObject *hook_await_gradients(PyObject *self, PyObject *args)
+{
+    NativeHook *hook = (NativeHook *)self;
+    PyObject *for_node, *probes;
+    if (!PyArg_ParseTuple(args, "O!O!", hook_type, &for_node, &PyLong_Type, &probes))
+        return NULL;
+    PyObject *before = (PyObject *)hook->for_node;
+    hook->gradient_probes = PyLong_AsUnsignedLongLongMask(probes);
+    hook->for_node = hook->reader ? (NativeHook *)Py_NewRef(for_node) : NULL;
+    Py_XDECREF(before);
+    Py_RETURN_NONE;
+}
+
+static PyMemberDef hook_members[] = {
+    {"step", T_OBJECT, offsetof(NativeHook, step), 0, "the step that a gradient belongs to"},
+    {"place", T_OBJECT, offsetof(NativeHook, place), 0, "where a gradient is recorded"},
+    {"call", T_LONGLONG, offsetof(NativeHook, call), 0, "the number of the forward call; negative once it was used"},
+    {"index", T_LONGLONG, offsetof(NativeHook, index), 0, "which of a node's outputs"},
+    {NULL, 0, 0, 0, NULL},
+};
 static PyMethodDef hook_methods[] = {
+    {"await_gradients", hook_await_gradients, METH_VARARGS,
+     "await_gradients(hook, probes): put a copy of a hook on the node of each output, for the probes that want gradients"},
     {"connect", hook_connect, METH_VARARGS, 
      "connect(reader, python, position): what to ask, what to call where C gives up, and which argument is recorded"},
     {"use_point", hook_use_point, METH_VARARGS, "use_point(key, probes, keeping): record single tensors in C, as this point"},
@@ -466,7 +502,8 @@ static PyMethodDef hook_methods[] = {
 static PyType_Slot hook_slots[] = {
     {Py_tp_doc, "The base class of hooks whose calls are answered in C as far as possible."},
     {Py_tp_new, PyType_GenericNew}, {Py_tp_dealloc, hook_dealloc}, {Py_tp_traverse, hook_traverse},
-    {Py_tp_clear, hook_clear}, {Py_tp_call, hook_call}, {Py_tp_methods, hook_methods}, {0, NULL},
+    {Py_tp_clear, hook_clear}, {Py_tp_call, hook_call}, {Py_tp_methods, hook_methods},
+    {Py_tp_members, hook_members}, {0, NULL},
 };
 static PyType_Spec hook_spec = {
     "tensortap.reduce._kernel.NativeHook", sizeof(NativeHook), 0,
@@ -502,7 +539,9 @@ static int add_hooks(PyObject *module)
     } interned[] = {
         {&names.is_compiling, "_is_compiling_flag"}, {&names.spread, "spread"}, {&names.current, "current"},
         {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.whole, "whole"}, {&names.bound, "bound"},
-        {&names.closed, "closed"}, {&names.step, "step"}, {&names.call, "call"}, {&names.index, "index"},
+        {&names.closed, "closed"}, {&names.calls, "calls"}, {&names.requires_grad, "requires_grad"},
+        {&names.grad_fn, "grad_fn"}, {&names.output_nr, "output_nr"}, {&names.register_prehook, "register_prehook"},
+        {&names.take_output, "take_output"}, {&names.await_gradient, "await_gradient"},
     };
     for (size_t i = 0; i < sizeof interned / sizeof *interned; i++)
         if (!*interned[i].name && !(*interned[i].name = PyUnicode_InternFromString(interned[i].text)))

@@ -10,13 +10,14 @@
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
  * hash.h is the content hash; columns.h has statistics by column, for matrices of activations; dlpack.h reads the tensors
- * of frameworks, hook.h is what PyTorch calls; message.h writes a table as an Arrow message; xla.h and onnx.h let XLA and
+ * of frameworks, many.h several at once and changes.h what an optimizer changed; hook.h and await.h are what PyTorch calls; message.h writes a table as an Arrow message; xla.h and onnx.h let XLA and
  * ONNX Runtime call it inside their graphs.
  */
 
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <structmember.h>
 
 #include <errno.h>
 #include <float.h>
@@ -1342,6 +1343,7 @@ static PyObject *py_record(PyObject *module, PyObject *const *args, Py_ssize_t c
 
 #include "dlpack.h"
 #include "many.h"
+#include "changes.h"
 #include "hook.h"
 #include "message.h"
 #include "closing.h"
@@ -1486,6 +1488,10 @@ static PyMethodDef functions[] = {
      "use_exchange(capsule) -> bool: read tensors by a framework's DLPack exchange API, where its version is known"},
     {"record_tensor", (PyCFunction)(void (*)(void))py_record_tensor, METH_FASTCALL,
      "record_tensor(layout_address, key, probes, want, recomputed, tensor) -> row, -1 when full, -2 when not plain"},
+    {"copy_tensors", (PyCFunction)(void (*)(void))py_copy_tensors, METH_FASTCALL,
+     "copy_tensors(copies_address, buffer_address, buffer_size, tensors) -> bytes needed"},
+    {"record_changes", (PyCFunction)(void (*)(void))py_record_changes, METH_FASTCALL,
+     "record_changes(layout_address, entries_address, copies_address, buffer_address, norms_address, tensors, first) -> next"},
     {"norms", py_norms, METH_O, "norms(tensors) -> the L2 norm of each; None where a tensor is not plain"},
     {"record_many", (PyCFunction)(void (*)(void))py_record_many, METH_FASTCALL,
      "record_many(layout_address, entries_address, tensors, first) -> the first tensor that has no row"},

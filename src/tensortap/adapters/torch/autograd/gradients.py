@@ -50,27 +50,34 @@ class StepSource(Protocol):
         """Return the calling thread's step."""
 
 
+class GradientPlace(NamedTuple):
+    """Where the gradients of one port are recorded, whichever call they belong to."""
+
+    observer: TensorObserver
+    steps: StepSource
+    port: Port
+    slot: str
+
+
 class PendingGradient(kernels.NativeHook):
-    """A gradient that backward may bring, with the port, call and step that it belongs to."""
+    """A gradient that backward may bring, with the place, step and call that it belongs to."""
 
-    __slots__ = ("call", "observer", "port", "slot", "step", "steps")
+    __slots__ = ()
+    place: GradientPlace
+    step: OpenStep
 
-    def __init__(
-        self, observer: TensorObserver, steps: StepSource, port: Port, slot: str, step: OpenStep, call: int
-    ) -> None:
-        self.observer = observer
-        self.steps = steps
-        self.port = port
-        self.slot = slot
+    def __init__(self, place: GradientPlace, step: OpenStep, call: int) -> None:
+        self.place = place
         self.step = step
         self.call = call
 
     def arrived(self, gradient: Tensor) -> None:
         """Record it in the step of the forward call, or in the open one when that is closed already."""
-        step = self.steps.current() if self.step.closed else self.step
-        if not step.armed & self.port.bits:
+        observer, steps, port, slot = self.place
+        step = steps.current() if self.step.closed else self.step
+        if not step.armed & port.bits:
             return
-        row = self.observer.take(self.port.point(self.slot), gradient, step)
+        row = observer.take(port.point(slot), gradient, step)
         if row >= 0 and step is self.step and self.call >= 0:
             step.table.columns["call"][row] = self.call
             self.call = -1  # a second backward over the same graph is counted on
@@ -80,15 +87,31 @@ class PendingGradient(kernels.NativeHook):
 class NodeHook(PendingGradient):
     """A pre-hook on the node that made a tensor: it reads the gradient that arrives for it."""
 
-    __slots__ = ("index",)
-    index: int  # among the node's outputs
+    __slots__ = ()
 
-    def register(self, node: Any, index: int) -> None:
-        """Register it for one of a node's outputs. C records at places that have a point: where one came before."""
-        point = self.port.points.get(self.slot)
-        self.connect(None if point is None else self.observer.reader(self.steps), NodeHook.__call__, GRADIENTS)
+    def __init__(self, place: GradientPlace, step: OpenStep, call: int) -> None:
+        super().__init__(place, step, call)
+        self.use_c()
+
+    def use_c(self) -> bool:
+        """Have C record the gradient, at places that have a point: where one came before."""
+        observer, steps, port, slot = self.place
+        point = port.points.get(slot)
+        reader = None if point is None else observer.reader(steps)
+        self.connect(reader, NodeHook.__call__, GRADIENTS)
         if point is not None:
             use_point(self, point)
+        return reader is not None
+
+    @classmethod
+    def for_copies(cls, place: GradientPlace) -> NodeHook | None:
+        """Return a hook of no step, for C to copy; None while C cannot record at this place."""
+        hook = cls.__new__(cls)
+        hook.place, hook.call = place, -1
+        return hook if hook.use_c() else None
+
+    def register(self, node: Any, index: int) -> None:
+        """Register it for one of a node's outputs."""
         self.index = index
         node.register_prehook(self)
 
@@ -167,8 +190,9 @@ class GradientSum(PendingGradient):
 
     def failed(self, error: Exception) -> None:
         """Count a gradient that could not be added up."""
-        where = f"{self.port.path}:{self.port.port}{self.slot}"
-        self.observer.recorder.counters.failed("skipped_tensors", f"recording {where}", error)
+        observer, _, port, slot = self.place
+        where = f"{port.path}:{port.port}{slot}"
+        observer.recorder.counters.failed("skipped_tensors", f"recording {where}", error)
 
 
 class _EdgeHook:
@@ -249,22 +273,21 @@ def await_output_gradients(
             for slot, tensor in found:
                 if enabled and tensor.requires_grad:
                     port.note = NO_BACKWARD
-                    await_gradient(observer, steps, port, slot, tensor, step, call)
+                    await_gradient(GradientPlace(observer, steps, port, slot), tensor, step, call)
 
 
-def await_gradient(
-    observer: TensorObserver, steps: StepSource, port: Port, slot: str, tensor: Tensor, step: OpenStep, call: int
-) -> None:
+def await_gradient(place: GradientPlace, tensor: Tensor, step: OpenStep, call: int) -> None:
     """Arrange for the gradient of one tensor to be recorded."""
+    observer, _, port, slot = place
     if observer.shards is not None:
         observer.shards.record_gradient(port.point(slot), tensor)
     node = tensor.grad_fn
     if node is None:
-        leaf = LeafHook(observer, steps, port, slot, step, call)
+        leaf = LeafHook(place, step, call)
         leaf.register(tensor)
         observer.leaves.append(leaf)
         return
-    NodeHook(observer, steps, port, slot, step, call).register(node, tensor.output_nr)
+    NodeHook(place, step, call).register(node, tensor.output_nr)
 
 
 def await_input_gradients(
@@ -284,7 +307,7 @@ def await_input_gradients(
         port.note = note
         for slot, edge in inputs.edges.items():
             if edge in edges:
-                GradientSum(observer, steps, port, slot, step, call).expect(edges[edge])
+                GradientSum(GradientPlace(observer, steps, port, slot), step, call).expect(edges[edge])
 
 
 def reason_for_outputs(awaited: bool) -> str:

@@ -14,9 +14,8 @@ balances experts is: when the step closes they hold what the next one begins wit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,31 +23,19 @@ from torch import Tensor, nn
 from tensortap.adapters.torch.autograd.clipping import CLIPPING
 from tensortap.adapters.torch.autograd.gradients import StepSource
 from tensortap.adapters.torch.autograd.members import MemberPort, MemberPorts
-from tensortap.adapters.torch.distributed.shards import local_of
+from tensortap.adapters.torch.autograd.updates import UpdateRecorder
 from tensortap.adapters.torch.modules.tensors import TensorObserver
-from tensortap.adapters.torch.modules.values import values_of
 from tensortap.record.recorder import OpenStep
-from tensortap.record.table import Value
-from tensortap.reduce import kernel as kernels
 
 FROZEN: Final = "requires no gradient"
 NO_GRADIENT: Final = "no gradient reached it"
 NO_OPTIMIZER: Final = "no optimizer stepped it"
-_CHUNK_BYTES: Final = 16 << 20  # updates are computed together up to this size, so that no copy of the model is made
 
 
 def gradient_of(parameter: nn.Parameter) -> Tensor | None:
     """Return the gradient; Megatron keeps it in single precision as `main_grad`, and `.grad` is None then."""
     gradient = parameter.grad
     return getattr(parameter, "main_grad", None) if gradient is None else gradient
-
-
-class Change(NamedTuple):
-    """A parameter that an optimizer is about to change, and what it was."""
-
-    member: MemberPort
-    parameter: nn.Parameter
-    before: Tensor
 
 
 class ParameterTaps:
@@ -58,14 +45,14 @@ class ParameterTaps:
         self._observer = observer
         self._steps = steps
         self.members = members
-        self._before: dict[str, Change] = {}
+        self._updates = UpdateRecorder(observer)
         self._recorded: set[str] = set()  # sites
         self._clipped: dict[str, tuple[int, int]] = {}  # gradients recorded before clipping, as they became
 
     def remove(self) -> None:
         """Listen to clipping no more."""
         CLIPPING.listen(self, False)
-        self._before.clear()
+        self._updates.clear()
 
     def arm(self, armed: int) -> None:
         """Begin a step: clipping is of interest while a probe may want its gradients."""
@@ -117,8 +104,7 @@ class ParameterTaps:
             self._record("grad", step, ids_of(optimizer), skip=self._unchanged_since_clipping())
         if self._clipped:
             self._forget_clipped(ids_of(optimizer))
-        if self._before:
-            self._record_updates(step)
+        self._updates.record(step)
 
     def _observe(self, optimizer: Any, step: OpenStep, gradients: bool) -> None:
         if not step.armed & self.members.bits:
@@ -128,9 +114,7 @@ class ParameterTaps:
         if gradients:
             scale = getattr(optimizer, "grad_scale", None)
             self._record("grad", step, ids, scale, self._unchanged_since_clipping())
-        with torch.no_grad():
-            for member, parameter in self.members.parameters("update", step.armed, ids):
-                self._before[member.port.path] = Change(member, parameter, parameter.clone())
+        self._updates.copy(self.members.parameters("update", step.armed, ids))
 
     def _record(
         self,
@@ -171,75 +155,8 @@ class ParameterTaps:
         gradient = None if parameter is None else parameter.grad
         return (0, -1) if gradient is None else (id(gradient), gradient._version)
 
-    def _record_updates(self, step: OpenStep) -> None:
-        """Record the change of each parameter, with its size relative to the parameter as `ratio`."""
-        before, self._before = self._before, {}
-        with torch.no_grad():
-            for chunk in _chunks(before.values()):
-                self._record_changes(step, chunk)
-
-    def _record_changes(self, step: OpenStep, chunk: list[Change]) -> None:
-        old = [change.before for change in chunk]
-        updates = _differences([change.parameter for change in chunk], old)
-        rows = self._observer.take_all(
-            [(change.member.port.point(""), update) for change, update in zip(chunk, updates, strict=True)], step
-        )
-        if self._observer.devices.wants(old[0]):
-            for change, update, row in zip(chunk, updates, rows, strict=True):
-                if row >= 0:
-                    number = ratio(update, change.before)
-                    self._observer.devices.number(step, row, "ratio", number, change.member.port.bits)
-            return
-        sizes = step.table.columns["l2"][rows].tolist()
-        step.table.values += [
-            Value(row, "ratio", size / norm if norm else math.inf, change.member.port.bits)
-            for change, row, size, norm in zip(chunk, rows, sizes, _norms(old), strict=True)
-            if row >= 0
-        ]
-
     def _failed(self, error: Exception) -> None:
         self._observer.recorder.counters.failed("skipped_tensors", "observing an optimizer's step", error)
-
-
-def _chunks(changes: Iterable[Change]) -> Iterator[list[Change]]:
-    """Group parameters that can be subtracted together: plain ones of the CPU, up to `_CHUNK_BYTES`."""
-    chunk: list[Change] = []
-    size = 0
-    for change in changes:
-        old = change.before
-        together = type(old) is Tensor and old.is_cpu
-        size += old.nbytes
-        if chunk and (not together or size > _CHUNK_BYTES):
-            yield chunk
-            chunk, size = [], old.nbytes
-        chunk.append(change)
-        if not together:
-            yield chunk
-            chunk, size = [], 0
-    if chunk:
-        yield chunk
-
-
-def _differences(new: list[Any], old: list[Tensor]) -> list[Tensor]:
-    return [new[0] - old[0]] if len(new) == 1 else list(torch._foreach_sub(new, old))
-
-
-def _norms(tensors: list[Tensor]) -> list[float]:
-    in_c: list[float | None] = [None] * len(tensors)
-    if kernels.norms is not None and type(tensors[0]) is Tensor:
-        in_c = kernels.norms(tuple(tensors))
-    return [  # some, such as single elements, C leaves to PyTorch
-        float(torch.linalg.vector_norm(local_of(tensor))) if norm is None else norm
-        for tensor, norm in zip(tensors, in_c, strict=True)
-    ]
-
-
-def ratio(change: Tensor, old: Tensor) -> Tensor:
-    """Return ‖change‖ / ‖old‖ of this process's shard, on its device; halves would overflow and are widened."""
-    plain = [values for values in (values_of(change), values_of(old)) if values is not None]
-    wide = [values.float() if values.element_size() < 4 else values for values in plain]
-    size, norm = (torch.linalg.vector_norm(values) for values in wide)
-    return torch.where(norm > 0, size / norm, float("inf"))
 
 
 def clip_factor(most: float, norm: Any) -> Tensor:

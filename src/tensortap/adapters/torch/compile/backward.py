@@ -75,7 +75,7 @@ class _GradientHook:
 class _TracedGradientSum(GradientSum):
     """Add up, inside the graph, what the edges into one input bring."""
 
-    __slots__ = ("handle", "order")
+    __slots__ = ("handle", "order", "slot")
 
     def __init__(self, order: Tensor, handle: Tensor, slot: str) -> None:
         self.order, self.handle, self.slot = order, handle, slot

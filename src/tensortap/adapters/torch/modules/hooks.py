@@ -13,6 +13,8 @@ from torch.compiler import is_compiling
 from tensortap.adapters.plan import Port, bits_of
 from tensortap.adapters.torch.autograd.gradients import (
     CallStack,
+    GradientPlace,
+    NodeHook,
     StepSource,
     await_input_gradients,
     await_output_gradients,
@@ -186,12 +188,14 @@ class ForwardPreHook(Hook, kernels.NativeHook):
             compiled_backward.begin_call(self.gradient_handle, given)
 
 
-class ForwardHook(Hook):
+@answered_in_c
+class ForwardHook(Hook, kernels.NativeHook):
     """Record what a module returns, under every name it has, and arrange for gradients."""
 
     __slots__ = (
         "before",
         "bits",
+        "for_c",
         "grad_outputs",
         "gradient_handle",
         "handle",
@@ -218,9 +222,12 @@ class ForwardHook(Hook):
         )
         self.handle, self.gradient_handle = (receiver.handle if receiver.ports else None for receiver in self.receivers)
         self.input_gradient_handle = before.gradient_handle
+        # C serves one name and its output's gradient, from the first gradient on.
+        self.for_c = not before.grad_inputs and len(self.outputs) <= 1 and len(self.grad_outputs) == 1
+        self.connect(observer.reader(steps) if self.for_c else None, ForwardHook.__call__, OUTPUT)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Record the output. Called after a failed forward too, where input gradients are wanted."""
+        """Record the output where C has not. Called after a failed forward too, where input gradients are wanted."""
         if is_compiling():
             self._compiled(output)
             return
@@ -241,8 +248,34 @@ class ForwardHook(Hook):
                     await_output_gradients(observer, steps, self.grad_outputs, found, step, call)
                     if inputs and self.before:
                         await_input_gradients(observer, steps, self.before.grad_inputs, inputs, found, step, call)
+            if self.for_c:
+                self._use_c()
         except Exception as error:
             _failed(observer, f"observing a {type(module).__name__}", error)
+
+    def _use_c(self) -> None:
+        """Have C do the same from now on, once the output and its gradient have points."""
+        point = self.outputs[0].points.get("") if self.outputs else None
+        gradients = self.grad_outputs[0]
+        for_node = NodeHook.for_copies(GradientPlace(self.observer, self.steps, gradients, ""))
+        if for_node is None or (self.outputs and point is None):
+            return
+        if point is not None:
+            use_point(self, point)
+        self.await_gradients(for_node, gradients.bits)
+        self.for_c = False
+
+    def take_output(self, output: Tensor, step: OpenStep) -> None:
+        """Record an output that C leaves to Python, and nothing else."""
+        for port in self.outputs:
+            self.observer.take(port.point(""), output, step)
+
+    def await_gradient(self, output: Tensor, step: OpenStep, call: int) -> None:
+        """Await a gradient that C could not register for."""
+        try:
+            await_output_gradients(self.observer, self.steps, self.grad_outputs, [("", output)], step, call)
+        except Exception as error:
+            _failed(self.observer, "awaiting the gradient of an output", error)
 
     def _compiled(self, output: Any) -> None:
         found = list(tensors_in_containers(output))

@@ -29,7 +29,7 @@ HOOK_VARIABLE: Final = "TENSORTAP_HOOK"
 GRADIENTS, ARGUMENTS, OUTPUT = range(3)  # what a hook in C finds a tensor in: a node's gradients, a module's arguments
 H = TypeVar("H", bound=kernels.NativeHook)
 _FLAG: Final = "_is_compiling_flag"  # what torch.compiler.is_compiling() tells, where C can read it
-_PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
+PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = (
     torch._C._is_torch_function_mode_enabled
 )  # a function mode would see what an observer asks of a tensor
@@ -69,6 +69,8 @@ class TensorObserver:
                 parameter=torch.nn.Parameter,
                 steps=steps,
                 recorder=self.recorder,
+                mode_is_on=mode_is_on,
+                grad_enabled=torch.is_grad_enabled,
             )
         return self._reader
 
@@ -83,7 +85,7 @@ class TensorObserver:
         armed = step.armed & point.probes
         if not armed:
             return -1
-        if self.reads_in_c and type(tensor) in _PLAIN and self.shards is None:
+        if self.reads_in_c and type(tensor) in PLAIN and self.shards is None:
             try:
                 row = step.table.record_tensor(point.key, armed, armed & step.hist != 0, recomputed, tensor)
             except Exception:
@@ -98,7 +100,7 @@ class TensorObserver:
         if self.shards is not None and point.key not in self.shards.known:
             self._record_shard(point, tensor)
         try:
-            if type(tensor) in _PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
+            if type(tensor) in PLAIN and tensor.is_cpu and tensor.is_contiguous() and not armed & point.keeping:
                 shape, table, want = tensor.shape, step.table, armed & step.hist != 0
                 # Lazy negation comes with views of complex numbers, of which only single elements are contiguous.
                 if ((shape and shape[-1] != 1) or not tensor.is_neg()) and not tensor.is_conj():
@@ -131,9 +133,9 @@ class TensorObserver:
 
     def take_all(self, found: Sequence[tuple[Point, Tensor]], step: OpenStep) -> list[int]:
         """Reduce several tensors in their order, in one call where that can be. Return their rows, as `take` does."""
-        if not self.reads_in_c or len(found) < 2 or self.shards is not None:
+        if not self.records_many or len(found) < 2:
             return [self.take(point, tensor, step) for point, tensor in found]
-        entries = np.array([_entry(point, tensor, step) for point, tensor in found], np.int64)
+        entries = np.array([entry_for(point, tensor, step) for point, tensor in found], np.int64)
         tensors = tuple([tensor for _, tensor in found])
         i = 0
         while (i := step.table.record_many(entries, tensors, i)) < len(found):
@@ -141,6 +143,11 @@ class TensorObserver:
             i += 1
         rows: list[int] = entries[:, 3].tolist()
         return rows
+
+    @property
+    def records_many(self) -> bool:
+        """Return whether the kernel may read several tensors in one call."""
+        return self.reads_in_c and self.shards is None
 
     def _take_any(self, point: Point, tensor: Tensor, step: OpenStep, armed: int, recomputed: bool) -> int:
         try:
@@ -236,6 +243,7 @@ class DeviceObserver(TensorObserver):
     """Reduce CPU tensors the way a device's are, for tests."""
 
     __slots__ = ()
+    records_many = False
 
     def take_all(self, found: Sequence[tuple[Point, Tensor]], step: OpenStep) -> list[int]:
         """Reduce several tensors one by one."""
@@ -252,10 +260,10 @@ class DeviceObserver(TensorObserver):
             return self._take_any(point, tensor, step, armed, recomputed)
 
 
-def _entry(point: Point, tensor: Tensor, step: OpenStep) -> tuple[int, int, int, int]:
+def entry_for(point: Point, tensor: Tensor, step: OpenStep) -> tuple[int, int, int, int]:
     """Return what the kernel needs to know of a tensor's place; a negative key leaves the tensor to `take`."""
     armed = step.armed & point.probes
-    plain = armed and not armed & point.keeping and type(tensor) in _PLAIN
+    plain = armed and not armed & point.keeping and type(tensor) in PLAIN
     return point.key if plain else -1, armed, int(armed & step.hist != 0), -1
 
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tensortap.adapters.torch.autograd.gradients import (
     Found,
+    GradientPlace,
     GradientSum,
     NodeHook,
     StepSource,
@@ -105,8 +106,9 @@ class DispatchObserver(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _await(self, seen: _ObservedCall, node: Any) -> None:
         observer, steps, step = seen.site.observer, self.steps, self.step
         for port in seen.ports.grad_output:
-            NodeHook(observer, steps, port, "", step, seen.call).register(node, 0)
+            NodeHook(GradientPlace(observer, steps, port, ""), step, seen.call).register(node, 0)
         for port in seen.ports.grad_input:
             for position, slot in enumerate(seen.slots[: len(node.next_functions)]):
                 if node.next_functions[position][0] is not None:
-                    GradientSum(observer, steps, port, slot, step, seen.call).expect([(node, position)])
+                    place = GradientPlace(observer, steps, port, slot)
+                    GradientSum(place, step, seen.call).expect([(node, position)])

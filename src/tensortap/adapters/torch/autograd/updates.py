@@ -1,0 +1,155 @@
+"""What an optimizer changed: parameters are copied before its step and subtracted after it.
+
+Small dense parameters are copied, subtracted and recorded by one call of the kernel each time, others by PyTorch. Each
+row has the number `ratio`: the size of the change relative to the parameter's as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from tensortap.adapters.torch.autograd.members import MemberPort
+from tensortap.adapters.torch.distributed.shards import local_of
+from tensortap.adapters.torch.modules.tensors import PLAIN, TensorObserver, entry_for
+from tensortap.adapters.torch.modules.values import values_of
+from tensortap.record.recorder import OpenStep
+from tensortap.record.table import Value
+from tensortap.reduce import kernel as kernels
+from tensortap.reduce.buffers import NUMPY_DTYPES
+
+_OFFSET, _SUBTRACTED = 0, 3  # of a copy; see `kernels.copy_tensors`
+_KEY, _ROW = 0, 3  # of an entry; see `kernels.record_many`
+_LEFT_TO_PYTORCH: Final = -1
+_RATIO: Final = "ratio"
+
+
+class CopiedParameters(NamedTuple):
+    """Parameters that an optimizer is about to change, and what they were: in a buffer, or as clones by position."""
+
+    members: list[MemberPort]
+    parameters: tuple[nn.Parameter, ...]
+    copies: npt.NDArray[np.int64]
+    buffer: npt.NDArray[np.uint8]
+    clones: dict[int, Tensor]
+
+    def old(self, i: int) -> Tensor:
+        """Return a parameter as it was."""
+        clone = self.clones.get(i)
+        return self._in_buffer(i) if clone is None else clone
+
+    def change(self, i: int) -> Tensor:
+        """Return what a parameter has changed by."""
+        if self.copies[i, _SUBTRACTED] > 0:
+            return self._in_buffer(i)
+        return self.parameters[i] - self.old(i)
+
+    def _in_buffer(self, i: int) -> Tensor:
+        offset, numel, code, _ = self.copies[i].tolist()
+        dtype = NUMPY_DTYPES[code]
+        elements = self.buffer[offset : offset + numel * dtype.itemsize].view(dtype)
+        return torch.from_numpy(elements).reshape(self.parameters[i].shape)
+
+
+class UpdateRecorder:
+    """Record the changes that an optimizer's step makes to parameters."""
+
+    def __init__(self, observer: TensorObserver) -> None:
+        self._observer = observer
+        self._copied: list[CopiedParameters] = []  # one for each optimizer that is stepping
+        self._buffer = np.empty(0, np.uint8)
+
+    def clear(self) -> None:
+        """Forget what was copied."""
+        self._copied.clear()
+        self._buffer = np.empty(0, np.uint8)
+
+    def copy(self, found: Iterable[tuple[MemberPort, nn.Parameter]]) -> None:
+        """Copy parameters before an optimizer's step."""
+        members, parameters = [], []
+        for member, parameter in found:
+            members.append(member)
+            parameters.append(parameter)
+        if members:
+            self._copied.append(self._copy(members, tuple(parameters)))
+
+    def _copy(self, members: list[MemberPort], parameters: tuple[nn.Parameter, ...]) -> CopiedParameters:
+        copies = np.full((len(members), 4), _LEFT_TO_PYTORCH, np.int64)
+        # One buffer is used again in every step, but not while another optimizer's copies lie in it.
+        buffer = np.empty(0, np.uint8) if self._copied else self._buffer
+        if kernels.copy_tensors is not None and self._observer.records_many:
+            given = tuple([parameter if type(parameter) in PLAIN else None for parameter in parameters])
+            size = kernels.copy_tensors(kernels.address(copies), buffer.ctypes.data, len(buffer), given)
+            if size > len(buffer):
+                buffer = np.empty(size, np.uint8)
+                kernels.copy_tensors(kernels.address(copies), buffer.ctypes.data, size, given)
+            if not self._copied:
+                self._buffer = buffer
+        with torch.no_grad():
+            left = np.flatnonzero(copies[:, _OFFSET] == _LEFT_TO_PYTORCH).tolist()
+            clones = {i: parameters[i].clone() for i in left}
+        return CopiedParameters(members, parameters, copies, buffer, clones)
+
+    def record(self, step: OpenStep) -> None:
+        """Record the changes after an optimizer's step."""
+        copied, self._copied = self._copied, []
+        recorded: set[str] = set()
+        with torch.no_grad():
+            for parameters in reversed(copied):  # of a parameter that was copied twice the last copy counts
+                self._record(step, parameters, recorded)
+                recorded.update(member.port.path for member in parameters.members)
+
+    def _record(self, step: OpenStep, copied: CopiedParameters, recorded: set[str]) -> None:
+        members, parameters, copies, buffer, _ = copied
+        found = zip(members, parameters, strict=True)
+        entries = np.array([entry_for(m.port.point(""), parameter, step) for m, parameter in found], np.int64)
+        if recorded:
+            entries[[i for i, member in enumerate(members) if member.port.path in recorded], _KEY] = -1
+        norms, i = np.empty(len(members)), 0
+        while (i := step.table.record_changes(entries, copies, buffer, norms, parameters, i)) < len(members):
+            if members[i].port.path not in recorded:
+                entries[i, _ROW] = self._record_one(step, copied, i, norms)
+            i += 1
+        self._add_ratios(step, members, entries[:, _ROW], norms)
+
+    def _record_one(self, step: OpenStep, copied: CopiedParameters, i: int, norms: npt.NDArray[Any]) -> int:
+        """Record a change that the kernel leaves to PyTorch. Return its row, or −1 where its ratio is there already."""
+        port, device = copied.members[i].port, self._observer.devices
+        change = copied.change(i)
+        row = self._observer.take(port.point(""), change, step)
+        if row >= 0 and device.wants(change):
+            device.number(step, row, _RATIO, ratio(change, copied.old(i)), port.bits)
+            return -1
+        if not copied.copies[i, _SUBTRACTED] > 0:
+            norms[i] = _norm(copied.old(i))
+        return row
+
+    def _add_ratios(
+        self, step: OpenStep, members: list[MemberPort], rows: npt.NDArray[Any], norms: npt.NDArray[Any]
+    ) -> None:
+        sizes = step.table.columns["l2"][rows].tolist()
+        step.table.values += [
+            Value(row, _RATIO, size / norm if norm else math.inf, member.port.bits)
+            for member, row, size, norm in zip(members, rows.tolist(), sizes, norms.tolist(), strict=True)
+            if row >= 0
+        ]
+
+
+def _norm(tensor: Tensor) -> float:
+    norm = kernels.norms((tensor,))[0] if kernels.norms is not None and type(tensor) is Tensor else None
+    # Some, such as single elements, C leaves to PyTorch.
+    return float(torch.linalg.vector_norm(local_of(tensor))) if norm is None else norm
+
+
+def ratio(change: Tensor, old: Tensor) -> Tensor:
+    """Return ‖change‖ / ‖old‖ of this process's shard, on its device; halves would overflow and are widened."""
+    plain = [values for values in (values_of(change), values_of(old)) if values is not None]
+    wide = [values.float() if values.element_size() < 4 else values for values in plain]
+    size, norm = (torch.linalg.vector_norm(values) for values in wide)
+    return torch.where(norm > 0, size / norm, float("inf"))
