@@ -120,15 +120,19 @@ class UpdateRecorder:
 
     def _record_one(self, step: OpenStep, copied: CopiedParameters, i: int, norms: npt.NDArray[Any]) -> int:
         """Record a change that the kernel leaves to PyTorch. Return its row, or −1 where its ratio is there already."""
-        port, device = copied.members[i].port, self._observer.devices
-        change = copied.change(i)
-        row = self._observer.take(port.point(""), change, step)
-        if row >= 0 and device.wants(change):
-            device.number(step, row, _RATIO, ratio(change, copied.old(i)), port.bits)
+        observer, port = self._observer, copied.members[i].port
+        try:
+            change = copied.change(i)
+            row = observer.take(port.point(""), change, step)
+            if row >= 0 and observer.devices.wants(change):
+                observer.devices.number(step, row, _RATIO, ratio(change, copied.old(i)), port.bits)
+                return -1
+            if not copied.copies[i, _SUBTRACTED] > 0:
+                norms[i] = _norm(copied.old(i))
+            return row
+        except Exception as error:
+            observer.recorder.counters.failed("skipped_tensors", f"recording {copied.members[i].site}", error)
             return -1
-        if not copied.copies[i, _SUBTRACTED] > 0:
-            norms[i] = _norm(copied.old(i))
-        return row
 
     def _add_ratios(
         self, step: OpenStep, members: list[MemberPort], rows: npt.NDArray[Any], norms: npt.NDArray[Any]
