@@ -62,7 +62,7 @@ def record_changes(
     /,
 ) -> int: ...
 def norms(tensors: tuple[object, ...], /) -> list[float | None]: ...
-def show_call(kind: type[NativeHook], function: Callable[..., Any], /) -> bool: ...
+def show_call(kind: type, function: Callable[..., Any], /) -> bool: ...
 
 class Reader:
     def __init__(
@@ -76,6 +76,7 @@ class Reader:
         recorder: object,
         mode_is_on: Callable[[], bool],
         grad_enabled: Callable[[], bool],
+        compiler_callback: Callable[[], object],
     ) -> None: ...
     def disable(self) -> None: ...
 
@@ -88,6 +89,46 @@ class NativeHook:
     def use_point(self, key: int, probes: int, keeping: int, /) -> None: ...
     def keep_whole(self, probes: int, /) -> None: ...
     def await_gradients(self, hook: NativeHook, probes: int, /) -> None: ...
+
+class ModuleCall:
+    owner: Final[object]
+    path: Final[str]
+    sites: Final[dict[str, list[Any]]]
+    counts: Final[dict[str, int]]
+    visible: bool
+    def __init__(
+        self, owner: object, path: str, sites: dict[str, list[Any]], visible: bool, counts: dict[str, int]
+    ) -> None: ...
+
+class RunningCalls:
+    calls: Final[list[ModuleCall]]
+    is_on: bool
+    mode: object
+    def __init__(
+        self,
+        push: Callable[[Any], object],
+        pop: Callable[[], object],
+        depth: Callable[[], int],
+        at: Callable[[int], object],
+    ) -> None: ...
+
+class ScopeHook:
+    def connect(
+        self, reader: Reader | None, python: Callable[..., Any], running: object, visibility: object, owner: object, /
+    ) -> None: ...
+    def use_call(self, call: ModuleCall, generation: int, /) -> None: ...
+
+class ModeCall:
+    def __init__(
+        self,
+        reader: Reader,
+        mode: object,
+        python: Callable[..., Any],
+        known: dict[Any, str | None],
+        taps: object,
+        state: RunningCalls,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def commit(
     layout_address: int,

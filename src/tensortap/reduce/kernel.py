@@ -130,18 +130,30 @@ norms = None if ACTIVE == "numpy" else getattr(_kernel, "norms", None)
 if TYPE_CHECKING:
     NativeHook = _kernel.NativeHook
     Reader = _kernel.Reader
+    ModuleCall = _kernel.ModuleCall
+    RunningCalls = _kernel.RunningCalls
+    ScopeHook = _kernel.ScopeHook
+    ModeCall = _kernel.ModeCall
 else:
-    NativeHook, Reader = (numpy_kernel.NativeHook, None) if ACTIVE == "numpy" else (_kernel.NativeHook, _kernel.Reader)
+    _hooks = numpy_kernel if ACTIVE == "numpy" else _kernel
+    NativeHook, Reader = _hooks.NativeHook, _hooks.Reader
+    ModuleCall, RunningCalls, ScopeHook, ModeCall = (
+        _hooks.ModuleCall, _hooks.RunningCalls, _hooks.ScopeHook, _hooks.ModeCall
+    )  # fmt: skip
 """The base class of hooks that C answers as far as it can. See csrc/hook.h.
 
 `connect(reader, python, position)` says what to ask, what to call where C gives up, and where among a call's arguments
 the tensor is; `use_point(key, probes, keeping)` says how it is recorded, `keep_whole(probes)` for which of the probes
 that keep elements C copies the whole tensor.
-`Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder)` is what they ask; without C None.
+`await_gradients(hook, probes)` has it put a copy of another hook on the node of each output (csrc/await.h).
+`Reader(compiler, tracing, …)` is what they ask; without C None.
+
+`ModuleCall` and `RunningCalls` are the modules that run, `ScopeHook` is the base class of the hooks that begin and end
+their calls, and `ModeCall` the `__torch_function__` of a mode, without C None. See csrc/ops.h.
 """
 
 show_call = None if ACTIVE == "numpy" else _kernel.show_call
-"""`show_call(type, function) -> bool`: show a function as `__call__` of a subclass of NativeHook, called by C alone."""
+"""`show_call(type, function) -> bool`: show a function as `__call__` of a class of hooks, called by C alone."""
 
 reduce_columns = None if ACTIVE == "numpy" else getattr(_kernel, "reduce_columns", None)
 """`reduce_columns(out_address, address, dtype, rows, width)`; None without C. See reduce/columns.py."""

@@ -254,6 +254,47 @@ class NativeHook:
         """Do nothing."""
 
 
+Reader = ModeCall = None  # what only C asks and calls
+
+
+class ModuleCall:
+    """A running module: its path, its sites, and how many operations of each kind it has done."""
+
+    __slots__ = ("counts", "owner", "path", "sites", "visible")
+
+    def __init__(
+        self, owner: object, path: str, sites: dict[str, list[Any]], visible: bool, counts: dict[str, int]
+    ) -> None:
+        self.owner = owner
+        self.path = path
+        self.sites = sites
+        self.visible = visible
+        self.counts = counts
+
+
+class RunningCalls:
+    """The modules that are running in a thread, innermost last, and whether its function mode is active."""
+
+    __slots__ = ("calls", "is_on", "mode")
+
+    def __init__(self, *stack: object) -> None:
+        self.calls: list[ModuleCall] = []
+        self.is_on = False
+        self.mode: object = None
+
+
+class ScopeHook:
+    """Stands for the C extension's class of hooks around modules."""
+
+    __slots__ = ()
+
+    def connect(self, reader: object, python: object, running: object, visibility: object, owner: object) -> None:
+        """Do nothing."""
+
+    def use_call(self, call: ModuleCall, generation: int) -> None:
+        """Do nothing."""
+
+
 def level() -> str:
     """The only level there is here."""
     return LEVELS[0]

@@ -12,7 +12,8 @@
 
 typedef struct {
     PyObject_HEAD
-    PyObject *compiler, *tracing, *backward_task, *tensor, *parameter, *steps, *recorder, *mode_is_on, *grad_enabled;
+    PyObject *compiler, *tracing, *backward_task, *tensor, *parameter, *steps, *recorder, *mode_is_on, *grad_enabled,
+        *compiler_callback;
     PyObject *step; /* the step seen last, and its table's header */
     int64_t *header;
     int enabled;
@@ -37,7 +38,7 @@ enum { RAISE = -2, LEAVE, NOTHING, RECORD }; /* an error of the user's choice, l
 
 static struct {
     PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *whole, *bound, *closed, *calls, *requires_grad,
-        *grad_fn, *output_nr, *register_prehook, *take_output, *await_gradient;
+        *grad_fn, *output_nr, *register_prehook, *take_output, *await_gradient, *state, *generation, *bits, *recorder, *take_left;
 } names;
 static PyTypeObject *reader_type, *hook_type;
 
@@ -90,12 +91,15 @@ static int64_t *header_of(Reader *r, PyObject *step)
     return header;
 }
 
+static int is_compiling_nothing(const Reader *r)
+{
+    return r && r->enabled && PyDict_GetItemWithError(r->compiler, names.is_compiling) == Py_False;
+}
+
 /* Whether a hook may read tensors now, as far as that does not depend on the step. */
 static int may_read(const Reader *r)
 {
-    if (!r || !r->enabled || !tensor_from_object)
-        return 0;
-    return PyDict_GetItemWithError(r->compiler, names.is_compiling) == Py_False && returns_none(r->tracing) == 1;
+    return is_compiling_nothing(r) && tensor_from_object && returns_none(r->tracing) == 1;
 }
 
 /* Whether a step wants a point, and what the row is to be. One probe may want the whole tensor. */
@@ -207,18 +211,24 @@ static int is_recomputation(const Reader *r)
     return number != -1 ? 1 : PyErr_Occurred() ? -1 : 0;
 }
 
+/* Record a plain tensor in a step that the caller holds. */
+static int record_in_step(Reader *r, const NativeHook *hook, PyObject *step, PyObject *tensor)
+{
+    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
+    const int done = hook->key >= 0 ? aim(r, hook, step, &t) : LEAVE;
+    if (done != RECORD)
+        return done;
+    t.recomputed = is_recomputation(r);
+    return t.recomputed >= 0 && record_plain(hook, &t, step, tensor) >= 0 ? RECORD : LEAVE;
+}
+
 /* Record what a module took or gave. */
 static int record_in_open_step(Reader *r, const NativeHook *hook, PyObject *tensor)
 {
-    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
     if (hook->key < 0 || !may_read(r) || !is_plain_type(r, tensor))
         return LEAVE;
     PyObject *step = open_step(r);
-    int done = step ? aim(r, hook, step, &t) : LEAVE;
-    if (done == RECORD) {
-        t.recomputed = is_recomputation(r);
-        done = t.recomputed >= 0 && record_plain(hook, &t, step, tensor) >= 0 ? RECORD : LEAVE;
-    }
+    const int done = step ? record_in_step(r, hook, step, tensor) : LEAVE;
     Py_XDECREF(step); /* it kept the table alive */
     return done;
 }
@@ -270,6 +280,7 @@ static int reader_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(r->recorder);
     Py_VISIT(r->mode_is_on);
     Py_VISIT(r->grad_enabled);
+    Py_VISIT(r->compiler_callback);
     Py_VISIT(r->step);
     return 0;
 }
@@ -288,6 +299,7 @@ static int reader_clear(PyObject *self)
     Py_CLEAR(r->recorder);
     Py_CLEAR(r->mode_is_on);
     Py_CLEAR(r->grad_enabled);
+    Py_CLEAR(r->compiler_callback);
     Py_CLEAR(r->step);
     return 0;
 }
@@ -306,10 +318,10 @@ static void reader_dealloc(PyObject *self) { release_object(self, reader_clear);
 static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
     static char *keywords[] = {"compiler", "tracing", "backward_task", "tensor", "parameter", "steps", "recorder",
-                               "mode_is_on", "grad_enabled", NULL};
-    PyObject *given[9];
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
-                                     &given[3], &given[4], &given[5], &given[6], &given[7], &given[8]))
+                               "mode_is_on", "grad_enabled", "compiler_callback", NULL};
+    PyObject *given[10];
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
+                                     &given[3], &given[4], &given[5], &given[6], &given[7], &given[8], &given[9]))
         return -1;
     reader_clear(self);
     Reader *r = (Reader *)self;
@@ -322,6 +334,7 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
     r->recorder = Py_NewRef(given[6]);
     r->mode_is_on = Py_NewRef(given[7]);
     r->grad_enabled = Py_NewRef(given[8]);
+    r->compiler_callback = Py_NewRef(given[9]);
     r->enabled = 1;
     return 0;
 }
@@ -338,7 +351,7 @@ static PyMethodDef reader_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot reader_slots[] = {
-    {Py_tp_doc, "Reader(compiler, tracing, backward_task, tensor, parameter, steps, recorder, mode_is_on, grad_enabled): what hooks ask"},
+    {Py_tp_doc, "Reader(compiler, tracing, …): what hooks ask of PyTorch and of the tap"},
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, reader_init}, {Py_tp_dealloc, reader_dealloc},
     {Py_tp_traverse, reader_traverse}, {Py_tp_clear, reader_clear}, {Py_tp_methods, reader_methods}, {0, NULL},
 };
@@ -391,17 +404,17 @@ static PyObject *find_among(PyObject *given, int position)
     return PyTuple_CheckExact(at) && PyTuple_Size(at) == 1 ? PyTuple_GetItem(at, 0) : NULL;
 }
 
-static PyObject *call_python(NativeHook *hook, PyObject *given, PyObject *kwargs)
+static PyObject *call_with_self(PyObject *self, PyObject *function, PyObject *given, PyObject *kwargs)
 {
-    if (!hook->python) {
+    if (!function) {
         PyErr_SetString(PyExc_RuntimeError, "a hook of tensortap was called before connect()");
         return NULL;
     }
-    PyObject *python = Py_NewRef(hook->python), *result = NULL;
+    PyObject *python = Py_NewRef(function), *result = NULL;
     const Py_ssize_t count = PyTuple_Size(given);
     PyObject *args = PyTuple_New(count + 1);
     for (Py_ssize_t i = 0; args && i <= count; i++)
-        PyTuple_SetItem(args, i, Py_NewRef(i ? PyTuple_GetItem(given, i - 1) : (PyObject *)hook));
+        PyTuple_SetItem(args, i, Py_NewRef(i ? PyTuple_GetItem(given, i - 1) : self));
     if (args)
         result = PyObject_Call(python, args, kwargs);
     Py_XDECREF(args);
@@ -425,7 +438,7 @@ static PyObject *hook_call(PyObject *self, PyObject *given, PyObject *kwargs)
             Py_RETURN_NONE;
         PyErr_Clear();
     }
-    return call_python(hook, given, kwargs);
+    return call_with_self(self, hook->python, given, kwargs);
 }
 
 static PyObject *hook_connect(PyObject *self, PyObject *args)
@@ -510,6 +523,8 @@ static PyType_Spec hook_spec = {
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, hook_slots,
 };
 
+#include "ops.h"
+
 /* Show a function as a class's `__call__` and go on answering calls in C. torch.compile follows what a class shows; an
  * ordinary assignment would have the interpreter call the function too. */
 static PyObject *py_show_call(PyObject *module, PyObject *args)
@@ -518,8 +533,9 @@ static PyObject *py_show_call(PyObject *module, PyObject *args)
     (void)module;
     if (!PyArg_ParseTuple(args, "O!O", &PyType_Type, &type, &function))
         return NULL;
-    if (!PyType_IsSubtype((PyTypeObject *)type, hook_type)) {
-        PyErr_SetString(PyExc_TypeError, "show_call(type, function) takes a subclass of NativeHook");
+    const int is_scope = PyType_IsSubtype((PyTypeObject *)type, scope_type);
+    if (!is_scope && !PyType_IsSubtype((PyTypeObject *)type, hook_type)) {
+        PyErr_SetString(PyExc_TypeError, "show_call(type, function) takes a subclass of NativeHook or ScopeHook");
         return NULL;
     }
     PyObject *namespace = PyObject_GenericGetDict(type, NULL);
@@ -528,7 +544,7 @@ static PyObject *py_show_call(PyObject *module, PyObject *args)
     PyType_Modified((PyTypeObject *)type);
     if (failed)
         return NULL;
-    return PyBool_FromLong(PyType_GetSlot((PyTypeObject *)type, Py_tp_call) == (void *)hook_call);
+    return PyBool_FromLong(PyType_GetSlot((PyTypeObject *)type, Py_tp_call) == (void *)(is_scope ? scope_call : hook_call));
 }
 
 static int add_hooks(PyObject *module)
@@ -541,7 +557,9 @@ static int add_hooks(PyObject *module)
         {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.whole, "whole"}, {&names.bound, "bound"},
         {&names.closed, "closed"}, {&names.calls, "calls"}, {&names.requires_grad, "requires_grad"},
         {&names.grad_fn, "grad_fn"}, {&names.output_nr, "output_nr"}, {&names.register_prehook, "register_prehook"},
-        {&names.take_output, "take_output"}, {&names.await_gradient, "await_gradient"},
+        {&names.take_output, "take_output"}, {&names.await_gradient, "await_gradient"}, {&names.state, "state"},
+        {&names.generation, "generation"}, {&names.bits, "bits"}, {&names.recorder, "recorder"},
+        {&names.take_left, "take_left"},
     };
     for (size_t i = 0; i < sizeof interned / sizeof *interned; i++)
         if (!*interned[i].name && !(*interned[i].name = PyUnicode_InternFromString(interned[i].text)))
@@ -551,5 +569,5 @@ static int add_hooks(PyObject *module)
     if (!hook_type && !(hook_type = (PyTypeObject *)PyType_FromSpec(&hook_spec)))
         return -1;
     return PyModule_AddObjectRef(module, "Reader", (PyObject *)reader_type) ||
-           PyModule_AddObjectRef(module, "NativeHook", (PyObject *)hook_type);
+           PyModule_AddObjectRef(module, "NativeHook", (PyObject *)hook_type) || add_operations(module);
 }

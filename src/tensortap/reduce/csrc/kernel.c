@@ -10,7 +10,7 @@
  * This file holds what is independent of the instruction set: the plan that turns shape and strides into runs, the
  * thread pool, and the Python functions. body.h is the arithmetic, compiled once per level;
  * hash.h is the content hash; columns.h has statistics by column, for matrices of activations; dlpack.h reads the tensors
- * of frameworks, many.h several at once and changes.h what an optimizer changed; hook.h and await.h are what PyTorch calls; message.h writes a table as an Arrow message; xla.h and onnx.h let XLA and
+ * of frameworks, many.h several at once and changes.h what an optimizer changed; hook.h, await.h and ops.h are what PyTorch calls; message.h writes a table as an Arrow message; xla.h and onnx.h let XLA and
  * ONNX Runtime call it inside their graphs.
  */
 

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch._C._dynamo import eval_frame
 
 from tensortap.adapters.torch.device.devices import VARIABLE, DeviceReducer
 from tensortap.adapters.torch.distributed.shards import ShardRegistry, tensor_for_function
@@ -27,7 +28,7 @@ _CAPTURED: Final = (
 )
 HOOK_VARIABLE: Final = "TENSORTAP_HOOK"
 GRADIENTS, ARGUMENTS, OUTPUT = range(3)  # what a hook in C finds a tensor in: a node's gradients, a module's arguments
-H = TypeVar("H", bound=kernels.NativeHook)
+H = TypeVar("H", bound=kernels.NativeHook | kernels.ScopeHook)
 _FLAG: Final = "_is_compiling_flag"  # what torch.compiler.is_compiling() tells, where C can read it
 PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = (
@@ -71,6 +72,7 @@ class TensorObserver:
                 recorder=self.recorder,
                 mode_is_on=mode_is_on,
                 grad_enabled=torch.is_grad_enabled,
+                compiler_callback=eval_frame.get_eval_frame_callback,
             )
         return self._reader
 
@@ -228,7 +230,7 @@ def use_point(hook: kernels.NativeHook, point: Point) -> None:
 
 
 def answered_in_c(cls: type[H]) -> type[H]:
-    """Have C answer the calls of a subclass of NativeHook, and call the class's own `__call__` where it gives up.
+    """Have C answer the calls of a class of hooks, and call the class's own `__call__` where it gives up.
 
     The class goes on showing its `__call__`: the compiler traces what it finds there, and cannot follow C.
     """

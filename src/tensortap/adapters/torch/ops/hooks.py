@@ -18,13 +18,16 @@ from tensortap.adapters.torch.modules import tree as modules
 from tensortap.adapters.torch.modules.hooks import Hook, tracing
 from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
 from tensortap.adapters.torch.modules.placement import enclosing
+from tensortap.adapters.torch.modules.tensors import answered_in_c
 from tensortap.adapters.torch.ops.names import operations_of
 from tensortap.adapters.torch.ops.taps import OpTaps, wants_nothing_of
 from tensortap.adapters.torch.ops.visibility import COMPILED, PlainModule
 from tensortap.adapters.torch.steps import running_twice
+from tensortap.reduce import kernel as kernels
 
 
-class ModuleEnterHook(Hook):
+@answered_in_c
+class ModuleEnterHook(Hook, kernels.ScopeHook):
     """Report that a module begins to run.
 
     With `hides_hooks` operations of hooks registered earlier are not observed: FSDP gathers parameters in them.
@@ -38,6 +41,9 @@ class ModuleEnterHook(Hook):
         self.paths = tuple(paths)
         self.is_root = is_root
         self.plain = PlainModule(type(module) is nn.Sequential and operations_of(module) == ())
+        ordinary = not (is_root or self.hides_hooks or len(self.paths) > 1)
+        reader = taps.reader if ordinary else None
+        self.connect(reader, ModuleEnterHook.__call__, taps.running, taps.visibility, None)
 
     def registers(self) -> list[Register]:
         """Return what registers it and its exit hook. On the root it comes after the hook that finds steps."""
@@ -73,7 +79,9 @@ class ModuleEnterHook(Hook):
             if self.is_root and not taps.idle() and backward_task() == -1 and not running_twice(module):
                 taps.drop()
             path = self.paths[0] if len(self.paths) == 1 else self._path()
-            taps.enter(self, path, module, plain=self.plain)
+            call = taps.enter(self, path, module, plain=self.plain)
+            if call is not None and self.plain.generation == taps.visibility.generation:
+                self.use_call(call, self.plain.generation)
             if self.hides_hooks:
                 taps.show(self, None)
         except Exception as error:
@@ -86,16 +94,19 @@ class ModuleEnterHook(Hook):
         return [*below, *self.paths][0]
 
 
-skip_compiling(ModuleEnterHook.__call__, inside=False)  # it must be able to ask whether the compiler is active
+skip_compiling(vars(ModuleEnterHook)["__call__"], inside=False)  # it must be able to ask whether the compiler is active
 
 
-class ModuleExitHook(Hook):
+@answered_in_c
+class ModuleExitHook(Hook, kernels.ScopeHook):
     """Report that a module has run, also when it failed."""
 
     __slots__ = ("enter_hook",)
 
     def __init__(self, enter_hook: ModuleEnterHook) -> None:
         self.enter_hook = enter_hook
+        taps = enter_hook.taps
+        self.connect(taps.reader, ModuleExitHook.__call__, taps.running, taps.visibility, enter_hook)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Report the module."""

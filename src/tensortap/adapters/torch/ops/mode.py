@@ -10,11 +10,15 @@ import torch
 from torch.compiler import is_compiling
 from torch.overrides import TorchFunctionMode
 
+from tensortap.adapters.torch.ops.dispatch import OPAQUE
+from tensortap.reduce import kernel as kernels
+
 _MOST_FUNCTIONS: Final = 8192  # some libraries make a new one for every call
 _depth: Final = torch._C._len_torch_function_stack
 _at: Final = torch._C._get_function_stack_at
 _push: Final = torch._C._push_on_torch_function_stack
 _pop: Final = torch._C._pop_torch_function_stack
+STACK: Final = (_push, _pop, _depth, _at)
 
 
 class OperationListener(Protocol):
@@ -30,10 +34,21 @@ class OperationListener(Protocol):
 class OpMode(TorchFunctionMode):
     """Intercept every PyTorch function that the thread calls; a dict tells whether it is wanted."""
 
-    def __init__(self, listener: OperationListener, known: dict[Any, str | None]) -> None:
+    def __init__(
+        self, listener: OperationListener, known: dict[Any, str | None], known_to_c: dict[Any, str | None]
+    ) -> None:
         super().__init__()
         self.listener = listener
         self.known = known
+        self.known_to_c = known_to_c  # those of them that C may call
+
+    def use_c(self, reader: kernels.Reader, state: kernels.RunningCalls) -> None:
+        """Have C answer, and call this class's method where it gives up."""
+        if kernels.ModeCall is not None:
+            python = self.__torch_function__
+            native = kernels.ModeCall(reader, self, python, self.known_to_c, self.listener, state)
+            vars(self)["__torch_function__"] = native
+            state.mode = self
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -55,7 +70,10 @@ class OpMode(TorchFunctionMode):
         if not getattr(function, "__closure__", None) or str(function.__module__).startswith("torch"):
             if len(self.known) >= _MOST_FUNCTIONS:
                 self.known.clear()
+                self.known_to_c.clear()
             self.known[function] = name  # not a closure, which may hold tensors
+            if function not in OPAQUE:
+                self.known_to_c[function] = name
         return name
 
     def activate(self, above: int | None = None) -> None:

@@ -21,9 +21,16 @@ from tensortap.adapters.torch.autograd.gradients import (
 )
 from tensortap.adapters.torch.modules.hooks import NO_TENSOR_OUT
 from tensortap.adapters.torch.modules.nested import tensors_in
-from tensortap.adapters.torch.modules.tensors import TensorObserver, mode_is_on, without_torch_function
+from tensortap.adapters.torch.modules.tensors import (
+    OUTPUT,
+    TensorObserver,
+    mode_is_on,
+    use_point,
+    without_torch_function,
+)
 from tensortap.adapters.torch.source import current_line
 from tensortap.record.recorder import OpenStep, Point
+from tensortap.reduce import kernel as kernels
 from tensortap.select.ports import OP_PORTS
 from tensortap.types import Call
 
@@ -44,9 +51,11 @@ class OpPorts(NamedTuple):
 class OpSite:
     """A site such as `blocks.3.attn/matmul#1`, made when it is first observed, and then kept."""
 
-    __slots__ = ("_chosen", "_plan", "asks", "bits", "name", "observer", "only_output", "ports", "where")
+    __slots__ = ("_chosen", "_plan", "asks", "bits", "name", "observer", "only_output", "ports", "recorder", "where")
 
-    def __init__(self, observer: TensorObserver, plan: Plan, name: OpName) -> None:
+    def __init__(
+        self, observer: TensorObserver, plan: Plan, name: OpName, reader: kernels.Reader | None = None
+    ) -> None:
         self.observer = observer
         self.name = name
         self._plan = plan
@@ -58,6 +67,7 @@ class OpSite:
         self.asks = [(1 << i, p.where) for i, p in enumerate(plan.probes) if p.where is not None and self.bits >> i & 1]
         self.where = f"{plan.site(name.path)}{name}"
         self.only_output = self._only_output()
+        self.recorder = None if reader is None or self.only_output is None else recorder_in_c(reader, self.only_output)
         if self.bits:
             observer.recorder.names.lines.setdefault(self.where, current_line())
 
@@ -141,6 +151,14 @@ class OpSite:
         made = [self._plan.port_for_operation(self.observer.recorder, self.name, port, mask) for port in OP_PORTS]
         ports = self._chosen[mask] = OpPorts(*([port] if port is not None else [] for port in made))
         return ports
+
+
+def recorder_in_c(reader: kernels.Reader, point: Point) -> kernels.NativeHook:
+    """Return what records the outputs of an operation in C."""
+    recorder = kernels.NativeHook()
+    recorder.connect(reader, recorder_in_c, OUTPUT)
+    use_point(recorder, point)
+    return recorder
 
 
 def given_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:

@@ -19,11 +19,12 @@ from tensortap.adapters.torch.autograd.gradients import StepSource, backward_tas
 from tensortap.adapters.torch.modules.hookset import new_hook_key
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.ops.dispatch import OPAQUE, DispatchObserver
-from tensortap.adapters.torch.ops.mode import OpMode, depth
+from tensortap.adapters.torch.ops.mode import STACK, OpMode, depth
 from tensortap.adapters.torch.ops.names import known_operations, op_name, operations_of, returns_no_tensor
 from tensortap.adapters.torch.ops.sites import OpPorts, OpSite
 from tensortap.adapters.torch.ops.visibility import PlainModule, Visibility
 from tensortap.record.recorder import OpenStep
+from tensortap.reduce import kernel as kernels
 from tensortap.select.operations import GROUPS
 from tensortap.select.sites import Pattern
 
@@ -32,39 +33,32 @@ _NOTHING: Final = contextlib.nullcontext()
 _MOST_NUMBERS: Final = 10_000  # in one call of a module; those beyond count as further calls of the last
 
 
-class ModuleCall:
-    """A running module: its path, its sites, and how many operations of each kind it has done."""
-
-    __slots__ = ("counts", "owner", "path", "sites", "visible")
-
-    def __init__(
-        self, owner: object, path: str, sites: dict[str, list[OpSite]], visible: bool, counts: dict[str, int]
-    ) -> None:
-        self.owner = owner
-        self.path = path
-        self.sites = sites
-        self.visible = visible
-        self.counts = counts
-
-
 class RunningModules(threading.local):
-    """The modules that are running in a thread, innermost last, and the thread's mode."""
+    """The modules that are running in a thread, and the thread's mode. C reads `state`."""
 
     def __init__(self, taps: OpTaps) -> None:
-        self.calls: list[ModuleCall] = []
-        self.mode = OpMode(taps, taps.known)
-        self.is_on = False
+        self.state = kernels.RunningCalls(*STACK)
+        self.calls = self.state.calls
+        self.mode = OpMode(taps, taps.known, taps.known_to_c)
+        if taps.reader is not None:
+            self.mode.use_c(taps.reader, self.state)
         self.above: int | None = None  # how many modes stay below ours
+
+    def stay_above(self, modes: int) -> None:
+        """Push the mode, from now on, directly above so many modes, which only Python does."""
+        self.above = modes
+        self.state.mode = None
 
     def adjust(self) -> None:
         """Activate the mode while the innermost module's operations may be observed."""
+        state = self.state
         wanted = bool(self.calls) and self.calls[-1].visible
-        if wanted and not self.is_on:
+        if wanted and not state.is_on:
             self.mode.activate(self.above)
-            self.is_on = True
-        elif self.is_on and not wanted and (not self.calls or self.mode.is_on_top()):
+            state.is_on = True
+        elif state.is_on and not wanted and (not self.calls or self.mode.is_on_top()):
             self.mode.deactivate()
-            self.is_on = False
+            state.is_on = False
 
 
 class OpTaps:
@@ -86,10 +80,12 @@ class OpTaps:
         for i, probe in enumerate(plan.probes):
             self.bits |= any(pattern in self.patterns for pattern in probe.patterns) << i
         self.known: dict[Any, str | None] = {}
+        self.known_to_c: dict[Any, str | None] = {}
         self.keys = tuple(new_hook_key() for _ in range(4))  # of hooks: two before modules, two after
         self.visibility = Visibility(observer.recorder.counters, keep_fused)
         self._sites: dict[str, dict[str, list[OpSite]]] = {}
-        self._running = RunningModules(self)
+        self.reader = observer.reader(steps)  # with which C observes; None where Python does
+        self.running = RunningModules(self)
         self._lock = threading.RLock()  # a signal handler may come in between
 
     def wants(self, function: Callable[..., Any]) -> str | None:
@@ -103,7 +99,7 @@ class OpTaps:
 
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operation in the innermost running module, and record it."""
-        calls = self._running.calls
+        calls = self.running.calls
         steps = self.steps
         step = steps.current() if steps.spread else self.observer.recorder.current
         if not calls or not step.armed & self.bits:
@@ -111,15 +107,19 @@ class OpTaps:
         site = self._site(calls[-1], name)
         if site is not None and site.only_output is not None and function not in OPAQUE:
             output = function(*args, **kwargs)
-            if type(output) is Tensor:
-                self.observer.take(site.only_output, output, step, backward_task() != -1)
-            elif step.armed & site.bits:
-                site.finish(site.ports, output, None, step, self.steps)
+            self.take_left(site, output, step)
             return output
         run = partial(self._observe_inside, function, step) if function in OPAQUE else function
         if site is None or not (armed := step.armed & site.bits):
             return run(*args, **kwargs)
         return self._call(site, armed, step, run, args, kwargs)
+
+    def take_left(self, site: OpSite, output: Any, step: OpenStep) -> None:
+        """Record what an operation returned, of which nothing but the output is wanted and which C has left."""
+        if type(output) is Tensor and site.only_output is not None:
+            self.observer.take(site.only_output, output, step, backward_task() != -1)
+        elif step.armed & site.bits:
+            site.finish(site.ports, output, None, step, self.steps)
 
     def _call(
         self, site: OpSite, armed: int, step: OpenStep, function: Callable[..., Any], args: tuple[Any, ...],
@@ -154,7 +154,7 @@ class OpTaps:
         name = self.known.get(function, "")
         if name == "":
             name = self.known[function] = self.wants(function)
-        return None if name is None else self._site(self._running.calls[-1], name)
+        return None if name is None else self._site(self.running.calls[-1], name)
 
     def enter(
         self,
@@ -163,16 +163,16 @@ class OpTaps:
         module: nn.Module | None = None,
         counts: dict[str, int] | None = None,
         plain: PlainModule | None = None,
-    ) -> None:
-        """Begin a module's call, if the step is wanted or a module around it is observed.
+    ) -> kernels.ModuleCall | None:
+        """Begin a module's call, if the step is wanted or a module around it is observed; return it.
 
         With `counts` the numbering goes on from so many operations of each kind. `plain` is known of the module.
         """
-        running = self._running
+        running = self.running
         if not running.calls:
             step = self.steps.current()
             if not step.armed & self.bits:
-                return
+                return None
             self.visibility.begin()
         visibility = self.visibility
         if plain is not None and plain.generation == visibility.generation:
@@ -182,31 +182,33 @@ class OpTaps:
         sites = self._sites.get(path)
         if sites is None:
             sites = self._sites[path] = {}
-        running.calls.append(ModuleCall(owner, path, sites, visible, {} if counts is None else counts))
-        if visible is not running.is_on:
+        call = kernels.ModuleCall(owner, path, sites, visible, {} if counts is None else counts)
+        running.calls.append(call)
+        if visible is not running.state.is_on:
             running.adjust()
+        return call
 
     def leave(self, owner: object) -> None:
         """End a module's call, also a failed one. Calls that an interrupt left above it end too."""
-        running = self._running
+        running = self.running
         calls = running.calls
         for position in range(len(calls) - 1, -1, -1):
             if calls[position].owner is owner:
                 del calls[position:]
-                if not calls or calls[-1].visible is not running.is_on:
+                if not calls or calls[-1].visible is not running.state.is_on:
                     running.adjust()
                 return
 
     def show(self, owner: object, module: nn.Module | None) -> None:
         """Observe the running module's operations from now on, if that is allowed; with None, stop for a while."""
-        running = self._running
+        running = self.running
         if running.calls and running.calls[-1].owner is owner:
             running.calls[-1].visible = module is not None and self.visibility.allows(module)
             running.adjust()
 
     def stay_above_current_modes(self) -> None:
         """Push the mode, from now on, directly above the modes that are active now in this thread."""
-        self._running.above = depth()
+        self.running.stay_above(depth())
 
     def close(self) -> None:
         """Observe no more: in this thread at once, in others when their modules return."""
@@ -215,17 +217,17 @@ class OpTaps:
 
     def drop(self) -> None:
         """Forget the running modules of this thread, which an interrupt may have left."""
-        self._running.calls.clear()
-        self._running.adjust()
+        self.running.calls.clear()
+        self.running.adjust()
 
     def parent(self) -> str | None:
         """Return the path of the innermost running module."""
-        calls = self._running.calls
+        calls = self.running.calls
         return calls[-1].path if calls else None
 
     def idle(self) -> bool:
         """Return whether no watched module is running in this thread."""
-        return not self._running.calls
+        return not self.running.calls
 
     def unseen(self) -> dict[str, str]:
         """Return the patterns for operations that recorded nothing, each with the reason where it is known."""
@@ -241,21 +243,23 @@ class OpTaps:
         """Return the patterns that recorded something."""
         return {pattern.text for pattern in self.patterns} - set(self.unseen())
 
-    def _site(self, call: ModuleCall, name: str) -> OpSite | None:
+    def _site(self, call: kernels.ModuleCall, name: str) -> OpSite | None:
         """Return the site of the next operation of this kind in a module's call."""
         number = call.counts.get(name, 0)
         call.counts[name] = number + 1
         found = call.sites.setdefault(name, [])
         if number < len(found):
-            return found[number]
+            site: OpSite = found[number]
+            return site
         try:
             with self._lock:  # another thread may be in the same module
                 while len(found) <= min(number, _MOST_NUMBERS - 1):
-                    found.append(OpSite(self.observer, self.wanted, OpName(call.path, name, len(found))))
+                    found.append(OpSite(self.observer, self.wanted, OpName(call.path, name, len(found)), self.reader))
         except Exception as error:
             self._failed(f"{name} in {call.path!r}", error)
             return None
-        return found[min(number, _MOST_NUMBERS - 1)]
+        last: OpSite = found[min(number, _MOST_NUMBERS - 1)]
+        return last
 
     def _failed(self, what: str, error: Exception) -> None:
         self.observer.recorder.counters.failed("skipped_tensors", f"observing {what}", error)
