@@ -13,7 +13,7 @@ KERNEL := $(wildcard src/tensortap/reduce/csrc/*.c src/tensortap/reduce/csrc/*.h
 PAGE := $(wildcard web/*.json web/*.ts web/*.html web/src/*)
 # What `make asan` runs: all that reaches the C code directly.
 ASAN_TESTS ?= tests/reduce tests/record/test_table.py tests/store/test_messages.py tests/store/test_tensor_tail.py \
-  tests/adapters/torch/modules tests/adapters/torch/autograd
+  tests/adapters/torch/modules tests/adapters/torch/autograd tests/adapters/torch/ops
 # Workers for the tests of PyTorch. One more process has those of the other frameworks, which take long to import; so
 # there are two more than CI has cores: tests wait for browsers, servers, Ray and processes that they kill.
 WORKERS ?= 3

@@ -12,12 +12,14 @@ import tensortap as tt
 
 
 def main(times: int) -> None:
-    """Record two training steps under each of so many taps."""
+    """Record training steps under each of so many taps: from the third on C does most of it."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(times):
-        with tt.watch(model, "*", "*:input", "*:grad_output", to=[]) as watching:
-            for _ in range(2):
+        with tt.watch(model, "*", "*:input", "*:grad_output", "**:update", "op:@matmul", to=[]) as watching:
+            for _ in range(4):
                 model(x).sum().backward()
+                optimizer.step()
                 watching.step()
     gc.collect()
 
