@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from tensortap.errors import HarvestError
 from tensortap.harvest.dtypes import NATIVE
 from tensortap.harvest.plan import HarvestPlan, SitePlan
-from tensortap.harvest.rows import KeptRows, joined, mixed
+from tensortap.harvest.rows import Array, Ints, KeptRows, joined, mixed
 from tensortap.harvest.statistics import SiteStatistics
 
 _NUMBERED: Final = re.compile(r"part-\d{6,}-(\d{2,9})\.parquet$")
@@ -157,11 +157,9 @@ def shard_number(name: str) -> int:
 
 def table_of(rows: KeptRows, site: SitePlan, schema: pa.Schema) -> pa.Table:
     """Return rows as a table that shares the values' memory."""
-    count = len(rows)
     columns = [
-        pa.array(rows.sample), _or_null(rows.position, pa.int32()), _or_null(rows.token, pa.int64()),
-        pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), pa.array([site.site])),
-        _bytes(rows.values, schema.field(VALUES).type),
+        _numbers(rows.sample), _or_null(rows.position, np.int32), _or_null(rows.token, np.int64),
+        _always(site.site, len(rows)), _bytes(rows.values, schema.field(VALUES).type),
     ]  # fmt: skip
     if rows.indices is not None:
         columns.append(_bytes(rows.indices, schema.field(INDICES).type))
@@ -176,8 +174,31 @@ def sealed_file(path: Path) -> tuple[int, str]:
         return file.tell(), digest
 
 
-def _or_null(values: Any, kind: pa.DataType) -> pa.Array:
-    return pa.array(values, mask=values < 0).cast(kind)
+# `pa.array` would do for the functions below, but it imports pandas when it is first called: a fifth of a second of
+# processor time in every worker, while the model computes.
+
+
+def _numbers(values: Array, mask: pa.Buffer | None = None) -> pa.Array:
+    dense = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(dense.dtype), len(dense), [mask, pa.py_buffer(dense)])
+
+
+def _or_null(values: Ints, kind: type[np.signedinteger[Any]]) -> pa.Array:
+    """Return numbers in a type; those below zero are missing."""
+    there = values >= 0
+    mask = None if there.all() else pa.py_buffer(np.packbits(there, bitorder="little"))
+    narrow = values.astype(kind)
+    if not np.array_equal(narrow, values):
+        raise HarvestError(f"a position must be below {np.iinfo(kind).max}, got {values.max()}")
+    return _numbers(narrow, mask)
+
+
+def _always(text: str, count: int) -> pa.Array:
+    """Return a column that holds one text in every row."""
+    encoded = text.encode()
+    offsets = pa.py_buffer(np.array([0, len(encoded)], np.int32))
+    only = pa.StringArray.from_buffers(1, offsets, pa.py_buffer(encoded))
+    return pa.DictionaryArray.from_arrays(_numbers(np.zeros(count, np.int8)), only)
 
 
 def _bytes(values: Any, kind: pa.DataType) -> pa.Array:
