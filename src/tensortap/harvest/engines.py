@@ -39,7 +39,7 @@ class Processes:
 
     def __init__(self, world: World) -> None:
         self.name = "local" if world.size == 1 else "torchrun"
-        self._world = world
+        self.world = world
 
     def prepare(self, job: Job, source: Source) -> None:
         """Need nothing: the model and the data are in this process."""
@@ -50,14 +50,14 @@ class Processes:
     ) -> int | None:  # fmt: skip
         """Do this process's parts."""
         done = folder.committed()
-        with PartWorker(folder, plan, source, model.forward(job), progress.advance, job.first_rows) as worker:
-            part = self._world.rank
+        with PartWorker(folder, plan, source, model.forward(job), progress.advance, job.run_before) as worker:
+            part = self.world.rank
             while source.batches is None or part * plan.batches_per_part < source.batches:
                 if part in done:
                     progress.skipped(plan.batches_per_part)
                 elif not worker.begin(part):
                     break
-                part += self._world.size
+                part += self.world.size
         parts = number_of_parts(source, plan, part)
         return parts if len(folder.committed()) >= parts else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,7 @@ class Job:
     inputs: tuple[str, ...] | None = None
     token_ids: Key = "input_ids"
     stop: bool = True
-    first_rows: Mapping[str, KeptRows] | None = None  # of the batch that was run for the plan
+    run_before: Mapping[int, Mapping[str, KeptRows]] = field(default_factory=dict)  # batches that need no second run
     left_out: tuple[str, ...] | None = None  # sites without a dimension for samples; None until there is a plan
 
     def source(self) -> Source:

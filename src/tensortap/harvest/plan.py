@@ -73,6 +73,11 @@ class HarvestPlan:
             raise HarvestError("harvest.json is damaged: it must name sites, fingerprints and what it is about")
         return plan
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The sites without a dimension for samples, of which nothing is kept."""
+        return tuple(self.about.get("left_out", ()))
+
     def check_same(self, fingerprints: Mapping[str, str], where: str) -> None:
         """Raise if a harvest with other fingerprints is to be continued here."""
         for what, before in self.fingerprints.items():
@@ -104,8 +109,13 @@ def cut_into_parts(bytes_per_batch: float, batches: int | None, shard_size: int,
     """
     wanted = max(1, round(shard_size * spread / max(bytes_per_batch, 1.0)))
     if batches is not None:
-        wanted = min(wanted, max(1, -(-batches // _PARTS)))
+        wanted = min(wanted, longest_part(batches))
     return wanted, max(1, min(spread, round(wanted * bytes_per_batch / min(shard_size, _SMALL))))
+
+
+def longest_part(batches: int) -> int:
+    """Return the most batches that make a part of a data set of so many."""
+    return max(1, -(-batches // _PARTS))
 
 
 def rows_in_block(bytes_per_row: int, shards: int = 1) -> int:

@@ -100,7 +100,7 @@ class RayWorker:
 def sent_job(job: Job, source: Source) -> Job:
     """Return a job as it is sent to the workers: with data that can be read by index where there is such."""
     data = source.data if isinstance(source, IndexedSource) else job.data
-    return dataclasses.replace(job, data=data, first_rows=None)
+    return dataclasses.replace(job, data=data, run_before={})
 
 
 def counted(source: Source) -> Source:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from tensortap import text
-from tensortap.distributed.ranks import of_environment
+from tensortap.distributed.ranks import World, of_environment
 from tensortap.errors import HarvestError
+from tensortap.harvest.ahead import BatchAhead, plan_of_another, run_ahead
 from tensortap.harvest.batch import Key, arrays_of_object
 from tensortap.harvest.careful import CarefulForward, SetAside
 from tensortap.harvest.dtypes import dtype_name
-from tensortap.harvest.engines import Engine, engine_for
+from tensortap.harvest.engines import Engine, Processes, engine_for
 from tensortap.harvest.folder import HarvestFolder
 from tensortap.harvest.job import Job, TappedModel, without_samples
 from tensortap.harvest.keep import Keep, KeepFunction, as_keep
@@ -30,10 +31,8 @@ from tensortap.harvest.plan import (
 from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.rows import KeptRows
-from tensortap.harvest.sources import Collate
+from tensortap.harvest.sources import MOST_KEPT, Collate
 from tensortap.harvest.tries import Tries
-
-_MOST_TRIED: Final = 8  # batches that are looked at to make the plan, while nothing in them can be run
 
 
 def harvest(
@@ -121,15 +120,13 @@ class _Harvesting:
             plan.check_same(fingerprints, str(self._folder))
         else:
             self._engine.prepare(self._job, self._source)
-            plan = self._plan(fingerprints)
-            if overwrite:  # only now: the engine is ready, and the first batch has shown that all else is good
-                self._folder.clear()
-            self._folder.write_plan(plan)
-        self._job = dataclasses.replace(self._job, left_out=tuple(plan.about.get("left_out", ())))
+            plan = self._new_plan(fingerprints, overwrite)
+        self._job = dataclasses.replace(self._job, left_out=plan.left_out)
         with HarvestProgress(str(self._folder), self._source.expected, shown) as progress:
             if self._job.left_out:
                 progress.say(f"without a dimension for samples, and left out: {', '.join(self._job.left_out)}")
-            self._work(plan, progress, resumed=before is not None, complete=bool(before and before["complete"]))
+            complete = bool((self._folder.read() or {}).get("complete"))
+            self._work(plan, progress, resumed=before is not None, complete=complete)
 
     def _work(self, plan: HarvestPlan, progress: HarvestProgress, resumed: bool, complete: bool) -> None:
         if complete:
@@ -156,6 +153,35 @@ class _Harvesting:
             "options": fingerprint_of_options(self._options),
         }
 
+    def _new_plan(self, fingerprints: dict[str, str], overwrite: bool) -> HarvestPlan:
+        """Make the plan, or take that of the process that makes it for all."""
+        ahead = self._run_ahead()
+        if ahead is not None and (found := plan_of_another(self._folder, ahead.seconds)) is not None:
+            plan = HarvestPlan.of_json(found)
+            plan.check_same(fingerprints, str(self._folder))
+            if ahead.fits(plan):
+                self._keep_for_later(ahead.number, ahead.rows)
+                return plan
+        self._model.close()  # taps learn from the first batch which site is the last: let it be the plan's
+        plan = self._plan(fingerprints)
+        if ahead is not None and ahead.fits(plan):
+            self._keep_for_later(ahead.number, ahead.rows)
+        if overwrite:  # only now: the engine is ready, and the first batch has shown that all else is good
+            self._folder.clear()
+        self._folder.write_plan(plan)
+        return plan
+
+    def _run_ahead(self) -> BatchAhead | None:
+        world = self._engine.world if isinstance(self._engine, Processes) else World(0, 1)
+        if world.rank == 0:
+            return None
+        tries = Tries(self._folder.staging, f"ahead-{world.rank}")
+        return run_ahead(self._source, world, self._model.forward(self._job), tries)
+
+    def _keep_for_later(self, number: int, rows: Mapping[str, KeptRows]) -> None:
+        """Keep the rows of a batch that was run before the work began, which then need not run it."""
+        self._job = dataclasses.replace(self._job, run_before={**self._job.run_before, number: dict(rows)})
+
     def _plan(self, fingerprints: dict[str, str]) -> HarvestPlan:
         """Run the first batch to learn which sites there are, how wide they are and how many rows a batch gives."""
         found, samples = self._first_rows()
@@ -167,7 +193,7 @@ class _Harvesting:
         batch = max(rows.values.nbytes for rows in found.values())
         widest = max(rows.values.itemsize * rows.values.shape[1] for rows in found.values())
         shard_size, spread = self._options["shard_size"], self._options["spread"]
-        batches, shards = cut_into_parts(batch, self._source.batches, shard_size, spread)
+        batches, shards = cut_into_parts(batch, self._source.expected, shard_size, spread)
         about = {
             "model": type(self._model.model).__qualname__, "framework": self._model.framework.capabilities.title,
             "data": self._source.kind, "samples_per_batch": samples, "left_out": list(self._left_out), **self._options,
@@ -191,7 +217,7 @@ class _Harvesting:
     def _first_that_runs(self, tries: Tries) -> tuple[dict[str, KeptRows], int]:
         forward = self._model.forward(self._job)
         run = CarefulForward(forward)
-        for batch in self._source.peek(_MOST_TRIED):
+        for batch in self._source.peek(MOST_KEPT):
             set_aside: SetAside = []
             usable, rows = run(batch, tries, set_aside)
             if usable is None:
@@ -200,7 +226,7 @@ class _Harvesting:
             if not rows:
                 raise self._nothing(len(usable.samples))
             if batch.number == 0 and not set_aside:
-                self._job = dataclasses.replace(self._job, first_rows=dict(rows))
+                self._keep_for_later(0, dict(rows))
             return dict(rows), len(usable.samples)
         raise HarvestError("the data yields nothing: a harvest needs at least one batch")
 

@@ -19,6 +19,7 @@ from tensortap.harvest.plan import fingerprint_of_arrays
 
 Collate = Callable[[list[Any]], Any]
 DEFAULT_BATCH: Final = 32
+MOST_KEPT: Final = 8  # batches that are read before the harvest begins, and kept for it
 _SAMPLED: Final = 16  # samples of a data set that its fingerprint is made of
 
 
@@ -36,6 +37,10 @@ class Source:
     def peek(self, count: int = 1) -> Iterator[InputBatch]:
         """Yield the first batches, which are read again by `read`."""
         return self.read(0, count)
+
+    def peek_at(self, number: int) -> InputBatch | None:
+        """Return a batch that is read again by `read`; None where the data ends before it, or it costs too much."""
+        return next(self.read(number, 1), None)
 
     def fingerprint(self) -> str:
         """Return a hash that tells other data from this."""
@@ -97,6 +102,11 @@ class IterableSource(Source):
             self._next = 0
             yield batch
 
+    def peek_at(self, number: int) -> InputBatch | None:
+        """Return one of the first batches; none of the later, because all before it would have to be kept."""
+        found = list(self.peek(number + 1)) if number < MOST_KEPT else []
+        return found[number] if number < len(found) else None
+
     def fingerprint(self) -> str:
         """Return a hash of the first batch."""
         return hash_of("", [batch.inputs for batch in self.peek()])
@@ -111,9 +121,9 @@ class IterableSource(Source):
         self._restart()
 
     def _followed(self, heads: list[InputBatch], rest: Iterator[InputBatch]) -> Iterator[InputBatch]:
-        for head in heads:
-            self._next = head.number + 1
-            yield head
+        while heads:
+            self._next = heads[0].number + 1
+            yield heads.pop(0)
         yield from rest
 
     def _numbered(self, batches: Iterable[Any]) -> Iterator[InputBatch]:

@@ -34,14 +34,14 @@ class PartWorker:
 
     def __init__(
         self, folder: HarvestFolder, plan: HarvestPlan, source: Source, forward: BatchForward, advance: Advance,
-        first_rows: Mapping[str, KeptRows] | None = None,
+        run_before: Mapping[int, Mapping[str, KeptRows]] | None = None,
     ) -> None:  # fmt: skip
         self._folder = folder
         self._plan = plan
         self._source = source
         self._forward = CarefulForward(forward)
         self._advance = advance
-        self._first_rows = first_rows
+        self._run_before = run_before or {}
         self._widths = {site.site: site.width for site in plan.sites}
         self._writer = BackgroundWriter()
         self._unfinished: dict[int, UnfinishedPart] = {}
@@ -105,8 +105,8 @@ class PartWorker:
         return samples, set_aside
 
     def _rows(self, batch: InputBatch, tries: Tries, set_aside: SetAside) -> tuple[InputBatch | None, SiteRows]:
-        if batch.number == 0 and self._first_rows is not None:
-            return batch, list(self._first_rows.items())
+        if (rows := self._run_before.get(batch.number)) is not None:
+            return batch, list(rows.items())
         return self._forward(batch, tries, set_aside)
 
     def _check(self, batch: InputBatch, found: SiteRows) -> None:
