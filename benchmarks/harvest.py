@@ -5,8 +5,8 @@
 
 Each contender runs between two bare forward passes and is compared with their mean, so that a busy machine slows both
 alike; ratios are medians over rounds. CPU time counts all threads: it is what a harvest costs where no core is idle.
-BATCHES, ROUNDS and MODEL in the environment say how many batches and rounds, and which model. nnsight and SAELens take
-part where they can be imported (PYTHONPATH=<folder with them>).
+BATCHES, ROUNDS and MODEL in the environment say how many batches and rounds, and which model; TIMES="1" leaves the long
+run of `processes` out. nnsight and SAELens take part where they can be imported (PYTHONPATH=<folder with them>).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ import tensortap as tt
 
 BATCHES, BATCH, LENGTH = int(os.environ.get("BATCHES", "24")), 16, 64
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
+TIMES = [int(times) for times in os.environ.get("TIMES", "1 4").split()]  # how often `processes` repeats the batches
 
 
 def minilm() -> nn.Module:
@@ -294,6 +295,8 @@ rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 open({mark!r}.format(rank), "w").close()
 while not all(os.path.exists({mark!r}.format(other)) for other in range(count)):
     time.sleep(0.01)
+calls = []
+model.register_forward_pre_hook(lambda *of_call: calls.append(time.perf_counter()))
 begun = time.perf_counter()
 if {bare!r}:
     with torch.no_grad():
@@ -302,24 +305,48 @@ if {bare!r}:
 else:
     tt.harvest(model, data, "encoder.layer.2:output", to={to!r}, dtype="bf16", stop=None, progress=False,
                shard_size="1MB", spread=1)
-print(time.perf_counter() - begun)
+print(time.perf_counter() - begun, len(calls), calls[0] - begun, calls[-1] - calls[0])
 """
+
+
+class Together(NamedTuple):
+    """What came of processes side by side."""
+
+    seconds: float  # of the slowest, from the call to its return
+    rate: float  # batches a second of all of them, from the first batch's beginning to the last one's
+    before: float  # seconds until the last of them began its first batch
+    batches: int  # that were run in all
 
 
 def processes() -> None:
     """Two processes, as torchrun launches them, against one; each with one thread. The bare forward is the floor.
 
-    Each process runs the first batch to make the plan, which counts in a short harvest and not in a long one.
+    The whole run has the start in it (loading what taps a model, the weights' fingerprint), which is the same however
+    long the data is; the rate is that of the batches between.
     """
-    for times in (1, 4):
-        print(f"\n{times * BATCHES} batches, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-        for bare, what in ((True, "the bare forward, in two processes"), (False, "harvest, in two processes")):
-            ratios = sorted(together(1, bare, times) / together(2, bare, times) for _ in range(3))
-            print(f"{what:<36} {statistics.median(ratios):.2f} × one ({ratios[0]:.2f} to {ratios[-1]:.2f})", flush=True)
+    for times in TIMES:
+        print(f"\n{times * BATCHES} batches, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+        runs: dict[tuple[bool, int], list[Together]] = {(bare, n): [] for bare in (True, False) for n in (1, 2)}
+        for _ in range(ROUNDS):  # in turn, so that a busy machine slows all alike
+            for (bare, count), found in runs.items():
+                found.append(together(count, bare, times))
+        for bare, what in ((True, "the bare forward"), (False, "harvest")):
+            one, two = runs[bare, 1], runs[bare, 2]
+            show(f"{what}, in two processes", [a.seconds / b.seconds for a, b in zip(one, two, strict=True)])
+            show(f"{what}, the rate of batches", [b.rate / a.rate for a, b in zip(one, two, strict=True)])
+            starts = [statistics.median(run.before for run in found) for found in (one, two)]
+            ran = [max(run.batches for run in found) for found in (one, two)]
+            print(f"  first batch after {starts[0]:.2f} and {starts[1]:.2f} s, {ran[0]} and {ran[1]} batches run")
 
 
-def together(count: int, bare: bool, times: int) -> float:
-    """Run as many processes at once, each with its share of the batches; the seconds of the slowest."""
+def show(what: str, ratios: list[float]) -> None:
+    """Print the median of ratios, and all of them."""
+    listed = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"{what:<36} {statistics.median(ratios):.2f} × one ({listed})", flush=True)
+
+
+def together(count: int, bare: bool, times: int) -> Together:
+    """Run as many processes at once, each with its share of the batches."""
     with tempfile.TemporaryDirectory() as folder:
         here = str(Path(__file__).parent)
         code = CHILD.format(here=here, to=f"{folder}/acts", mark=folder + "/mark{}", bare=bare, times=times)
@@ -330,7 +357,10 @@ def together(count: int, bare: bool, times: int) -> float:
             )
             for rank in range(count)
         ]  # fmt: skip
-        return max(float(child.communicate()[0]) for child in started)
+        said = [[float(word) for word in child.communicate()[0].split()] for child in started]
+        seconds, calls, before, between = zip(*said, strict=True)
+        rate = sum((n - 1) / span for n, span in zip(calls, between, strict=True))
+        return Together(max(seconds), rate, max(before), int(sum(calls)))
 
 
 def ray() -> None:
