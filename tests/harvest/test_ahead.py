@@ -154,7 +154,7 @@ def test_no_process_waits_for_long(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batches", [2, 15, 24, 96, 1000])
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_the_batch_ahead_is_one_of_the_processs_own(batches: int, size: int) -> None:
-    """The batch is in a part of the process that ran it where parts are long; of two processes, also if they are short."""
+    """The batch is in a part of the process that ran it where parts are long; of two processes, in short ones too."""
     for rank in range(1, size):
         number = batch_to_run_ahead(World(rank, size), batches)
         longest, _ = cut_into_parts(1.0, batches, 10**12, 1)

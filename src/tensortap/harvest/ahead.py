@@ -39,7 +39,7 @@ class BatchAhead:
 
 
 def batch_to_run_ahead(world: World, expected: int | None) -> int | None:
-    """Return a batch that will be this process's where parts are as long as can be, and if possible where they are short.
+    """Return a batch that will be this process's where parts are long, and if possible where they are short.
 
     How long they are, the plan will say. Most data sets are cut into 16 parts, those with large rows or small shards
     into single batches.
