@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import tensortap as tt
 from tensortap.adapters.torch.autograd.gradients import NodeHook
+from tensortap.adapters.torch.autograd.updates import CopiedParameters
 from tensortap.adapters.torch.modules.hooks import ForwardHook
 from tensortap.adapters.torch.modules.tensors import HOOK_VARIABLE
 from tensortap.reduce import kernel as kernels
@@ -303,6 +304,34 @@ def test_a_parameter_that_changes_its_size_in_the_step_is_counted() -> None:
     assert {str(record.place): record["mean"] for record in memory.records} == {
         "0.bias:update": 0, "1.weight:update": 0, "1.bias:update": 1,
     }  # fmt: skip
+
+
+def test_steps_that_fail_leave_one_copy() -> None:
+    """An optimizer that fails again and again keeps no more than its last copies, and the next update is right."""
+    model = nn.Linear(2, 2)
+
+    class Failing(torch.optim.Optimizer):
+        fails = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise ValueError("not now")
+            model.bias.data += 1
+
+    optimizer = Failing(model.parameters(), {})
+    with tt.watch(model, "**:update", to=(memory := tt.Memory())) as watching:
+        for number in range(5):
+            with pytest.raises(ValueError, match="not now"):
+                optimizer.step()
+            model.bias.data += number
+        held = [found for found in gc.get_objects() if isinstance(found, CopiedParameters)]
+        assert len(held) == 1
+        del held
+        optimizer.fails = False
+        optimizer.step()
+        watching.step()
+    updates = [record["mean"] for record in memory.records if str(record.place) == "bias:update"]
+    assert updates == [pytest.approx(1, abs=1e-6)]
 
 
 def test_more_updates_than_a_table_has_room_for() -> None:

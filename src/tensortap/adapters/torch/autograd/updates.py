@@ -77,7 +77,14 @@ class UpdateRecorder:
             members.append(member)
             parameters.append(parameter)
         if members:
+            self._drop_older(members)
             self._copied.append(self._copy(members, tuple(parameters)))
+
+    def _drop_older(self, members: list[MemberPort]) -> None:
+        """Forget copies of the same parameters, which a step that failed has left."""
+        if self._copied:
+            paths = {member.port.path for member in members}
+            self._copied = [c for c in self._copied if not paths.issuperset(m.port.path for m in c.members)]
 
     def _copy(self, members: list[MemberPort], parameters: tuple[nn.Parameter, ...]) -> CopiedParameters:
         copies = np.full((len(members), 4), _LEFT_TO_PYTORCH, np.int64)
