@@ -108,8 +108,6 @@ class RunningCalls:
         self,
         push: Callable[[Any], object],
         pop: Callable[[], object],
-        depth: Callable[[], int],
-        at: Callable[[int], object],
     ) -> None: ...
 
 class ScopeHook:

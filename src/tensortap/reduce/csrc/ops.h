@@ -15,7 +15,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *calls, *mode, *push, *pop, *depth, *at; /* the mode, and PyTorch's functions for the stack of modes */
+    PyObject *calls, *mode, *push, *pop; /* the mode, and PyTorch's functions for the stack of modes */
     char is_on;
 } RunningCalls;
 
@@ -106,8 +106,6 @@ static int running_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(state->mode);
     Py_VISIT(state->push);
     Py_VISIT(state->pop);
-    Py_VISIT(state->depth);
-    Py_VISIT(state->at);
     return 0;
 }
 
@@ -118,8 +116,6 @@ static int running_clear(PyObject *self)
     Py_CLEAR(state->mode);
     Py_CLEAR(state->push);
     Py_CLEAR(state->pop);
-    Py_CLEAR(state->depth);
-    Py_CLEAR(state->at);
     return 0;
 }
 
@@ -127,17 +123,15 @@ static void running_dealloc(PyObject *self) { release_object(self, running_clear
 
 static int running_init(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *keywords[] = {"push", "pop", "depth", "at", NULL};
-    PyObject *push, *pop, *depth, *at;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOO", keywords, &push, &pop, &depth, &at))
+    static char *keywords[] = {"push", "pop", NULL};
+    PyObject *push, *pop;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO", keywords, &push, &pop))
         return -1;
     running_clear(self);
     RunningCalls *state = (RunningCalls *)self;
     state->calls = PyList_New(0);
     state->push = Py_NewRef(push);
     state->pop = Py_NewRef(pop);
-    state->depth = Py_NewRef(depth);
-    state->at = Py_NewRef(at);
     return state->calls ? 0 : -1;
 }
 
@@ -148,7 +142,7 @@ static PyMemberDef running_members[] = {
     {NULL, 0, 0, 0, NULL},
 };
 static PyType_Slot running_slots[] = {
-    {Py_tp_doc, "RunningCalls(push, pop, depth, at): the modules that run in a thread."},
+    {Py_tp_doc, "RunningCalls(push, pop): the modules that run in a thread."},
     {Py_tp_new, PyType_GenericNew}, {Py_tp_init, running_init}, {Py_tp_dealloc, running_dealloc},
     {Py_tp_traverse, running_traverse}, {Py_tp_clear, running_clear}, {Py_tp_members, running_members}, {0, NULL},
 };
@@ -163,18 +157,11 @@ static ModuleCall *call_at(const RunningCalls *state, Py_ssize_t position)
     return found && Py_TYPE(found) == module_call_type ? (ModuleCall *)found : NULL;
 }
 
-/* Whether the mode is the last that was pushed; -1 with an error set. */
-static int is_on_top(const RunningCalls *state)
+static int push_mode(const RunningCalls *state, PyObject *mode)
 {
-    PyObject *depth = PyObject_CallNoArgs(state->depth), *top = NULL;
-    const long modes = depth ? PyLong_AsLong(depth) : -1;
-    PyObject *last = modes > 0 ? PyLong_FromLong(modes - 1) : NULL;
-    if (last)
-        top = PyObject_CallFunctionObjArgs(state->at, last, NULL);
-    Py_XDECREF(last);
-    Py_XDECREF(depth);
-    Py_XDECREF(top); /* the stack keeps it */
-    return modes == 0 ? 0 : top ? top == state->mode : -1;
+    PyObject *result = PyObject_CallFunctionObjArgs(state->push, mode, NULL);
+    Py_XDECREF(result);
+    return result ? 0 : -1;
 }
 
 /* Push or pop the mode. One that is not on top stays where it is. */
@@ -184,17 +171,15 @@ static int adjust(RunningCalls *state, int wanted)
         return 0;
     if (!state->mode || state->mode == Py_None)
         return -1;
-    const int top = wanted ? 0 : is_on_top(state);
-    if (top < 0)
-        return -1;
+    PyObject *top = wanted ? NULL : PyObject_CallNoArgs(state->pop);
     if (!wanted && !top)
-        return 0;
-    PyObject *result =
-        wanted ? PyObject_CallFunctionObjArgs(state->push, state->mode, NULL) : PyObject_CallNoArgs(state->pop);
-    if (result)
+        return -1;
+    const int is_ours = wanted || top == state->mode;
+    const int failed = wanted ? push_mode(state, state->mode) : is_ours ? 0 : push_mode(state, top);
+    Py_XDECREF(top);
+    if (!failed && is_ours)
         state->is_on = (char)wanted;
-    Py_XDECREF(result);
-    return result ? 0 : -1;
+    return failed;
 }
 
 /* ---- the hooks ---- */
@@ -443,7 +428,7 @@ static PyObject *call_function(PyObject *function, PyObject *args, PyObject *kwa
 /* Call a wanted operation and record what it returns. NULL without an error: Python has to do all of it. */
 static PyObject *observe_in_c(ModeCall *mode, PyObject *name, PyObject *function, PyObject *args, PyObject *kwargs)
 {
-    PyObject *site = NULL, *step = may_read(mode->reader) ? open_step(mode->reader) : NULL;
+    PyObject *site = NULL, *step = tensor_from_object ? open_step(mode->reader) : NULL;
     NativeHook *recorder = step ? recorder_for(mode, name, step, &site) : NULL;
     PyObject *output = NULL;
     if (recorder && (output = call_function(function, args, kwargs))) {
