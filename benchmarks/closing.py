@@ -56,22 +56,25 @@ def observed(rows: int, between: Between, steps: int) -> tuple[list[int], int]:
     """Close steps of so many rows; also how many bytes one of them appends."""
     value = np.arange(64, dtype=np.float32)
     address = value.ctypes.data
-    with tempfile.TemporaryDirectory() as folder, tt.watch(tt.probe("**", keep=tt.stats()), to=f"{folder}/run") as tap:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        tt.watch(tt.probe("**", keep=tt.stats()), to=f"{folder}/run") as watching,
+    ):
         for i in range(rows):
             tt.tap(value, f"site/{i}")
-        tap.step()
+        watching.step()
 
         def fill() -> None:
-            record = tap.recorder.current.table.record
+            record = watching.recorder.current.table.record
             for key in range(rows):
                 record(key, 1, 0, 0, 1, address, value.shape, None)
             between()
 
         size = _tail_size(folder)
         fill()
-        tap.step()
+        watching.step()
         size = _tail_size(folder) - size
-        return timed(tap.step, fill, steps), size
+        return timed(watching.step, fill, steps), size
 
 
 def _tail_size(folder: str) -> int:

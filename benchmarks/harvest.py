@@ -216,11 +216,13 @@ def saelens() -> None:
             )  # fmt: skip
             CacheActivationsRunner(cfg, override_dataset=rows).run()
 
-        def harvest(to: Path) -> None:
-            tt.harvest(model, data, "transformer.h.2:output", to=to, dtype="bf16", stop=None, progress=False)
+        def harvest(stop: Any) -> Run:
+            site = "transformer.h.2:output"
+            return lambda to: tt.harvest(model, data, site, to=to, dtype="bf16", stop=stop, progress=False)
 
         print("\nHF GPT-2 of six layers, width 256, and SAELens' cache of it (float32: bf16 it does not write):")
-        compare({"bare forward": bare, "harvest, 1 site": harvest, "SAELens' cache": cache}, ROUNDS, count)
+        ours = {"harvest, 1 site": harvest(None), "harvest, 1 site, stop": harvest("auto")}
+        compare({"bare forward": bare, **ours, "SAELens' cache": cache}, ROUNDS, count)
 
 
 def a_harvest(to: Path, megabytes: int, width: int = 384) -> tt.Harvest:

@@ -127,11 +127,11 @@ def merge_ranks(ranks: int) -> float:
 
 def _write(path: str, steps: int, sites: int, rank: int = 0) -> None:
     values = [np.full(8, i, np.float32) for i in range(sites)]
-    with tt.watch("**", to=path, rank=rank, resume=rank > 0) as tap:
+    with tt.watch("**", to=path, rank=rank, resume=rank > 0) as watching:
         for _ in range(steps):
             for i, value in enumerate(values):
                 tt.tap(value, f"site/{i}")
-            tap.step(loss=1.0)
+            watching.step(loss=1.0)
 
 
 def _read(path: str) -> None:

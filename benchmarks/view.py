@@ -275,12 +275,12 @@ def record_site_by_site(path: Path, sites: int, steps: int) -> None:
     """Record a run of larger tensors through `watch`, with histograms."""
     rng = np.random.default_rng(0)
     pool = rng.normal(size=1 << 16).astype(np.float32)
-    with tt.watch(tt.probe("**", keep=tt.histogram()), to=path) as tap:
+    with tt.watch(tt.probe("**", keep=tt.histogram()), to=path) as watching:
         for step in range(steps):
             for i in range(sites):
                 start, scale = int(rng.integers(0, pool.size - 2048)), (1 + i % 7) * (1 + 0.1 * np.sin(step / 50 + i))
                 tt.tap(pool[start : start + 2048] * np.float32(scale), f"layers.{i // 5}.{PARTS[i % 5]}")
-            tap.step(loss=float(np.exp(-step / 300)))
+            watching.step(loss=float(np.exp(-step / 300)))
 
 
 def page() -> Iterator[Figure]:

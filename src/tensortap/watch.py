@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
@@ -43,6 +43,16 @@ _SPLIT_EARLY: Final = (
     "{} of them are numbered before this one. Write tt.watch(..., explicit_steps=True) where a step calls the model "
     "several times"
 )
+
+
+class _NoModel:
+    """The default of `watch`: no model was given, which None does not say."""
+
+    def __repr__(self) -> str:
+        return "NO_MODEL"
+
+
+NO_MODEL: Final = _NoModel()
 
 
 class Tap(AbstractContextManager["Tap"]):
@@ -123,11 +133,14 @@ class Tap(AbstractContextManager["Tap"]):
         """With `watch(global_stats=True)`: what all ranks together saw in the last observed step that was closed."""
         return self._closer.global_stats
 
-    def step(self, **metrics: Any) -> None:
+    def step(self, *unnamed: Any, **metrics: Any) -> None:
         """Close the step. What its triggers want, given these metrics, is durable when this returns.
 
-        From the first call on only this closes steps; before it, unless `explicit_steps=True`, they find themselves.
+        From the first call on only this closes steps; before it, unless `explicit_steps=True`, they are found
+        automatically.
         """
+        if unnamed:
+            raise UnsupportedError(_unnamed_metrics(unnamed))
         steps, closer = self.steps, self._closer
         if not steps.explicit:
             steps.explicit = True
@@ -219,7 +232,7 @@ class Tap(AbstractContextManager["Tap"]):
 
 
 def watch(
-    model: Any = None,
+    model: Any = NO_MODEL,
     *probes: Probe | str | Pattern | Callable[[Candidate], bool],
     to: Any = None,
     lookback: int = 0,
@@ -239,13 +252,18 @@ def watch(
     means the outputs of layers and of the model. `to` is a path, a logger, a function, a sink or a list of them; none
     means a new folder under `runs/`. With `strict` our errors are raised instead of counted. `budget=0.02` observes
     as many steps as keep the cost below 2 % of the step time. `on_nonfinite` names the origin of a NaN or an infinity:
-    "record" warns of it, "raise" ends the training, a function is called with it. Of several processes `ranks=0`,
+    "record" warns of it, "raise" ends the training, a function is called with it. Among several processes `ranks=0`,
     `ranks=[0, 2]` or `ranks=lambda rank, world: ...` chooses those that record; `global_stats=True` adds one
     all-reduce at the end of an observed step, whose result is `tap.global_stats`. What is rarely needed is in
     `options` (`tensortap.Options`); its names are accepted here too.
     """
+    if model is None:
+        raise ProbeError(
+            "the first argument of tt.watch must be a model, got None: give the model, or none at all to record the "
+            "values that tt.tap names: tt.watch(to='runs/exp1')"
+        )
     if isinstance(model, (str, Probe, Pattern)):
-        model, probes = None, (model, *probes)
+        model, probes = NO_MODEL, (model, *probes)
     options = (options or Options()).with_keywords(more)
     if isinstance(lookback, bool) or not isinstance(lookback, int) or lookback < 0:
         raise ProbeError(f"lookback= must be a number of steps from 0 up, got {lookback!r}; write lookback=10")
@@ -253,7 +271,9 @@ def watch(
     counters, world = Counters(strict=strict), world_now(options.rank)
     monitor = NonFiniteMonitor(on_nonfinite, counters, f" on rank {world.rank}" if world.size > 1 else "")
     looks = AdapterOptions(options.fast_path, origins=on_nonfinite is not None, context=options.context)
-    adapter = NullAdapter() if model is None else adapter_for(model, looks)
+    adapter = NullAdapter() if model is NO_MODEL else adapter_for(model, looks)
+    if options.context:
+        _check_context(adapter)
     chosen = as_probes(probes) or (probe(adapter.default_sites()),)
     with collection_paused():
         plan = adapter.plan(chosen)  # a pattern that matches nothing raises before anything is made
@@ -288,8 +308,23 @@ def watch(
         raise
 
 
+def _unnamed_metrics(given: tuple[Any, ...]) -> str:
+    """Return what to write instead of `tap.step(loss)`."""
+    others = f" and {len(given) - 1} more" if len(given) > 1 else ""
+    write = "tap.step(**metrics)" if isinstance(given[0], Mapping) else "tap.step(loss=loss)"
+    return f"metrics of tap.step must be named, got {text.a_kind(given[0])}{others}: write {write}"
+
+
+def _check_context(adapter: Adapter) -> None:
+    """Refuse `context=True` where nothing would record it."""
+    if adapter.names_only:
+        raise ProbeError("context=True needs a model, whose training is recorded: write tt.watch(model, context=True)")
+    if not adapter.capabilities.gives("context"):
+        raise UnsupportedError(adapter.capabilities.refusal("context"))
+
+
 def _unrecorded_tap(adapter: IdleAdapter, to: Any, world: World, monitor: NonFiniteMonitor, counters: Counters) -> Tap:
-    """The tap of a rank that does not record: it works, costs nothing and writes nothing."""
+    """Return the tap of a rank that does not record: it works, costs nothing and writes nothing."""
     recorder = Recorder((), rank=world.rank, counters=counters)
     writer = Writer((), counters=counters, release=recorder.release)
     idle = Tap(adapter, Plan({}), recorder, writer, monitor, watched="nothing")

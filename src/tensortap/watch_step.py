@@ -31,10 +31,11 @@ def watch_step(
     >>> [(str(record.place), record["shape"]) for record in memory.records]
     [('net/hidden:output', (4, 2))]
 
-    `model` is a module of Flax or Equinox, nested parameters, or nothing. `options` are those of `watch`. What your own
-    `jax.jit` says of static and donated arguments is known; of a function that is not compiled yet, say it here.
-    A step that no trigger wants runs your own function. One that is wanted is compiled as by `jax.jit`: what the
-    function reads besides its arguments is read once.
+    `model` is a module of Flax or Equinox, nested parameters, or nothing. `options` are those of `watch`, except
+    `context`: `tensortap run SCRIPT` records that of compiled steps. Static and donated arguments are taken from your
+    own `jax.jit`; for a function that is not compiled yet, name them here. A step that no trigger wants runs your own
+    function. One that is wanted is compiled as by `jax.jit`: what the function reads besides its arguments is read
+    once.
     """
     from tensortap.adapters.jax import adapter  # `import tensortap` loads no framework
     from tensortap.adapters.jax import step as jax_step

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -218,7 +219,7 @@ def test_rows_are_numbered_and_compared_with_the_last_step(way: str, monkeypatch
 
 @pytest.mark.parametrize("way", ["c", "numpy"])
 def test_costs_are_added_up_by_place(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row costs what the kernel noted and a constant, whatever number its place has."""
+    """Each row costs what the kernel noted, whatever number its place has."""
     if way == "numpy":
         monkeypatch.setattr(kernels, "charge", None)
     names, account, table, x = Names(), Account(), StepTable(), np.ones(3, np.float32)
@@ -231,5 +232,18 @@ def test_costs_are_added_up_by_place(way: str, monkeypatch: pytest.MonkeyPatch) 
     account.take(table)
     account.take(StepTable())
     cost = account.report(names)
-    assert cost.by_site == pytest.approx({"site.0:output": 0.001, "site.299:output": 0.005}, rel=0.01)
-    assert cost.seconds == pytest.approx(0.006, rel=0.01)
+    assert cost.by_site == pytest.approx({"site.0:output": 0.001, "site.299:output": 0.005}, rel=1e-9)
+    assert cost.seconds == pytest.approx(0.006, rel=1e-9)
+
+
+@pytest.mark.parametrize("opened_before", [0.0, 0.05])
+def test_rows_have_the_time_of_the_wall_clock(opened_before: float) -> None:
+    """Without a fixed time each row has the wall clock's, however long ago its step was opened."""
+    table = StepTable()
+    table.reset()
+    time.sleep(opened_before)
+    before = time.time()
+    put(table, np.ones(3, np.float32))
+    after = time.time()
+    (noted,) = table.column("time").tolist()
+    assert before - 0.01 <= noted / 1e6 <= after + 0.01

@@ -155,10 +155,12 @@ def test_a_recorded_hash_is_read_back(tmp_path):
     assert tt.summarize(x.T, hash=True).hash == expected and tt.summarize(x).hash is None
 
 
-def test_a_call_is_asked_for():
-    """The function itself, instead of its result, is answered with the call."""
-    with pytest.raises(tt.TensortapError, match=r"keep=hash is the function itself; call it: keep=hash\(\)"):
-        tt.probe("x", keep=tt.hash)
+@pytest.mark.parametrize("function", [tt.content_hash, tt.hash], ids=["content_hash", "hash"])
+def test_a_call_is_asked_for(function):
+    """The function itself, by either name, is answered with the call."""
+    expected = r"keep=content_hash is the function itself; call it: keep=content_hash\(\)"
+    with pytest.raises(tt.TensortapError, match=expected):
+        tt.probe("x", keep=function)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -104,7 +104,7 @@ def test_what_keep_accepts() -> None:
         (lambda: rows([]), r"rows\(\[0, 2\]\)"),
         (lambda: rows(3), r"rows\(\[0, 2\]\)"),  # type: ignore[arg-type]
         (lambda: as_reducers(full), r"call it: keep=full\(\)"),
-        (lambda: as_reducers("stats"), "cannot keep 'stats'"),
+        (lambda: as_reducers("stats"), "keep= must be stats.*, got 'stats'"),
     ],
 )
 def test_mistakes_are_named_with_the_corrected_call(make: object, text: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tensortap.record.table import StepTable
+from tensortap.reduce import kernel as kernels
 from tensortap.types import Place
 
 
@@ -29,7 +30,7 @@ it (0 costs nothing); those of them that can only say when the step has ended; a
 the budget thins them. A plain tuple, for one is made in every step."""
 
 
-class OpenStep:
+class OpenStep(kernels.StepState):
     """A step being recorded.
 
     Adapters read `armed` before they touch a tensor, write rows into `table`, and may set `metrics`, `labels`,
@@ -37,8 +38,7 @@ class OpenStep:
     """
 
     __slots__ = (
-        "armed", "calls", "closed", "hist", "idle", "labels", "maybe", "metrics", "number", "old_gradients",
-        "origin", "owner", "phase", "table",
+        "calls", "idle", "labels", "maybe", "metrics", "number", "old_gradients", "origin", "owner", "phase", "table",
     )  # fmt: skip
 
     def __init__(self, table: StepTable, armed: Armed) -> None:

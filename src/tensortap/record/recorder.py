@@ -28,6 +28,7 @@ from tensortap.record.open_step import OpenStep, Point
 from tensortap.record.replicas import ReplicaMonitor
 from tensortap.record.step import Step
 from tensortap.record.table import Names, StepTable
+from tensortap.reduce import kernel as kernels
 from tensortap.select.probes import Probe
 from tensortap.types import Buffer, Place, StepOutcome
 
@@ -37,13 +38,16 @@ _SPARE_TABLES: Final = 4
 _NOTHING_SEEN: Final = StepOutcome({}, 0)
 
 
-class Recorder:
+class Recorder(kernels.RecorderState):
     """Take what adapters observe, step by step, and return what is to be written.
 
     An adapter asks for a `point` for each place once, then calls `observe(point, buffer)` whenever it has a tensor.
     `current` is the open step. Several may be open at once (one per request in a server): `open()` returns another,
-    and `close(step=…)` ends it. Whoever has written a step gives its memory back with `release(step)`.
+    and `close(step=…)` ends it. `per_thread` tells that some thread has a step of its own, so that whoever looks one up
+    must ask whose it is. Whoever has written a step gives its memory back with `release(step)`.
     """
+
+    current: OpenStep
 
     def __init__(
         self,

@@ -134,7 +134,7 @@ def check_hashes(probes: Sequence[Probe]) -> bool:
     if not any(pattern.ports & set(MEMBER_PORTS) for pattern in hashed):
         raise ProbeError(
             f"when={asking.when} compares hashes of what ranks share, and no probe keeps any: add "
-            "probe('**:param', '**:grad', keep=[stats(), hash()])"
+            "probe('**:param', '**:grad', keep=[stats(), content_hash()])"
         )
     return True
 

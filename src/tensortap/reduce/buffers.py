@@ -7,7 +7,7 @@ imported that the user has not imported already.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -23,9 +23,11 @@ NUMPY_DTYPES: tuple[np.dtype[Any], ...] = tuple(
 )
 _CODE_OF = {dtype: code for code, dtype in enumerate(NUMPY_DTYPES)}
 
+NO_VALUES: Final = "a meta tensor has a shape but no values; {} once it is on a device"
+
 
 def buffer_of(value: Any) -> Buffer:
-    """The memory of any array-like value.
+    """Return the memory of any array-like value.
 
     >>> buffer_of(np.zeros((2, 3), np.float32)).shape
     (2, 3)
@@ -38,7 +40,7 @@ def buffer_of(value: Any) -> Buffer:
 
 
 def array_of(buffer: Buffer) -> npt.NDArray[Any]:
-    """A read-only NumPy view of the buffer. It is valid as long as the buffer's owner is."""
+    """Return a read-only NumPy view of the buffer. It is valid as long as the buffer's owner is."""
     dtype = NUMPY_DTYPES[buffer.dtype]
     strides = buffer.strides or _contiguous(buffer.shape, dtype.itemsize)
     if not all(buffer.shape):
@@ -49,7 +51,7 @@ def array_of(buffer: Buffer) -> npt.NDArray[Any]:
 
 
 def view_of(buffer: Buffer) -> npt.NDArray[Any]:
-    """The same sooner, for who has done with it before the buffer's owner can go."""
+    """Return such a view faster; the caller must be done with it before the buffer's owner can be freed."""
     if buffer.strides is not None or kernels.memory is None or not buffer.address:
         return array_of(buffer)
     dtype = NUMPY_DTYPES[buffer.dtype]
@@ -57,12 +59,12 @@ def view_of(buffer: Buffer) -> npt.NDArray[Any]:
 
 
 def nbytes(buffer: Buffer) -> int:
-    """How many bytes a copy of the buffer takes."""
+    """Return how many bytes a copy of the buffer takes."""
     return int(np.prod(buffer.shape, dtype=np.int64)) * DTYPES[buffer.dtype].itemsize
 
 
 class _Memory:
-    """Carries an address through NumPy's array interface, as plain integers of the right width."""
+    """Carry an address through NumPy's array interface, as plain integers of the right width."""
 
     def __init__(self, buffer: Buffer, strides: tuple[int, ...], itemsize: int) -> None:
         self.owner = buffer.owner
@@ -104,7 +106,7 @@ def _of_numpy(array: npt.NDArray[Any]) -> Buffer:
 
 
 def _convert(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An equal array of a type the kernel reads: byte-swapped, long double, or one of ml_dtypes' small floats."""
+    """Return an equal array of a type the kernel reads, for byte-swapped, long double and ml_dtypes' small floats."""
     native = array.dtype.newbyteorder("=")
     if native in _CODE_OF:
         return array.astype(native)
@@ -124,7 +126,7 @@ def _convert(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def _of_torch(tensor: Any) -> Buffer:
     if tensor.device.type == "meta":
-        raise UnsupportedError("a meta tensor has a shape but no values; summarise it once it is on a device")
+        raise UnsupportedError(NO_VALUES.format("summarise it"))
     try:
         tensor = strided_values(tensor.detach())
     except (NotImplementedError, RuntimeError, TypeError) as error:
@@ -136,6 +138,6 @@ def _of_torch(tensor: Any) -> Buffer:
 
 
 def buffer_of_plain(tensor: Any) -> Buffer:
-    """The memory of a strided tensor on the host, of a type that the kernels read."""
+    """Return the memory of a strided tensor on the host, of a type that the kernels read."""
     strides = None if tensor.is_contiguous() else tuple(s * tensor.element_size() for s in tensor.stride())
     return Buffer(tensor.data_ptr(), DTYPE_CODE[dtype_name(tensor)], tuple(tensor.shape), strides, tensor)

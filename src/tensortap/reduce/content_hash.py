@@ -24,7 +24,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """The hash of a whole that consists of two pieces, from theirs and the size of the second one.
+    """Return the hash of a whole that consists of two pieces, from theirs and the size of the second one.
 
     >>> from tensortap.reduce.summary import summarize
     >>> a, b = np.arange(5.0), np.arange(7.0)
@@ -36,7 +36,7 @@ def combine(first: int, second: int, second_bytes: int) -> int:
 
 
 def finished(linear: int, nbytes: int) -> int:
-    """The hash, as a signed number, from the linear hash of so many bytes."""
+    """Return the hash, as a signed number, from the linear hash of so many bytes."""
     return _signed(_before(_ONES, nbytes) ^ linear ^ _ONES)
 
 
@@ -54,7 +54,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _before(linear: int, nbytes: int) -> int:
-    """What a linear hash becomes when so many bytes follow."""
+    """Return what a linear hash becomes when so many bytes follow."""
     return _times(_power(nbytes), linear) if nbytes else linear
 
 
@@ -72,7 +72,7 @@ def _power(nbytes: int) -> int:
 
 @cache
 def byte_table() -> Words:
-    """What each byte adds to the linear hash of its group, by its place in the group and its value."""
+    """Return what each byte adds to the linear hash of its group, by its place in the group and its value."""
     table = np.zeros((GROUP, 256), np.uint64)
     state = np.arange(256, dtype=np.uint64)
     for _ in range(8):
@@ -85,7 +85,7 @@ def byte_table() -> Words:
 
 @cache
 def word_table(nbytes: int) -> Words:
-    """What a linear hash becomes when so many bytes follow, by its eight bytes and their values."""
+    """Return what a linear hash becomes when so many bytes follow, by its eight bytes and their values."""
     table = np.zeros((8, 256), np.uint64)
     for bit in range(64):
         image, byte, of = np.uint64(_before(1 << bit, nbytes)), bit // 8, 1 << bit % 8
@@ -99,35 +99,35 @@ class HashOperations(Protocol):
     """A framework's operations on arrays of integers. Words may be pairs of halves where there are no 64 bits."""
 
     def padded(self, raw: Any, before: int) -> Any:
-        """Bytes with so many zeros before them."""
+        """Return the bytes with so many zeros before them."""
 
     def lookup(self, table: Words, index: Any) -> Any:
-        """Words of a table."""
+        """Return words of a table."""
 
     def bytes_of(self, words: Any) -> Any:
-        """The bytes of words, lowest first, as one run."""
+        """Return the bytes of words, lowest first, as one run."""
 
     def places(self, raw: Any, size: int) -> Any:
-        """Bytes in groups of `size` as the last axis, plus 256 times their place in the group, as indices."""
+        """Return the bytes in groups of `size` (the last axis), plus 256 times their place in the group, as indices."""
 
     def folded(self, words: Any) -> Any:
-        """The exclusive or of the words along the last axis, whose length is a power of two."""
+        """Return the exclusive or of the words along the last axis, whose length is a power of two."""
 
     def even(self, words: Any) -> Any:
-        """Every other word, from the first."""
+        """Return every other word, from the first."""
         return words[::2]
 
     def odd(self, words: Any) -> Any:
-        """Every other word, from the second."""
+        """Return every other word, from the second."""
         return words[1::2]
 
     def xor(self, a: Any, b: Any) -> Any:
-        """The exclusive or of words."""
+        """Return the exclusive or of words."""
         return a ^ b
 
 
 def linear_hash(ops: HashOperations, raw: Any, nbytes: int) -> Any:
-    """The linear hash of bytes, as an array of one word."""
+    """Return the linear hash of bytes, as an array of one word."""
     whole = max(1 << max(nbytes - 1, 0).bit_length(), GROUP)
     words = ops.folded(ops.lookup(byte_table(), ops.places(ops.padded(raw, whole - nbytes), GROUP)))
     size = GROUP
@@ -138,7 +138,7 @@ def linear_hash(ops: HashOperations, raw: Any, nbytes: int) -> Any:
 
 
 def linear_hash_in_pieces(ops: HashOperations, raw: Any, nbytes: int, piece: int) -> Any:
-    """The same, by pieces of so many bytes (a power of two), which bounds the memory that lookups take."""
+    """Return the same, by pieces of so many bytes (a power of two), which bounds the memory that lookups take."""
     first = nbytes % piece or min(nbytes, piece)
     words = linear_hash(ops, raw[:first], first)
     for begin in range(first, nbytes, piece):
@@ -165,5 +165,5 @@ class _NumPy(HashOperations):
 
 
 def hash_of_bytes(raw: npt.NDArray[np.uint8]) -> int:
-    """The hash of bytes, by NumPy."""
+    """Return the hash of bytes, by NumPy."""
     return finished(int(linear_hash_in_pieces(_NumPy(), raw, raw.size, 1 << 20)[0]), raw.size)

@@ -24,37 +24,37 @@ class Operations(Protocol):
     """A framework's operations on arrays of floats and of booleans."""
 
     def isnan(self, x: Any) -> Any:
-        """Where x is NaN."""
+        """Return where x is NaN."""
 
     def isfinite(self, x: Any) -> Any:
-        """Where x is neither NaN nor infinite."""
+        """Return where x is neither NaN nor infinite."""
 
     def is_zero(self, x: Any) -> Any:
-        """Where x is zero, and not merely too small for a normal number."""
+        """Return where x is zero, and not merely too small for a normal number."""
 
     def where(self, condition: Any, x: Any, otherwise: float) -> Any:
-        """The elements of x, or a number."""
+        """Return the elements of x, or a number."""
 
     def count(self, condition: Any) -> Any:
-        """How many are true."""
+        """Return how many are true."""
 
     def as_float(self, count: Any, like: Any) -> Any:
-        """A count in the type of `like`."""
+        """Return a count in the type of `like`."""
 
     def sum(self, x: Any) -> Any:
-        """The sum of all elements."""
+        """Return the sum of all elements."""
 
     def sqrt(self, x: Any) -> Any:
-        """The square root."""
+        """Return the square root."""
 
     def min(self, x: Any) -> Any:
-        """The smallest element."""
+        """Return the smallest element."""
 
     def max(self, x: Any) -> Any:
-        """The largest element."""
+        """Return the largest element."""
 
     def maximum(self, x: Any, least: float) -> Any:
-        """x, but at least a number."""
+        """Return x, but at least a number."""
 
 
 class GraphValues(NamedTuple):
@@ -65,11 +65,11 @@ class GraphValues(NamedTuple):
 
 
 Scale = Callable[[Any, Any, Any], Any]
-"""Of minimum, maximum and the number of finite elements, a power of two by which to multiply them."""
+"""Returns, from minimum, maximum and the number of finite elements, a power of two by which to multiply them."""
 
 
 def reduce_in_graph(ops: Operations, v: Any, scale: Scale | None = None) -> GraphValues:
-    """The counts and moments of the elements of `v`, a flat array of floats."""
+    """Return the counts and moments of the elements of `v`, a flat array of floats."""
     finite = ops.isfinite(v)
     number = ops.count(finite)
     low, high = ops.min(ops.where(finite, v, math.inf)), ops.max(ops.where(finite, v, -math.inf))
@@ -90,7 +90,7 @@ def reduce_in_graph(ops: Operations, v: Any, scale: Scale | None = None) -> Grap
 def row_from_graph(
     counts: Iterable[Any], moments: Iterable[Any], power: int = 0, content: int = ABSENT
 ) -> tuple[float, ...]:
-    """A row of `statistics.ROW` from the numbers that a graph gave, scaled by two to the `power`."""
+    """Return a row of `statistics.ROW` from the numbers that a graph gave, scaled by two to the `power`."""
     nan, posinf, neginf, zeros, finite = map(int, counts)
     low, high, mean, m2, l1, skewness, kurtosis = map(float, moments)
     variance = m2 / max(finite, 1)
@@ -103,7 +103,7 @@ def row_from_graph(
 
 
 def merge_in_graph(ops: Operations, n: Any, parts: Sequence[Any]) -> list[Any]:
-    """The moments of pieces (an array for each of `MOMENTS`) with `n` finite elements each, as those of the whole."""
+    """Return the moments of the whole, from those of pieces (arrays for `MOMENTS`) with `n` finite elements each."""
     low, high, mean, m2, l1, skewness, kurtosis = parts
     total = ops.maximum(ops.sum(n), 1.0)
     whole = ops.sum(mean * (n / total))

@@ -31,13 +31,13 @@ class Reduced(NamedTuple):
 
 
 def read(words: Words, dtype: int, shape: tuple[int, ...]) -> Reduced:
-    """A row whose type and shape are known."""
+    """Return a row whose type and shape are known."""
     offset, counts = _histogram(words, HEAD)
     return Reduced(_row(words), offset, counts, dtype, shape)
 
 
 def read_all(words: Words) -> Reduced | None:
-    """A row that tells its type and shape itself; None for a tensor of a type that has no row."""
+    """Return a row that tells its type and shape itself; None for a tensor of a type that has no row."""
     dtype, rank = words[HEAD:_SHAPE].view(np.int32).tolist()
     if dtype < 0:
         return None

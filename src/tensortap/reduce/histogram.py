@@ -26,7 +26,7 @@ ABSOLUTE_ERROR: Final = 2.0**-129
 
 
 def edges(j: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """The ends of buckets `j`, as signed values; the bucket of the largest magnitudes has no outer end.
+    """Return the ends of buckets `j`, as signed values; the bucket of the largest magnitudes has no outer end.
 
     >>> edges([2 * 1016, 2 * 1016 + 1])  # 1016 == 127 * 8: an exponent of zero
     (array([ 1.   , -1.125]), array([ 1.125, -1.   ]))
@@ -40,7 +40,7 @@ def edges(j: npt.ArrayLike) -> tuple[Floats, Floats]:
 
 
 def dense(offset: int, counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """All buckets, the empty ones too.
+    """Return all buckets, the empty ones too.
 
     >>> dense(2032, [3, 1])[2030:2036]
     array([0, 0, 3, 1, 0, 0])
@@ -52,7 +52,7 @@ def dense(offset: int, counts: npt.ArrayLike) -> npt.NDArray[np.int64]:
 
 
 def merge(histograms: Iterable[tuple[int, npt.ArrayLike]]) -> tuple[int, npt.NDArray[np.int64]]:
-    """The histogram of all elements of several histograms together.
+    """Return the histogram of all elements of several histograms together.
 
     >>> merge([(10, [1, 2]), (13, [5]), (0, [])])
     (10, array([1, 2, 0, 5]))
@@ -68,7 +68,7 @@ def merge(histograms: Iterable[tuple[int, npt.ArrayLike]]) -> tuple[int, npt.NDA
 def _ascending(
     offset: int, counts: npt.ArrayLike, zeros: int, minimum: float, maximum: float
 ) -> tuple[Floats, Floats, npt.NDArray[np.int64]]:
-    """The ends and counts of the non-empty buckets from smallest to largest value, zeros among them."""
+    """Return the ends and counts of the non-empty buckets from smallest to largest value, zeros among them."""
     run = np.asarray(counts, np.int64)
     used = np.flatnonzero(run)
     low, high = edges(offset + used)
@@ -101,7 +101,7 @@ def quantile(
     minimum: float,
     maximum: float,
 ) -> float | Floats:
-    """The values below which shares `q` of the finite elements lie, zeros included; NaN when there are none.
+    """Return the values below which shares `q` of the finite elements lie, zeros included; NaN when there are none.
 
     >>> quantile(0.5, 2032, [0, 0, 8], minimum=1.125, maximum=1.25)  # eight values in [1.125, 1.25)
     1.1796875
@@ -113,7 +113,7 @@ def quantile(
     """
     share = np.asarray(q, np.float64)
     if not np.all((share >= 0) & (share <= 1)):
-        raise ValueError(f"quantiles are between 0 and 1, not {q}")
+        raise ValueError(f"quantiles must be between 0 and 1, got {q}")
     low, high, number = _ascending(offset, counts, zeros, minimum, maximum)
     ends = np.cumsum(number)
     if not ends.size:
@@ -128,7 +128,7 @@ def quantile(
 
 
 def rebin(offset: int, counts: npt.ArrayLike, zeros: int, minimum: float, maximum: float, bins: int) -> Floats:
-    """Counts in `bins` equal steps from `minimum` to `maximum`, for drawing on a linear axis.
+    """Return counts in `bins` equal steps from `minimum` to `maximum`, for drawing on a linear axis.
 
     >>> rebin(2032, [4, 0, 4], 0, 1.0, 1.25, 4)
     array([2., 2., 2., 2.])
@@ -153,7 +153,7 @@ def rebin(offset: int, counts: npt.ArrayLike, zeros: int, minimum: float, maximu
 
 
 def magnitude_share(offset: int, counts: npt.ArrayLike, low: float, high: float) -> float:
-    """The share of the values in buckets (finite, not zero) whose magnitude is in [low, high).
+    """Return the share of the values in buckets (finite, not zero) whose magnitude is in [low, high).
 
     >>> magnitude_share(2032, [4, 4, 8], 0.0, 1.125)
     0.5

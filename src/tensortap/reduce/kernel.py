@@ -20,7 +20,7 @@ try:
     from tensortap.reduce import _kernel
 except ImportError:
     _kernel = None  # type: ignore[assignment]
-if _kernel is not None and getattr(_kernel, "STATISTICS", None) != FIELDS:
+if _kernel is not None and (getattr(_kernel, "STATISTICS", None) != FIELDS or not hasattr(_kernel, "RecorderState")):
     _kernel = None  # type: ignore[assignment]  # built from other sources: its rows have another layout
 
 # A step table's header: these counters, room for more, then the address of each column in this order.
@@ -46,7 +46,7 @@ _MISSING = (
 
 
 def _choose(forced: str) -> str:
-    """The name of the kernel to use; the C extension is set to its level."""
+    """Return the name of the kernel to use; the C extension is set to its level."""
     available = (*(_kernel.LEVELS if _kernel is not None else ()), "numpy")
     if forced and forced not in available:
         raise ValueError(f"TENSORTAP_KERNEL={forced!r} is not available here; choose one of {', '.join(available)}")
@@ -128,6 +128,8 @@ norms = None if ACTIVE == "numpy" else getattr(_kernel, "norms", None)
 """`norms(tensors) -> list`: the L2 norm of each of several PyTorch tensors; None for one that only Python can read."""
 
 if TYPE_CHECKING:
+    RecorderState = _kernel.RecorderState
+    StepState = _kernel.StepState
     NativeHook = _kernel.NativeHook
     Reader = _kernel.Reader
     ModuleCall = _kernel.ModuleCall
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
     ModeCall = _kernel.ModeCall
 else:
     _hooks = numpy_kernel if ACTIVE == "numpy" else _kernel
+    RecorderState, StepState = _hooks.RecorderState, _hooks.StepState
     NativeHook, Reader = _hooks.NativeHook, _hooks.Reader
     ModuleCall, RunningCalls, ScopeHook, ModeCall = (
         _hooks.ModuleCall, _hooks.RunningCalls, _hooks.ScopeHook, _hooks.ModeCall
@@ -146,7 +149,8 @@ else:
 the tensor is; `use_point(key, probes, keeping)` says how it is recorded, `keep_whole(probes)` for which of the probes
 that keep elements C copies the whole tensor.
 `await_gradients(hook, probes)` has it put a copy of another hook on the node of each output (csrc/await.h).
-`Reader(compiler, tracing, …)` is what they ask; without C None.
+`Reader(compiler, tracing, …)` is what they ask; without C None. `RecorderState` and `StepState` are the
+base classes of the recorder and of its open steps, which they ask without a Python call.
 
 `ModuleCall` and `RunningCalls` are the modules that run, `ScopeHook` is the base class of the hooks that begin and end
 their calls, and `ModeCall` the `__torch_function__` of a mode, without C None. See csrc/ops.h.
@@ -180,7 +184,7 @@ threads = numpy_kernel.threads if ACTIVE == "numpy" else _kernel.threads
 """`threads() -> int`: how many threads a reduction uses at most."""
 
 address = numpy_kernel.address if ACTIVE == "numpy" else _kernel.address
-"""`address(array) -> int`: where the elements of an array lie, sooner than NumPy says it; 0 when it cannot be told."""
+"""`address(array) -> int`: the address of an array's elements, faster than by NumPy; 0 when it is not known."""
 
 memory = None if ACTIVE == "numpy" else getattr(_kernel, "memory", None)
 """`memory(address, size) -> memoryview`: read-only, and valid as long as its owner keeps it; None without C."""
@@ -201,7 +205,7 @@ settle = None if ACTIVE == "numpy" else getattr(_kernel, "settle", None)
 """`settle(bound, plan_address, step) -> bool`: number the rows of a table. See csrc/closing.h; None without C."""
 
 charge = None if ACTIVE == "numpy" else getattr(_kernel, "charge", None)
-"""`charge(bound, totals_address, length, around) -> seconds`: add up what rows cost by key; None without C."""
+"""`charge(bound, totals_address, length) -> seconds`: add up what rows cost by key; None without C."""
 
 reopen = None if ACTIVE == "numpy" else getattr(_kernel, "reopen", None)
 """`reopen(bound, capacity, time, hash_probes)`: forget all rows of a table and take others; None without C."""
@@ -210,18 +214,18 @@ xla = None if ACTIVE == "numpy" else _kernel.xla
 """`xla() -> capsule`: the function that programs compiled by XLA call on the host; None without the C extension."""
 
 library: Final[str | None] = None if ACTIVE == "numpy" else _kernel.__file__
-"""The library with the operators that sessions of ONNX Runtime can be told of; None without the C extension."""
+"""The library of operators to register with sessions of ONNX Runtime; None without the C extension."""
 
 
 def bind(table: Any) -> Any:
-    """What `record` and `commit` take first for `table`, an object with `header` and the `COLUMNS` as arrays.
+    """Return what `record` and `commit` take first for `table`, an object with `header` and the `COLUMNS` as arrays.
 
     Called again whenever the table has replaced an array: the addresses are written into its header here.
     """
     for i, (name, dtype) in enumerate(COLUMNS):
         array = getattr(table, name)
         if array.dtype != dtype or not array.flags.c_contiguous:
-            raise TypeError(f"column {name!r} must be a contiguous array of {np.dtype(dtype)}, not {array.dtype}")
+            raise TypeError(f"column {name!r} must be a contiguous array of {np.dtype(dtype)}, got {array.dtype}")
         table.header[FIRST_POINTER + i] = array.ctypes.data
     return table if ACTIVE == "numpy" else table.header.ctypes.data
 

@@ -85,7 +85,7 @@ def merge_summaries(some: Sequence[Summary]) -> Summary:
 
 
 def _powers(columns: Columns, std: Floats, away: Floats) -> tuple[Floats, Floats]:
-    """Each row's third and fourth powers of deviations from its group's mean, on average."""
+    """Return each row's third and fourth powers of deviations from its group's mean, on average."""
     skewness, kurtosis = (np.where(std > 0, columns[name], 0.0) for name in ("skewness", "kurtosis"))
     cube, square = skewness * std**3, std * std
     third = cube + 3 * away * square + away**3
@@ -93,7 +93,7 @@ def _powers(columns: Columns, std: Floats, away: Floats) -> tuple[Floats, Floats
 
 
 def _scale(columns: Columns, starts: Ints) -> npt.NDArray[np.float64]:
-    """A power of two for each group that keeps fourth powers of its largest value from overflowing or vanishing."""
+    """Return, for each group, a power of two that keeps fourth powers of its largest value in range."""
     largest = np.fmax(np.nan_to_num(np.abs(columns["mean"])), np.nan_to_num(columns["std"]))
     top = np.fmax.reduceat(np.fmax(largest, np.nan_to_num(columns["l2"])), starts)
     extreme = (top > 2.0**200) | ((top < 2.0**-200) & (top > 0))

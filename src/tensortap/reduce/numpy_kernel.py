@@ -22,6 +22,7 @@ Array = npt.NDArray[Any]
 LEVELS: Final = ("numpy",)
 _MAX_DIMS: Final = 64
 _BYTE: Final = DTYPE_CODE["uint8"]
+_IN_PYTHON: Final = 5000  # nanoseconds that a row costs before it comes here, as csrc/kernel.c has it
 
 # --- one tensor ---------------------------------------------------------------------------------
 
@@ -39,7 +40,7 @@ def _moments(address: int, dtype: int, runs: list[tuple[int, int]], power: int, 
 
 
 def _cut(x: Array) -> Array:
-    """The bits of doubles cut (never rounded) to floats; the smallest float for what is below it and no zero."""
+    """Return the bits of doubles cut (never rounded) to floats; the smallest float for what is below it and no zero."""
     bits = x.view(np.uint64)
     size = bits & np.uint64(0x7FFF_FFFF_FFFF_FFFF)
     exponent = (size >> np.uint64(52)).astype(np.int64)
@@ -60,7 +61,7 @@ def _buckets(x: Array) -> Array:
 
 
 def trimmed(counts: Array) -> tuple[int, Array]:
-    """The run of buckets in use, by its offset, of the counts of all."""
+    """Return the offset and the counts of the buckets in use, from the counts of all buckets."""
     used = np.flatnonzero(counts)
     if not used.size:
         return 0, counts[:0].astype(np.uint32)
@@ -90,7 +91,7 @@ def _check(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int,
 def _row(
     address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None, histogram: bool, hashed: bool
 ) -> tuple[tuple[Any, ...], int, Array | None]:
-    """The values of a row, and the histogram's offset and counts (None when it is absent)."""
+    """Return the values of a row, and the histogram's offset and counts (None when it is absent)."""
     _check(address, dtype, shape, strides)
     numel = math.prod(shape)
     tables = np.zeros(BUCKETS, np.int64) if histogram and numel < 1 << 32 else None
@@ -217,8 +218,8 @@ def record(
     row, offset, counts = _row(address, dtype, shape, strides, bool(want & 1), hashed)
     if not _has_room(table.header, key, len(shape), 0 if counts is None else len(counts)):
         return -1
-    i = append(table, key, probes, recomputed, dtype, shape, row, offset, counts)
-    table.cost[i] = time.perf_counter_ns() - begin
+    i = append(table, key, probes, recomputed, dtype, shape, row=row, hist_offset=offset, hist_counts=counts)
+    table.cost[i] = time.perf_counter_ns() - begin + _IN_PYTHON
     return i
 
 
@@ -232,8 +233,24 @@ def use_exchange(capsule: object) -> bool:
     return False
 
 
+class RecorderState:
+    """What hooks ask of a recorder: its open step, and whether some thread has a step of its own."""
+
+    current: Any
+    per_thread = False
+
+
+class StepState:
+    """What hooks ask of a step that is being recorded."""
+
+    __slots__ = ("armed", "closed", "hist")
+    armed: int
+    hist: int
+    closed: bool
+
+
 class NativeHook:
-    """Stands for the C extension's class of hooks: the subclass's own `__call__` does everything."""
+    """Stand for the C extension's class of hooks: the subclass's own `__call__` does everything."""
 
     __slots__ = ("call", "index", "place", "step")
     step: Any
@@ -284,7 +301,7 @@ class RunningCalls:
 
 
 class ScopeHook:
-    """Stands for the C extension's class of hooks around modules."""
+    """Stand for the C extension's class of hooks around modules."""
 
     __slots__ = ()
 
@@ -296,7 +313,7 @@ class ScopeHook:
 
 
 def level() -> str:
-    """The only level there is here."""
+    """Return the only level there is here."""
     return LEVELS[0]
 
 
@@ -307,7 +324,7 @@ def set_level(name: str) -> None:
 
 
 def threads() -> int:
-    """How many threads a reduction uses: always one."""
+    """Return how many threads a reduction uses: always one."""
     return 1
 
 

@@ -43,7 +43,7 @@ _WIDE_RANGE: Final = (DTYPE_CODE["float64"], DTYPE_CODE["complex128"])
 def plan(
     address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None
 ) -> tuple[int, list[tuple[int, int]]]:
-    """The first address and the (length, stride) runs, largest stride outermost, merged where they can be."""
+    """Return the first address and the (length, stride) runs, largest stride outermost, merged where they can be."""
     itemsize, numel = DTYPES[dtype].itemsize, math.prod(shape)
     if strides is None:
         return address, [(numel, itemsize)]
@@ -70,7 +70,7 @@ def _view(address: int, dtype: int, runs: list[tuple[int, int]]) -> Array:
 
 
 def logical_bytes(address: int, dtype: int, shape: tuple[int, ...], strides: tuple[int, ...] | None) -> Array:
-    """The bytes of the elements in C order, whatever the order of storage."""
+    """Return the bytes of the elements in C order, whatever the order of storage."""
     raw, size = _RAW[dtype], math.prod(shape)
     if not size:
         return np.zeros(0, np.uint8)
@@ -100,7 +100,7 @@ def _magnitude128(z: Array) -> Array:
 
 
 def _values(raw: Array, dtype: int) -> Array:
-    """A chunk as float32 where that is exact, else as float64."""
+    """Return a chunk as float32 where that is exact, else as float64."""
     name = DTYPES[dtype].name
     if name in ("float32", "float64"):
         return raw
@@ -118,7 +118,7 @@ def _values(raw: Array, dtype: int) -> Array:
 
 
 def chunks(address: int, dtype: int, runs: list[tuple[int, int]]) -> Iterator[Array]:
-    """The elements, in the order in which they lie in memory."""
+    """Yield the elements, in the order in which they lie in memory."""
     view = _view(address, dtype, runs)
     for begin in range(0, view.size, CHUNK):
         piece = view[begin : begin + CHUNK] if view.ndim == 1 else view.flat[begin : begin + CHUNK]

@@ -44,7 +44,7 @@ class Moments:
     l1: float = 0.0
 
     def add(self, other: Moments) -> None:
-        """Chan's formula, in the same order of operations as `merge` in C."""
+        """Add other moments by Chan's formula, in the same order of operations as `merge` in C."""
         self.nan += other.nan
         self.posinf += other.posinf
         self.neginf += other.neginf
@@ -91,7 +91,7 @@ class _Block:
 
 
 def _lane_sums(terms: Array) -> Array:
-    """The sum of each row of the last axis: element i in lane i % 8, in order, then lanes folded."""
+    """Return the sum of each row of the last axis: element i in lane i % 8, in order, then lanes folded."""
     short = -terms.shape[-1] % _LANES
     padded = np.pad(terms, [(0, 0)] * (terms.ndim - 1) + [(0, short)]) if short else terms
     steps = padded.reshape(*terms.shape[:-1], -1, _LANES)
@@ -104,7 +104,7 @@ def _lane_sums(terms: Array) -> Array:
 
 
 def _pivot(x: Array) -> float:
-    """Zero, or where the first elements of a chunk say that its mean is far from zero, their mean."""
+    """Return zero, or the mean of a chunk's first elements where it is far from zero."""
     if x.size < _SAMPLE:
         return 0.0
     first = x[:_SAMPLE].astype(np.float64)
@@ -119,7 +119,7 @@ def _sums(x: Array, pivot: Array | float) -> Array:
 
 
 def _central(sums: Array, n: int, pivot: Array | float) -> Array:
-    """Mean, m2, m3, m4 and l1 from sums around a pivot."""
+    """Return mean, m2, m3, m4 and l1 from sums around a pivot."""
     sum_d, sum_q, sum_c, sum_f, l1 = sums
     offset = sum_d / n
     bias = sum_d * offset
@@ -130,7 +130,7 @@ def _central(sums: Array, n: int, pivot: Array | float) -> Array:
 
 
 def _finite_blocks(x: Array, pivot: float) -> list[_Block]:
-    """Blocks (the rows of x) whose elements are all finite."""
+    """Return the sums or moments of blocks (the rows of x) whose elements are all finite."""
     n, wide = x.shape[1], x.astype(np.float64)
     low, high = wide.min(axis=1), wide.max(axis=1)
     zeros = n - np.count_nonzero(x, axis=1)
@@ -146,7 +146,7 @@ def _finite_blocks(x: Array, pivot: float) -> list[_Block]:
 
 
 def _any_block(x: Array, pivot: float, total: Moments) -> list[_Block]:
-    """A block of its finite elements, if there are any; the others are counted in `total`."""
+    """Return a block of its finite elements, if there are any; the others are counted in `total`."""
     finite = x[np.isfinite(x)]
     total.nan += int(np.count_nonzero(np.isnan(x)))
     total.posinf += int(np.count_nonzero(x == np.inf))
@@ -168,7 +168,7 @@ def _blocks(x: Array, pivot: float, total: Moments) -> Iterator[_Block]:
 
 
 def chunk_moments(x: Array) -> Moments:
-    """The moments of a chunk: from the sums of its blocks around one pivot, and from blocks with their own moments."""
+    """Return a chunk's moments, from the sums of its blocks around one pivot and from blocks with their own moments."""
     pivot, total, together, sums = _pivot(x), Moments(), Moments(), np.zeros(5)
     for block in _blocks(x, pivot, total):
         own = block.own_moments()
@@ -187,7 +187,7 @@ def chunk_moments(x: Array) -> Moments:
 
 
 def scale_power(dtype: int, m: Moments) -> int:
-    """A power of two by which to scale doubles whose fourth powers would leave their range; 0 for others."""
+    """Return a power of two by which to scale doubles whose fourth powers would leave their range; 0 for others."""
     if dtype not in _WIDE_RANGE or m.n == 0:
         return 0
     most = max(abs(m.min), abs(m.max))
@@ -197,7 +197,7 @@ def scale_power(dtype: int, m: Moments) -> int:
 
 
 def finished(m: Moments, scaled: Moments, power: int) -> tuple[float, ...]:
-    """The statistics: ends from the elements as they are, moments from the scaled ones."""
+    """Return the statistics: ends from the elements as they are, moments from the scaled ones."""
     if m.n == 0:
         return math.nan, math.nan, math.nan, math.nan, 0.0, 0.0, math.nan, math.nan, math.nan
     low, high, n, unscale = m.min + 0.0, m.max + 0.0, float(m.n), 2.0**-power
@@ -210,7 +210,7 @@ def finished(m: Moments, scaled: Moments, power: int) -> tuple[float, ...]:
 
 
 def _shape(m: Moments) -> tuple[float, float]:
-    """Skewness and kurtosis, which no scale changes; NaN when all elements are equal."""
+    """Return skewness and kurtosis, which no scale changes; NaN when all elements are equal."""
     variance = m.m2 / m.n
     if not variance > 0:
         return math.nan, math.nan

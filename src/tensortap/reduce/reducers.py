@@ -25,7 +25,7 @@ class Keeper(Protocol):
         """The name under which `run.tensor(..., kind=)` finds what was kept."""
 
     def pick(self, array: Array, place: str) -> Array | None:
-        """The elements to keep as an array of their own, or None when this tensor has none of them."""
+        """Return the elements to keep as an array of their own, or None when this tensor has none of them."""
 
 
 class _Described:
@@ -96,7 +96,7 @@ class Rows(_Described):
         return array[there] if there else None
 
     def there(self, shape: Sequence[int]) -> list[int]:
-        """Those of the positions that a tensor of this shape has."""
+        """Return those of the positions that a tensor of this shape has."""
         return [i for i in self.indices if shape and -shape[0] <= i < shape[0]]
 
 
@@ -203,14 +203,14 @@ def quantiles(*at: float) -> Quantiles:
     """Keep quantiles, e.g. `quantiles(0.05, 0.5, 0.95)`; approximate to 1/8 of the value at worst, exact at 0 and 1."""
     bad = [q for q in at if not 0 <= q <= 1]
     if bad or not at:
-        raise ProbeError(f"quantiles lie between 0 and 1, got {bad or 'none'}; write quantiles(0.05, 0.5, 0.95)")
+        raise ProbeError(f"quantiles must be between 0 and 1, got {bad or 'none'}; write quantiles(0.05, 0.5, 0.95)")
     return Quantiles(tuple(float(q) for q in at))
 
 
 def sample(n: int, seed: int = 0) -> Sample:
     """Keep `n` elements, at the same positions in every step and run with this seed, place and shape."""
     if n < 1:
-        raise ProbeError(f"sample(n) keeps at least one element, got {n!r}; write sample(256)")
+        raise ProbeError(f"n of sample(n) must be at least 1, got {n!r}; write sample(256)")
     return Sample(int(n), int(seed))
 
 
@@ -219,9 +219,9 @@ def rows(indices: Iterable[int]) -> Rows:
     try:
         chosen = tuple(int(i) for i in indices)
     except TypeError:
-        raise ProbeError(f"rows() takes a list of positions, got {indices!r}; write rows([0, 2])") from None
+        raise ProbeError(f"rows() must be given a list of positions, got {indices!r}; write rows([0, 2])") from None
     if not chosen:
-        raise ProbeError("rows([]) would keep nothing; write rows([0, 2])")
+        raise ProbeError("rows() must be given at least one position, got []; write rows([0, 2])")
     return Rows(chosen)
 
 
@@ -249,7 +249,7 @@ def per_sample(axis: int = 0) -> PerSample:
 
 
 def as_reducers(keep: Any) -> tuple[Reducer, ...]:
-    """The `keep=` argument of a probe as reducers: one or several, functions among them."""
+    """Return the `keep=` argument of a probe as reducers: one or several, functions among them."""
     if keep is None:
         return (Stats(), Histogram())
     items = keep if isinstance(keep, (list, tuple)) else [keep]
@@ -266,15 +266,15 @@ def _as_reducer(item: Any) -> Reducer:
     if callable(item):
         return Custom(item, getattr(item, "__name__", type(item).__name__))
     raise ProbeError(
-        f"cannot keep {item!r}; keep= takes stats(), histogram(), hash(), quantiles(...), sample(n), rows([...]), "
-        "full(), units(), per_sample() or a function of the tensor"
+        f"keep= must be stats(), histogram(), content_hash(), quantiles(...), sample(n), rows([...]), full(), units(), "
+        f"per_sample(), a function of the tensor, or a list of these, got {item!r}"
     )
 
 
 _FACTORIES: dict[Any, str] = {
     stats: "stats()",
     histogram: "histogram()",
-    content_hash: "hash()",
+    content_hash: "content_hash()",
     quantiles: "quantiles(0.05, 0.5, 0.95)",
     sample: "sample(256)",
     rows: "rows([0, 2])",
@@ -286,7 +286,7 @@ _FACTORIES: dict[Any, str] = {
 
 @functools.lru_cache(maxsize=4096)
 def sample_indices(n: int, seed: int, place: str, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-    """The sorted flat positions that `sample(n, seed)` takes at a place: the same on every machine and version.
+    """Return the sorted flat positions that `sample(n, seed)` takes at a place: the same on every machine and version.
 
     >>> sample_indices(3, 0, "fc:output", (4, 5)).tolist() == sample_indices(3, 0, "fc:output", (4, 5)).tolist()
     True
@@ -310,7 +310,7 @@ def sample_indices(n: int, seed: int, place: str, shape: tuple[int, ...]) -> npt
 
 
 def _positions(start: int, skip: int, count: int, numel: int) -> npt.NDArray[np.int64]:
-    """SplitMix64, whose stream, unlike NumPy's, is ours to keep unchanged."""
+    """Return positions by SplitMix64, which, unlike NumPy's generators, will never change its stream."""
     with np.errstate(over="ignore"):
         z = np.uint64(start) + np.arange(skip + 1, skip + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

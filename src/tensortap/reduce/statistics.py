@@ -51,10 +51,11 @@ class Statistic(NamedTuple):
     `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py), `none`
     has no value for rows in no known order. `defined` says when there is a value; otherwise it is NaN in memory (of a
     hash `ABSENT`) and null in files. `finite` needs a finite element, `spread` two that differ, `hashed` that it was
-    asked for. `scale` is how a heat map draws it; None leaves it out of the viewer's list. `bound` says how far it can
-    move when every element moves within a tolerance, so that two runs can be compared by it (diff/metrics.py); None
-    leaves it out of comparisons. `derive` gives the column of runs that were written before the statistic existed, from
-    the columns `sources`; without it their column is null.
+    asked for. A `standardized` statistic stays as it is when all elements are multiplied by one positive number; the
+    others of type float64 are multiplied with them. `scale` is how a heat map draws it; None leaves it out of the
+    viewer's list. `bound` says how far it can move when every element moves within a tolerance, so that two runs can be
+    compared by it (diff/metrics.py); None leaves it out of comparisons. `derive` gives the column of runs that were
+    written before the statistic existed, from the columns `sources`; without it their column is null.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Statistic(NamedTuple):
     unit: str = ""
     scale: Scale | None = None
     bound: Bound | None = None
+    standardized: bool = False
     derive: Callable[[Mapping[str, Array]], Array] | None = None
     sources: tuple[str, ...] = ()
 
@@ -82,11 +84,11 @@ class Statistic(NamedTuple):
 
 _I, _F = np.int64, np.float64
 REGISTRY: Final = (
-    Statistic("numel", _I, "sum", "always", "elements", "how many elements it has", "elements", "log"),
-    Statistic("nan", _I, "sum", "always", "NaN (count)", "how many of them are NaN", "elements"),
-    Statistic("posinf", _I, "sum", "always", "+Inf (count)", "how many are +Inf", "elements"),
-    Statistic("neginf", _I, "sum", "always", "−Inf (count)", "how many are −Inf", "elements"),
-    Statistic("zeros", _I, "sum", "always", "zeros (count)", "how many are zero, −0.0 included", "elements"),
+    Statistic("numel", _I, "sum", "always", "elements", "how many elements it has", unit="elements", scale="log"),
+    Statistic("nan", _I, "sum", "always", "NaN (count)", "how many of them are NaN", unit="elements"),
+    Statistic("posinf", _I, "sum", "always", "+Inf (count)", "how many are +Inf", unit="elements"),
+    Statistic("neginf", _I, "sum", "always", "−Inf (count)", "how many are −Inf", unit="elements"),
+    Statistic("zeros", _I, "sum", "always", "zeros (count)", "how many are zero, −0.0 included", unit="elements"),
     Statistic("min", _F, "min", "finite", "least", "the smallest finite element", scale="linear",
               bound="extreme"),
     Statistic("max", _F, "max", "finite", "greatest", "the largest finite element", scale="linear",
@@ -101,9 +103,10 @@ REGISTRY: Final = (
               scale="log", sources=("min", "max"),
               derive=lambda columns: np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))),
     Statistic("skewness", _F, "moment", "spread", "skewness",
-              "their third standardized moment", scale="linear"),
+              "their third standardized moment", scale="linear", standardized=True),
     Statistic("kurtosis", _F, "moment", "spread", "kurtosis",
-              "their fourth standardized moment, 3 for a normal distribution", scale="log"),
+              "their fourth standardized moment, 3 for a normal distribution", scale="log",
+              standardized=True),
     Statistic("hash", _I, "none", "hashed", "content hash",
               "the content hash: CRC-64/XZ of all elements' bytes in C order, as a signed number"),
 )  # fmt: skip
@@ -115,6 +118,8 @@ NUMBERS: Final = tuple(s.name for s in REGISTRY if s.merge != "none")
 """Those that are numbers: they can be drawn, compared and merged."""
 COUNTS: Final = tuple(s.name for s in REGISTRY if s.is_count and s.name != "numel")
 STATISTICS: Final = tuple(s.name for s in REGISTRY if s.dtype is np.float64)
+SCALED: Final = tuple(s.name for s in REGISTRY if s.dtype is np.float64 and not s.standardized)
+"""Those that are multiplied by a positive number when all elements are."""
 NONFINITE: Final = ("nan", "posinf", "neginf")
 CONDITIONS: Final[tuple[Defined, ...]] = tuple(dict.fromkeys(s.defined for s in REGISTRY if s.defined != "always"))
 """The conditions under which some statistics have no value. A table keeps a bitmap for each."""
@@ -131,7 +136,7 @@ COLUMNS: Final = (
 
 
 def defined_rows(condition: Defined, rows: Any) -> Array:
-    """Which of `rows` (by name) have values for the statistics of a condition: the others hold NaN.
+    """Return which of `rows` (by name) have values for the statistics of a condition: the others hold NaN.
 
     >>> defined_rows("finite", {"min": np.array([1.0, np.nan])}).tolist()
     [True, False]
@@ -143,7 +148,7 @@ def defined_rows(condition: Defined, rows: Any) -> Array:
 
 
 def with_sources(columns: Iterable[str]) -> list[str]:
-    """The columns, and those from which they are derived where an older run lacks them."""
+    """Return the columns, and those from which they are derived where an older run lacks them."""
     names = list(columns)
     return list(
         dict.fromkeys([*names, *(source for name in names if name in BY_NAME for source in BY_NAME[name].sources)])
@@ -151,7 +156,7 @@ def with_sources(columns: Iterable[str]) -> list[str]:
 
 
 def row_without_values(numel: int) -> tuple[float, ...]:
-    """The row of a tensor that has a shape but no values: no counts, and everything else undefined."""
+    """Return the row of a tensor that has a shape but no values: no counts, and everything else undefined."""
     return (numel, *(0 if s.is_count else _undefined(s) for s in REGISTRY[1:]))
 
 
@@ -160,7 +165,7 @@ def _undefined(statistic: Statistic) -> float:
 
 
 def empty_row(hashed: bool) -> tuple[float, ...]:
-    """The row of a tensor without elements, with a hash where it was asked for."""
+    """Return the row of a tensor without elements, with a hash where it was asked for."""
     return (*EMPTY_ROW[:-1], 0) if hashed else EMPTY_ROW
 
 

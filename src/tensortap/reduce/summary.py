@@ -53,7 +53,7 @@ class Summary(RowValues, Mapping[str, Any]):
         return self.numel - self.nan - self.posinf - self.neginf
 
     def quantile(self, q: float) -> float:
-        """The value below which a share `q` of the finite elements lies, derived from the histogram.
+        """Return the value below which a share `q` of the finite elements lies, derived from the histogram.
 
         Exact at 0 and 1; between them the relative error is at most `buckets.RELATIVE_ERROR`. NaN when the
         histogram was not kept or nothing is finite.
@@ -65,14 +65,14 @@ class Summary(RowValues, Mapping[str, Any]):
         )
 
     def heights(self, width: int) -> list[float]:
-        """The histogram in equal steps between minimum and maximum; empty when it was not kept."""
+        """Return the histogram in equal steps between minimum and maximum; empty when it was not kept."""
         if self.hist_counts is None or self.hist_offset is None or not self.finite:
             return []
         counts = buckets.rebin(self.hist_offset, self.hist_counts, self.zeros, self.min, self.max, width)
         return [float(count) for count in counts]
 
     def bars(self, width: int = 8) -> str:
-        """The same as one short line."""
+        """Return the histogram as one short line of bars."""
         return text.bars(self.heights(width))
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Summary(RowValues, Mapping[str, Any]):
 
 
 def fields_of(row: Iterable[Any]) -> dict[str, Any]:
-    """The statistics of a row by name; a hash that was not asked for is None."""
+    """Return the statistics of a row by name; a hash that was not asked for is None."""
     known = dict(zip(FIELDS, row, strict=True))
     return known | {"hash": None if known["hash"] == ABSENT else known["hash"]}
 
@@ -92,7 +92,7 @@ _NAMES = ("dtype", "shape", *FIELDS, "hist_offset", "hist_counts")
 
 
 def describe(summary: Summary) -> str:
-    """The one-line form: `[8,128,256] f32 mean 0.013 std 1.02 min −4.1 max 4.4 zeros 0.1% nan 0 ▁▂▅█▅▂▁`."""
+    """Return the one-line form: `[8,128,256] f32 mean 0.013 std 1.02 min −4.1 max 4.4 zeros 0.1% nan 0 ▁▂▅█▅▂▁`."""
     moments = " ".join(f"{name} {text.number(summary[name])}" for name in ("mean", "std", "min", "max"))
     tail = f"zeros {text.percent(summary.zeros, summary.numel)} nan {summary.nan}"
     if infinite := summary.posinf + summary.neginf:
@@ -101,12 +101,12 @@ def describe(summary: Summary) -> str:
 
 
 def head(summary: Summary) -> str:
-    """Shape and type: `[8,128,256] f32`."""
+    """Return shape and type: `[8,128,256] f32`."""
     return f"{text.shape(summary.shape)} {_SHORT.get(summary.dtype, summary.dtype)}"
 
 
 def trouble(summary: Summary) -> str:
-    """How many elements are NaN or infinite, and how large a share; empty when none is.
+    """Return how many elements are NaN or infinite, and how large a share; empty when none is.
 
     >>> trouble(summarize([1.0, float("nan"), float("inf"), 2.0]))
     'NaN 1 (25%), +inf 1 (25%)'
@@ -116,7 +116,7 @@ def trouble(summary: Summary) -> str:
 
 
 def _lines(summary: Summary) -> list[str]:
-    """What a notebook shows of a tensor: trouble first."""
+    """Return what a notebook shows of a tensor: trouble first."""
     bad = trouble(summary)
     low, high, mean, std = (text.number(summary[name]) for name in ("min", "max", "mean", "std"))
     drawn = markup.bars(summary.heights(32), 192, 28, "histogram")
@@ -129,7 +129,7 @@ def _lines(summary: Summary) -> list[str]:
 
 
 def summarize(value: Any, *, histogram: bool = True, hash: bool = False) -> Summary:
-    """The statistics and histogram of any array, tensor, list or number, in one pass over its memory.
+    """Return the statistics and histogram of any array, tensor, list or number, in one pass over its memory.
 
     >>> print(summarize(np.arange(8, dtype=np.float32)))
     [8] f32 mean 3.5 std 2.29 min 0 max 7 zeros 12.5% nan 0 ▅▅▅▅▄▄▄█

@@ -13,7 +13,7 @@ from tensortap.types import DTYPE_CODE
 
 
 def strided_values(tensor: Any) -> Any:
-    """A strided tensor of a type that the kernels read, on the device where the values lie."""
+    """Return a strided tensor of a type that the kernels read, on the device where the values lie."""
     if hasattr(tensor, "to_local"):  # a DTensor's own part: free, where full_tensor() would be a collective
         tensor = tensor.to_local()
     if tensor.is_quantized:
@@ -26,7 +26,7 @@ def strided_values(tensor: Any) -> Any:
 
 
 def dtype_name(tensor: Any) -> str:
-    """The name of its element type, as `types.DTYPES` has it."""
+    """Return the name of its element type, as `types.DTYPES` has it."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

@@ -121,13 +121,13 @@ class TorchAdapter(Adapter):
 
         Mostly a step is wanted as the one before it was, and the root's next call asks the rest.
         """
-        armed = -1 if self.steps.spread else self._recorder.current.armed
+        armed = -1 if self._recorder.per_thread else self._recorder.current.armed
         asked, self._asked = self._asked, False
         if not (asked and armed == self._armed and self._hooks.steady and self._observer.shards is None):
             self._arm(armed)
 
     def _root_called(self) -> None:
-        self._arm(-1 if self.steps.spread else self._recorder.current.armed)
+        self._arm(-1 if self._recorder.per_thread else self._recorder.current.armed)
         self._asked = True
 
     def _arm(self, armed: int) -> None:
@@ -140,6 +140,10 @@ class TorchAdapter(Adapter):
         self._hooks.arm(armed, again)
         if several or not again:
             self._parameters.arm(armed)
+
+    def optimizer_started(self, optimizer: Any) -> None:
+        """Note an optimizer's step that had begun when the model was met: by its closure."""
+        self._optimizers.started(optimizer)
 
     def detach(self) -> None:
         """Remove every hook."""
@@ -198,7 +202,7 @@ class TorchAdapter(Adapter):
         return root
 
     def _learn_shards(self) -> None:
-        """Where there are several ranks, learn from each site's first tensor which shard of it this rank holds."""
+        """Learn, on several ranks, from each site's first tensor which shard of it this rank holds."""
         shards, root = self._observer.shards, self._root()
         if shards is not None:
             shards.root_called()

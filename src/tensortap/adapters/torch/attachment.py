@@ -201,7 +201,8 @@ class ModelHooks:
             if path in named:
                 (enclosing([path], fused) or plain).add(named[path], registers, self._own_outputs.bits, [path])
         self._deciding = [plain, *fused.values()]
-        armed = -1 if self._steps.spread else self._observer.recorder.current.armed
+        recorder = self._observer.recorder
+        armed = -1 if recorder.per_thread else recorder.current.armed
         for hooks in self._deciding:
             hooks.adjust(armed)
 

@@ -10,7 +10,7 @@ CAPABILITIES: Final = Capabilities(
     lacks={},
     optional=("buffer",),
     notes={
-        "exact": "compiled: in fp32 on the CPU, in every model that we tried",
-        "op": "not inside what torch.compile made, which is reported",
+        "exact": "compiled models too, in fp32 on the CPU, in every model that we tried",
+        "op": "not inside compiled code; that is reported",
     },
 )

@@ -2,7 +2,8 @@
 
 The first call runs to its end and shows in which order the sites come. From then on a call is left at the last of
 them by an exception of our own, which is caught around the call. It is no `Exception`, so `except Exception` in a
-model does not see it; a model that catches everything is never left early again.
+model does not see it; a model that catches everything is never left early again. Nor is one left early that did not
+reach a chosen module in the first call, or that changed a buffer in it: what follows may be needed then.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NATIVE: Final = {torch.bfloat16: ml_dtypes.bfloat16}
 
 
 class ForwardStopped(BaseException):
-    """Leaves a forward pass whose remaining part nobody needs."""
+    """Leave a forward pass whose remaining part nobody needs."""
 
 
 class SiteReader(TensorObserver):
@@ -82,19 +83,24 @@ class SiteReader(TensorObserver):
 class TorchForward:
     """Call a module whose hooks are on."""
 
-    def __init__(self, model: nn.Module, reader: SiteReader, stop: bool) -> None:
+    def __init__(self, model: nn.Module, reader: SiteReader, stop: bool, chosen: frozenset[str]) -> None:
         self._model = model
         self._reader = reader
         self._stop = stop
+        self._chosen = chosen  # the ports of modules that the patterns name, `path:port`
         self._wanted: frozenset[str] = frozenset()
         self._count = 0
         self._device = next((t.device for t in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+        floats = list(dict.fromkeys(p.dtype for p in model.parameters() if p.is_floating_point()))
+        # Python's numbers are float64, as those of most files: where no weight is, they are taken for the model's own.
+        self._float = floats[0] if floats and torch.float64 not in floats else None
 
     def __call__(self, batch: Any, see: See) -> None:
         """Call the module with a batch."""
         in_full = not self._wanted or (self._count >= _CERTAIN and self._count & (self._count - 1) == 0)
         self._count += 1
         self._reader.begin(see, frozenset() if in_full or not self._stop else self._wanted)
+        buffers = self._buffers() if in_full else ()
         try:
             call_with(self._model, copied(batch, self._to_device))
         except ForwardStopped:
@@ -104,18 +110,27 @@ class TorchForward:
         if self._reader.failure is not None:
             raise self._reader.failure
         if in_full and self._stop:
-            self._learn(frozenset(self._reader.order))
+            self._learn(frozenset(self._reader.order), changed=self._buffers() != buffers)
 
-    def _learn(self, sites: frozenset[str]) -> None:
+    def _learn(self, sites: frozenset[str], changed: bool) -> None:
         if self._wanted and (more := sites - self._wanted):
             raise UnsupportedError(_MORE.format(", ".join(sorted(more))))
         self._wanted = sites
-        if any("#" in site for site in sites):  # called again and again: how often, the data may decide
+        again = any("#" in site for site in sites)  # called again and again: how often, the data may decide
+        missing = any(not any(_is_of(site, port) for site in sites) for port in self._chosen)
+        if again or missing or changed:  # another batch may reach what is missing; a buffer is for the next batch
             self._stop = False
 
+    def _buffers(self) -> tuple[tuple[int, int], ...]:
+        """Return what changes when a buffer is written to, or replaced."""
+        return tuple((id(b), 0 if b.is_inference() else b._version) for b in self._model.buffers())
+
     def _to_device(self, value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(np.array(value).view(np.uint16)).view(torch.bfloat16).to(self._device)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            return torch.from_numpy(value if value.flags.writeable else value.copy()).to(self._device)
+            given = torch.from_numpy(value if value.flags.writeable else value.copy())
+            return given.to(self._device, self._float if given.dtype == torch.float64 else None)
         return value.to(self._device) if isinstance(value, Tensor) else None
 
 
@@ -124,7 +139,8 @@ def forward_passes(model: nn.Module, patterns: Sequence[Any], stop: bool) -> Ite
     """Put the hooks on for the time of a block, in which the model is in evaluation mode and builds no graph."""
     adapter = TorchAdapter(tree.unwrapped(model), AdapterOptions(fast_path="leave"))
     reader = SiteReader(Recorder(as_probes(patterns)))
-    adapter.attach(reader.recorder, adapter.plan(reader.recorder.probes), reader)
+    plan = adapter.plan(reader.recorder.probes)
+    adapter.attach(reader.recorder, plan, reader)
     adapter.steps.explicit = True
     training = [module for module in model.modules() if module.training]
     seed, restore_rng_state = torch.get_rng_state(), preserve_rng_state()
@@ -132,13 +148,23 @@ def forward_passes(model: nn.Module, patterns: Sequence[Any], stop: bool) -> Ite
         for module in training:
             module.training = False
         with torch.no_grad():
-            yield TorchForward(model, reader, stop and not tree.compiled_paths(model))
+            chosen = frozenset(f"{path}:{port}" for path, port in plan.ports if port in ("input", "output"))
+            yield TorchForward(model, reader, stop and not tree.compiled_paths(model), chosen)
     finally:
         adapter.detach()
         for module in training:
             module.training = True
         torch.set_rng_state(seed)
         restore_rng_state()
+
+
+def _is_of(site: str, port: str) -> bool:
+    """Return whether a site is one of a port's: the port itself, something in what passes there, or a later call.
+
+    >>> _is_of("fc:output[0]#1", "fc:output"), _is_of("fc:output_mask", "fc:output")
+    (True, False)
+    """
+    return site == port or (site.startswith(port) and site[len(port)] in ".[#")
 
 
 def host_array(tensor: Tensor) -> npt.NDArray[Any]:

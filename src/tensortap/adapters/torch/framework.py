@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tensortap.adapters.batches import copied, host_arrays
 from tensortap.adapters.model_check import ModelCheck, ModelQuestion
-from tensortap.adapters.nested import call_with
+from tensortap.adapters.nested import call_with, values_in
 from tensortap.adapters.protocol import (
     DEFAULT_OPTIONS,
     AdapterOptions,
@@ -39,8 +39,10 @@ from tensortap.adapters.torch.snapshot import unrestored_attributes
 from tensortap.adapters.torch.state import as_step, copied_batch, preserved
 from tensortap.adapters.verification import GRADIENT, VerificationSubject
 from tensortap.distributed.ranks import World
+from tensortap.errors import UnsupportedError
 from tensortap.record.pending import PendingNumber
 from tensortap.record.recorder import OpenStep, Point, Recorder
+from tensortap.reduce.buffers import NO_VALUES
 from tensortap.select.ports import OP_PORTS
 from tensortap.select.probes import as_probes
 from tensortap.select.sites import Candidate
@@ -74,6 +76,23 @@ class TorchFramework(Framework):
         with forward_passes(model, patterns, stop) as run:
             yield run
 
+    @contextmanager
+    def seeded(self, seed: int) -> Iterator[None]:
+        """Seed PyTorch's generators too: that of the processor, and of GPUs where they are in use."""
+        state = torch.get_rng_state()
+        in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        gpus = torch.cuda.get_rng_state_all() if in_use else []
+        torch.default_generator.manual_seed(seed)
+        if gpus:
+            torch.cuda.manual_seed_all(seed)
+        try:
+            with super().seeded(seed):
+                yield
+        finally:
+            torch.set_rng_state(state)
+            if gpus:
+                torch.cuda.set_rng_state_all(gpus)
+
     def weights(self, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
         """Return parameters and buffers."""
         named = [*model.named_parameters(), *model.named_buffers()]
@@ -97,15 +116,18 @@ class TorchFramework(Framework):
     @contextmanager
     def verification(self, model: nn.Module, batch: Any) -> Iterator[VerificationSubject]:
         """Yield the subject of a verification: forward and backward from one seed and state."""
+        _refuse_meta(model, batch)
         with preserved(model) as restore:
             yield TorchSubject(model, as_step(model, batch), restore)
 
     def model_check(self, question: ModelQuestion) -> AbstractContextManager[ModelCheck]:
         """Return the checks of a module on one batch."""
+        _refuse_meta(question.model, question.batch)
         return model_check(question)
 
     def locate_nonfinite(self, model: nn.Module, batch: Any) -> Origin | None:
         """Run one step and return the operation that made the first NaN or infinity."""
+        _refuse_meta(model, batch)
         return origin.locate(model, batch)
 
     @contextmanager
@@ -113,6 +135,7 @@ class TorchFramework(Framework):
         """Yield a function that calls the model, and where wanted differentiates the mean of its outputs."""
 
         def run(batch: Any) -> None:
+            _refuse_meta(model, batch)
             if backward:
                 model.zero_grad(set_to_none=True)
                 as_step(model, batch)()
@@ -120,6 +143,7 @@ class TorchFramework(Framework):
                 with torch.no_grad():
                     call_with(model, copied_batch(batch))
 
+        _refuse_meta(model, None)
         with preserved(model), torch.random.fork_rng(devices=_cuda_devices(model)):
             yield run
 
@@ -145,7 +169,7 @@ class TorchFramework(Framework):
 
 
 class TensorCatcher(TensorObserver):
-    """Keeps copies instead of reducing."""
+    """Keep copies instead of reducing."""
 
     __slots__ = ("found",)
 
@@ -162,7 +186,7 @@ class TensorCatcher(TensorObserver):
 
 
 class Lister(TensorObserver):
-    """Notes which places there are."""
+    """Note which places there are."""
 
     __slots__ = ("places",)
 
@@ -243,8 +267,15 @@ class TorchSubject(VerificationSubject):
         return (a.double() - b.double()).abs().max() if a.shape == b.shape else "?"
 
 
+def _refuse_meta(model: nn.Module, batch: Any) -> None:
+    """Refuse tensors without values where values are compared."""
+    given = (*model.parameters(), *model.buffers(), *(tensor for _, tensor in values_in(batch, Tensor)))
+    if any(tensor.is_meta for tensor in given):
+        raise UnsupportedError(NO_VALUES.format("ask again"))
+
+
 def _cuda_devices(model: nn.Module) -> list[torch.device]:
-    """The CUDA devices a model is on, whose generators it draws from."""
+    """Return the CUDA devices a model is on; it draws from their generators."""
     found = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     return [device for device in found if device.type == "cuda"]
 

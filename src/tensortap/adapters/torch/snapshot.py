@@ -146,7 +146,7 @@ class _ModuleSnapshot:
                 _refill(value, self._contents[name])
 
     def _restore_lazy_hooks(self) -> None:
-        """Lazy modules take their own hooks off when they become real."""
+        """Put back the hooks that lazy modules remove when they become real."""
         for hooks, (key, hook) in self._lazy_hooks.items():
             found = getattr(self._module, hooks)
             if key not in found:
@@ -159,7 +159,7 @@ class _ModuleSnapshot:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Whether an attribute is the user's own: not PyTorch's tables, nor hooks, nor the mode."""
+    """Return whether an attribute is the user's own: not PyTorch's tables, nor hooks, nor the mode."""
     return name not in _OWN and name != "training" and not (name.endswith("_hooks") or "_hooks_" in name)
 
 
@@ -189,7 +189,7 @@ def _put_back(now: dict[str, Any], was: dict[str, Any], replace: bool) -> None:
 
 
 def _lazy_hooks(module: nn.Module) -> Iterator[tuple[str, tuple[int, Any]]]:
-    """The hooks by which a lazy module becomes a real one, by the table that each is in."""
+    """Yield the hooks by which a lazy module becomes a real one, by the table that each is in."""
     if not isinstance(module, LazyModuleMixin) or not module.has_uninitialized_params():
         return
     first: Any = getattr(module, "_initialize_hook", None)
@@ -205,7 +205,7 @@ def _same_kind(a: Tensor, b: Tensor) -> bool:
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """NaN equals NaN here: weights that are NaN already have not changed."""
+    """Return whether two tensors are equal, NaN to NaN: weights that are NaN already have not changed."""
     floats = a.is_floating_point() or a.is_complex()
     return torch.equal(a, b) or (floats and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True))
 
@@ -232,5 +232,5 @@ def _fingerprints(model: nn.Module) -> dict[str, Any]:
 def _fingerprint(value: Any) -> Any:
     try:
         return pickle.dumps(value)
-    except Exception:  # what cannot be pickled is told apart by its attributes
+    except Exception:  # what cannot be pickled is compared by its attributes
         return repr(vars(value)) if hasattr(value, "__dict__") else None

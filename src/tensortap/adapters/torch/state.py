@@ -52,7 +52,7 @@ _KEPT_GRAPH: Final = (
 
 
 def _graphs_kept(model: nn.Module) -> list[str]:
-    """The attributes that hold tensors with a graph."""
+    """Return the attributes that hold tensors with a graph."""
     return [
         f"{path}.{name}".lstrip(".")
         for path, module in model.named_modules()
@@ -62,7 +62,7 @@ def _graphs_kept(model: nn.Module) -> list[str]:
 
 
 def _copy_tensor(value: Any) -> Any:
-    """A copy that is a leaf: backward neither reaches the user's graph nor adds to the user's gradients."""
+    """Return a copy that is a leaf: backward neither reaches the user's graph nor adds to the user's gradients."""
     if isinstance(value, Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     return value.copy() if isinstance(value, np.ndarray) else value if isinstance(value, nn.Module) else None

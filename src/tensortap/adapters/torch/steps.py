@@ -32,8 +32,8 @@ class TorchThreadState(steps.ThreadState):
         self.awaits = False  # a backward may follow the last call
         self.stepped = False
         self.micro = 0
-        self.rehearsed = False  # what the open step has seen so far was made up by a pipeline
-        self.begun_early = False  # the call that is beginning has been told already
+        self.inferring_shapes = False  # all that the open step has seen is a pipeline inferring shapes
+        self.begun_early = False  # the call that is beginning has been reported already
         self.optimizers: set[int] = set()  # those that have stepped in the open step
 
     def follow(self, other: TorchThreadState) -> None:
@@ -112,9 +112,9 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
             steps.run_between(self)
 
     def stage_called(self, module: nn.Module, args: Any) -> None:
-        """Hook before the forward of one of several pipeline stages, whose container is never called itself."""
+        """Act before the forward of one of several pipeline stages, whose container is never called itself."""
         if not torch.compiler.is_compiling():
-            self._rehearse(self._state(), microbatch())
+            self._skip_shape_inference(self._state(), microbatch())
 
     def backward_came(self) -> None:
         """Note that a gradient reached what the root returned, inside a compiled graph."""
@@ -159,20 +159,20 @@ class TorchStepDetector(steps.StepDetector[TorchThreadState]):
         chunk = microbatch()
         if not self.explicit and self._first_of(state, chunk):
             self._next(state)
-        if state.rehearsed or chunk is not None:
-            self._rehearse(state, chunk)
+        if state.inferring_shapes or chunk is not None:
+            self._skip_shape_inference(state, chunk)
 
     def _first_of(self, state: TorchThreadState, chunk: int | None) -> bool:
         """Return whether a call can be the first of a step: later microbatches of a pipeline are not."""
-        return chunk is None or chunk == SHAPE_INFERENCE or (chunk == 0 and not state.rehearsed)
+        return chunk is None or chunk == SHAPE_INFERENCE or (chunk == 0 and not state.inferring_shapes)
 
-    def _rehearse(self, state: TorchThreadState, chunk: int | None) -> None:
-        """Forget what a pipeline's rehearsal showed as soon as the first true microbatch comes."""
-        if state.rehearsed and chunk != SHAPE_INFERENCE:
+    def _skip_shape_inference(self, state: TorchThreadState, chunk: int | None) -> None:
+        """Forget what a pipeline ran to infer shapes, as soon as the first true microbatch comes."""
+        if state.inferring_shapes and chunk != SHAPE_INFERENCE:
             self.recorder.restart(self.current())
             state.reset()
             state.used = True
-        state.rehearsed = chunk == SHAPE_INFERENCE
+        state.inferring_shapes = chunk == SHAPE_INFERENCE
 
     def _next(self, state: TorchThreadState) -> None:
         collecting = state.backward and not state.stepped and (state.stepping or self._collecting())

@@ -50,13 +50,6 @@ static long long count_call(NativeHook *hook, PyObject *step)
     return failed ? -1 : call;
 }
 
-static int returns(PyObject *function, PyObject *expected)
-{
-    PyObject *result = PyObject_CallNoArgs(function);
-    Py_XDECREF(result); /* True and False stay */
-    return result == expected;
-}
-
 static int attribute_is(PyObject *object, PyObject *name, PyObject *expected)
 {
     PyObject *value = PyObject_GetAttr(object, name);
@@ -109,13 +102,13 @@ static int await_gradient(NativeHook *hook, PyObject *node, PyObject *output, Py
 /* Record what a module returned where that is wanted, and await its gradient. */
 static int record_and_await(Reader *r, NativeHook *hook, PyObject *output)
 {
-    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
-    uint64_t armed;
+    Target t = {.begin = begun(IN_HOOK)};
     if (!may_read(r) || !is_plain_type(r, output))
         return LEAVE;
     PyObject *step = open_step(r), *node = NULL;
-    int done = !step || unsigned_attribute(step, names.armed, &armed) ? LEAVE : RECORD;
-    const int gradient = done == RECORD && armed & hook->gradient_probes;
+    const StepState *state = step ? step_state(step) : NULL;
+    int done = state ? RECORD : LEAVE;
+    const int gradient = state && state->armed & hook->gradient_probes;
     if (gradient && !(node = node_of(r, output)))
         done = LEAVE;
     if (done == RECORD && !gradient)

@@ -71,7 +71,7 @@ static int record_change(int64_t *header, PyObject *tensor, Entry *entry, Copy *
     int64_t dims[MAX_DIMS];
     const Target target = {
         .header = header, .key = entry->key, .probes = (uint64_t)entry->probes, .want = (int)entry->want, .recomputed = 0,
-        .begin = nanoseconds(CLOCK_MONOTONIC),
+        .begin = begun(0),
     };
     if (entry->key < 0 || copy->offset < 0 || !is_small_dense(tensor, &view, &p, dims))
         return 0;

@@ -38,16 +38,15 @@ static PyObject *py_settle(PyObject *module, PyObject *const *args, Py_ssize_t c
     Py_RETURN_FALSE;
 }
 
-/* Add what each row cost, in seconds and with so many around it, to the total of its key; -1 when there are too few totals. */
+/* Add what each row cost, in seconds, to the total of its key; -1 when there are too few totals. */
 static PyObject *py_charge(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     (void)module;
-    if (expect("charge(layout_address, totals_address, length, around)", count, 4))
+    if (expect("charge(layout_address, totals_address, length)", count, 3))
         return NULL;
     const int64_t *header = PyLong_AsVoidPtr(args[0]);
     double *totals = PyErr_Occurred() ? NULL : PyLong_AsVoidPtr(args[1]), sum = 0.0;
     const int64_t length = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[2]);
-    const double around = PyErr_Occurred() ? 0.0 : PyFloat_AsDouble(args[3]);
     if (PyErr_Occurred())
         return NULL;
     const int32_t *key = COLUMN(int32_t, KEY);
@@ -56,7 +55,7 @@ static PyObject *py_charge(PyObject *module, PyObject *const *args, Py_ssize_t c
         if (key[i] >= length)
             return PyFloat_FromDouble(-1.0);
     for (int64_t i = 0; i < rows; i++) {
-        const double seconds = (double)cost[i] * 1e-9 + around;
+        const double seconds = (double)cost[i] * 1e-9;
         totals[key[i]] += seconds;
         sum += seconds;
     }
@@ -78,6 +77,8 @@ static PyObject *py_reopen(PyObject *module, PyObject *const *args, Py_ssize_t c
     header[ROW_CAPACITY] = 0;
     header[ROWS] = header[HIST] = header[DIMS] = header[NONFINITE] = 0;
     header[FIXED_TIME] = time;
+    if (!time)
+        read_wall_clock();
     header[HASH_PROBES] = (int64_t)hashed;
     memset(COLUMN(int32_t, CALLS), 0, 2 * (size_t)header[KEY_CAPACITY] * sizeof(int32_t));
     header[ROW_CAPACITY] = capacity;

@@ -2,6 +2,7 @@
  *
  * Reader: what all hooks of a tap share, and ask before they read: which step is open, and whether a compiler or a tracer
  *     is at work. It is made anew for each tap and has no state but the address of the step it saw last.
+ * RecorderState, StepState: the base classes of the recorder and of its open steps, with what hooks ask of them.
  * NativeHook: the base class of the hooks in adapters/torch. Called, it records one tensor and returns None. Whatever it
  *     cannot decide (subclasses, other devices, kept elements, a full table, tracing, compiling) goes to the Python method
  *     that the class shows as its `__call__`, which does all of it again: nothing is half done by then. Of kept elements
@@ -18,6 +19,18 @@ typedef struct {
     int64_t *header;
     int enabled;
 } Reader;
+
+typedef struct {
+    PyObject_HEAD
+    unsigned long long armed, hist; /* probes as bits: those that may want the step, and those that take histograms */
+    char closed;
+} StepState;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *current; /* the open step */
+    char per_thread; /* some thread has a step of its own, so that this one is not everybody's */
+} RecorderState;
 
 typedef struct NativeHook {
     PyObject_HEAD
@@ -37,10 +50,10 @@ typedef struct NativeHook {
 enum { RAISE = -2, LEAVE, NOTHING, RECORD }; /* an error of the user's choice, leave it to Python, nothing to do, record it */
 
 static struct {
-    PyObject *is_compiling, *spread, *current, *armed, *hist, *table, *whole, *bound, *closed, *calls, *requires_grad,
+    PyObject *is_compiling, *current, *table, *whole, *bound, *calls, *requires_grad,
         *grad_fn, *output_nr, *register_prehook, *take_output, *await_gradient, *state, *generation, *bits, *recorder, *take_left;
 } names;
-static PyTypeObject *reader_type, *hook_type;
+static PyTypeObject *reader_type, *hook_type, *step_type, *recorder_type;
 
 /* ---- the reader ---- */
 
@@ -54,23 +67,26 @@ static int unsigned_attribute(PyObject *object, PyObject *name, uint64_t *value)
     return *value == UINT64_MAX && PyErr_Occurred() ? -1 : 0;
 }
 
-/* 1 or 0; -1 with an error set. */
-static int returns_none(PyObject *function)
+/* NULL for what is not the recorder's step. */
+static const StepState *step_state(PyObject *step)
 {
-    PyObject *result = PyObject_CallNoArgs(function);
-    Py_XDECREF(result);
-    return result ? result == Py_None : -1;
+    return PyType_IsSubtype(Py_TYPE(step), step_type) ? (const StepState *)step : NULL;
 }
 
+static int returns(PyObject *function, PyObject *expected)
+{
+    PyObject *result = PyObject_CallNoArgs(function);
+    Py_XDECREF(result); /* True, False and None stay */
+    return result == expected;
+}
+
+/* The step that what is seen now belongs to, as a new reference. */
 static PyObject *open_step(const Reader *r)
 {
-    PyObject *spread = PyObject_GetAttr(r->steps, names.spread);
-    if (!spread)
-        return NULL;
-    Py_DECREF(spread); /* True and False stay */
-    if (spread == Py_False)
-        return PyObject_GetAttr(r->recorder, names.current);
-    return PyObject_CallMethodObjArgs(r->steps, names.current, NULL);
+    const RecorderState *recorder = (RecorderState *)r->recorder;
+    if (recorder->per_thread || !recorder->current)
+        return PyObject_CallMethodObjArgs(r->steps, names.current, NULL);
+    return Py_NewRef(recorder->current);
 }
 
 /* The header of a step's table, which stays where it is as long as the step lives. */
@@ -99,16 +115,16 @@ static int is_compiling_nothing(const Reader *r)
 /* Whether a hook may read tensors now, as far as that does not depend on the step. */
 static int may_read(const Reader *r)
 {
-    return is_compiling_nothing(r) && tensor_from_object && returns_none(r->tracing) == 1;
+    return is_compiling_nothing(r) && tensor_from_object && returns(r->tracing, Py_False);
 }
 
 /* Whether a step wants a point, and what the row is to be. One probe may want the whole tensor. */
 static int aim(Reader *r, const NativeHook *hook, PyObject *step, Target *t)
 {
-    uint64_t armed, hist;
-    if (unsigned_attribute(step, names.armed, &armed) || unsigned_attribute(step, names.hist, &hist))
+    const StepState *state = step_state(step);
+    if (!state)
         return LEAVE;
-    t->probes = armed & hook->probes;
+    t->probes = state->armed & hook->probes;
     if (!t->probes)
         return NOTHING;
     const uint64_t keeping = t->probes & hook->keeping;
@@ -116,7 +132,7 @@ static int aim(Reader *r, const NativeHook *hook, PyObject *step, Target *t)
         return LEAVE;
     t->header = header_of(r, step);
     t->key = hook->key;
-    t->want = (t->probes & hist) != 0;
+    t->want = (t->probes & state->hist) != 0;
     t->recomputed = 0;
     return t->header ? RECORD : LEAVE;
 }
@@ -214,7 +230,7 @@ static int is_recomputation(const Reader *r)
 /* Record a plain tensor in a step that the caller holds. */
 static int record_in_step(Reader *r, const NativeHook *hook, PyObject *step, PyObject *tensor)
 {
-    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
+    Target t = {.begin = begun(IN_HOOK)};
     const int done = hook->key >= 0 ? aim(r, hook, step, &t) : LEAVE;
     if (done != RECORD)
         return done;
@@ -244,15 +260,16 @@ static void number_call(NativeHook *hook, int64_t *header, int64_t row)
 /* Record what arrives at a node, in the step of the forward call. One that is closed already is left to Python. */
 static int record_gradient(Reader *r, NativeHook *hook, PyObject *gradients)
 {
-    Target t = {.begin = nanoseconds(CLOCK_MONOTONIC)};
+    Target t = {.begin = begun(IN_HOOK)};
     const Py_ssize_t index = (Py_ssize_t)hook->index;
     if (!hook->step || !may_read(r) || !PyTuple_CheckExact(gradients))
         return LEAVE;
     PyObject *tensor = index >= 0 && index < PyTuple_Size(gradients) ? PyTuple_GetItem(gradients, index) : NULL;
     if (!tensor || !is_plain_type(r, tensor))
         return LEAVE;
-    PyObject *step = Py_NewRef(hook->step), *closed = PyObject_GetAttr(step, names.closed);
-    int done = closed == Py_False ? aim(r, hook, step, &t) : LEAVE;
+    PyObject *step = Py_NewRef(hook->step);
+    const StepState *state = step_state(step);
+    int done = state && !state->closed ? aim(r, hook, step, &t) : LEAVE;
     if (done == RECORD) {
         const int64_t row = record_plain(hook, &t, step, tensor);
         if (row < 0)
@@ -260,7 +277,6 @@ static int record_gradient(Reader *r, NativeHook *hook, PyObject *gradients)
         else
             number_call(hook, t.header, row);
     }
-    Py_XDECREF(closed);
     Py_DECREF(step);
     return done;
 }
@@ -320,8 +336,9 @@ static int reader_init(PyObject *self, PyObject *args, PyObject *kwargs)
     static char *keywords[] = {"compiler", "tracing", "backward_task", "tensor", "parameter", "steps", "recorder",
                                "mode_is_on", "grad_enabled", "compiler_callback", NULL};
     PyObject *given[10];
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOOOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
-                                     &given[3], &given[4], &given[5], &given[6], &given[7], &given[8], &given[9]))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOO!OOO", keywords, &PyDict_Type, &given[0], &given[1], &given[2],
+                                     &given[3], &given[4], &given[5], recorder_type, &given[6], &given[7], &given[8],
+                                     &given[9]))
         return -1;
     reader_clear(self);
     Reader *r = (Reader *)self;
@@ -357,6 +374,52 @@ static PyType_Slot reader_slots[] = {
 };
 static PyType_Spec reader_spec = {
     "tensortap.reduce._kernel.Reader", sizeof(Reader), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, reader_slots,
+};
+
+/* ---- the recorder and its steps ---- */
+
+static int recorder_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((RecorderState *)self)->current);
+    return 0;
+}
+
+static int recorder_clear(PyObject *self)
+{
+    Py_CLEAR(((RecorderState *)self)->current);
+    return 0;
+}
+
+static void recorder_dealloc(PyObject *self) { release_object(self, recorder_clear); }
+
+static PyMemberDef recorder_members[] = {
+    {"current", T_OBJECT_EX, offsetof(RecorderState, current), 0, "the open step"},
+    {"per_thread", T_BOOL, offsetof(RecorderState, per_thread), 0, "whether some thread has a step of its own"},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot recorder_slots[] = {
+    {Py_tp_doc, "What hooks in C ask of a recorder."},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_dealloc, recorder_dealloc}, {Py_tp_traverse, recorder_traverse},
+    {Py_tp_clear, recorder_clear}, {Py_tp_members, recorder_members}, {0, NULL},
+};
+static PyType_Spec recorder_spec = {
+    "tensortap.reduce._kernel.RecorderState", sizeof(RecorderState), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, recorder_slots,
+};
+
+static PyMemberDef step_members[] = {
+    {"armed", T_ULONGLONG, offsetof(StepState, armed), 0, "the probes that may want the step, as bits"},
+    {"hist", T_ULONGLONG, offsetof(StepState, hist), 0, "those of them that take histograms"},
+    {"closed", T_BOOL, offsetof(StepState, closed), 0, "whether the step is over"},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyType_Slot step_slots[] = {
+    {Py_tp_doc, "What hooks in C ask of a step that is being recorded."},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_members, step_members}, {0, NULL},
+};
+static PyType_Spec step_spec = {
+    "tensortap.reduce._kernel.StepState", sizeof(StepState), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, step_slots,
 };
 
 /* ---- the hooks ---- */
@@ -553,9 +616,9 @@ static int add_hooks(PyObject *module)
         PyObject **name;
         const char *text;
     } interned[] = {
-        {&names.is_compiling, "_is_compiling_flag"}, {&names.spread, "spread"}, {&names.current, "current"},
-        {&names.armed, "armed"}, {&names.hist, "hist"}, {&names.table, "table"}, {&names.whole, "whole"}, {&names.bound, "bound"},
-        {&names.closed, "closed"}, {&names.calls, "calls"}, {&names.requires_grad, "requires_grad"},
+        {&names.is_compiling, "_is_compiling_flag"}, {&names.current, "current"},
+        {&names.table, "table"}, {&names.whole, "whole"}, {&names.bound, "bound"},
+        {&names.calls, "calls"}, {&names.requires_grad, "requires_grad"},
         {&names.grad_fn, "grad_fn"}, {&names.output_nr, "output_nr"}, {&names.register_prehook, "register_prehook"},
         {&names.take_output, "take_output"}, {&names.await_gradient, "await_gradient"}, {&names.state, "state"},
         {&names.generation, "generation"}, {&names.bits, "bits"}, {&names.recorder, "recorder"},
@@ -564,10 +627,8 @@ static int add_hooks(PyObject *module)
     for (size_t i = 0; i < sizeof interned / sizeof *interned; i++)
         if (!*interned[i].name && !(*interned[i].name = PyUnicode_InternFromString(interned[i].text)))
             return -1;
-    if (!reader_type && !(reader_type = (PyTypeObject *)PyType_FromSpec(&reader_spec)))
-        return -1;
-    if (!hook_type && !(hook_type = (PyTypeObject *)PyType_FromSpec(&hook_spec)))
-        return -1;
-    return PyModule_AddObjectRef(module, "Reader", (PyObject *)reader_type) ||
-           PyModule_AddObjectRef(module, "NativeHook", (PyObject *)hook_type) || add_operations(module);
+    return add_type(module, "Reader", &reader_type, &reader_spec) ||
+           add_type(module, "RecorderState", &recorder_type, &recorder_spec) ||
+           add_type(module, "StepState", &step_type, &step_spec) ||
+           add_type(module, "NativeHook", &hook_type, &hook_spec) || add_operations(module);
 }

@@ -13,7 +13,7 @@ static int record_entry(int64_t *header, PyObject *tensor, Entry *entry)
     int64_t dims[MAX_DIMS];
     const Target target = {
         .header = header, .key = entry->key, .probes = (uint64_t)entry->probes, .want = (int)entry->want, .recomputed = 0,
-        .begin = nanoseconds(CLOCK_MONOTONIC),
+        .begin = begun(0),
     };
     if (entry->key < 0 || !tensor_from_object)
         return 0;

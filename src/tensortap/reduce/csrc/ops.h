@@ -243,7 +243,7 @@ static ModuleCall *fresh_call(const ScopeHook *hook)
 static int begin_call(ScopeHook *hook)
 {
     uint64_t generation;
-    if (!hook->call || !may_read(hook->reader) || returns_none(hook->reader->compiler_callback) != 1)
+    if (!hook->call || !may_read(hook->reader) || !returns(hook->reader->compiler_callback, Py_None))
         return LEAVE;
     if (unsigned_attribute(hook->visibility, names.generation, &generation) || (int64_t)generation != hook->generation)
         return LEAVE;
@@ -403,12 +403,11 @@ static int count_operation(const ModuleCall *call, PyObject *name, Py_ssize_t nu
  * counted. NULL where Python has to decide: then nothing is. */
 static NativeHook *recorder_for(const ModeCall *mode, PyObject *name, PyObject *step, PyObject **site)
 {
-    uint64_t armed, bits;
+    uint64_t bits;
     Py_ssize_t number;
+    const StepState *state = step_state(step);
     const ModuleCall *call = call_at(mode->state, PyList_Size(mode->state->calls) - 1);
-    if (!call || unsigned_attribute(step, names.armed, &armed) || unsigned_attribute(mode->taps, names.bits, &bits))
-        return NULL;
-    if (!(armed & bits))
+    if (!call || !state || unsigned_attribute(mode->taps, names.bits, &bits) || !(state->armed & bits))
         return NULL;
     PyObject *found = next_site(call, name, &number), *recorder = found ? PyObject_GetAttr(found, names.recorder) : NULL;
     if (recorder && (Py_TYPE(recorder) != hook_type || count_operation(call, name, number)))

@@ -123,5 +123,5 @@ def test_weights_that_are_nan_already_are_left_alone():
 
 def test_a_wish_that_is_none_is_refused():
     """The error names what may be wished."""
-    with pytest.raises(tt.TensortapError, match="neither 'record' nor 'raise'"):
+    with pytest.raises(tt.TensortapError, match="must be 'record', 'raise' or a function"):
         tt.watch(net(), to=tt.Memory(), on_nonfinite="panic")

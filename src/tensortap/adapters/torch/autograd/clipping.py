@@ -20,10 +20,10 @@ class ClippingListener(Protocol):
     """Told of clipping. It must not raise."""
 
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
-        """Called before these parameters' gradients, of this total norm, are scaled to `most` if that is less."""
+        """Act before these parameters' gradients, of this total norm, are scaled to `most` if that is less."""
 
     def after_clipping(self, parameters: list[Any]) -> None:
-        """Called once they have been scaled."""
+        """Act after they have been scaled."""
 
 
 class Clipping:

@@ -42,9 +42,7 @@ Found = list[tuple[str, Tensor]]  # tensors by slot
 
 
 class StepSource(Protocol):
-    """Tell which step is open. While `spread` is False it is the recorder's current one in every thread."""
-
-    spread: bool
+    """Tell which step is open in the calling thread."""
 
     def current(self) -> OpenStep:
         """Return the calling thread's step."""

@@ -33,13 +33,20 @@ class OptimizerHooks:
         for handle in self._handles:
             handle.remove()
 
+    def started(self, optimizer: Any) -> None:
+        """Note a step with a closure that had begun when the hooks were made, and has changed nothing yet."""
+        if self._owns(optimizer):
+            self._begin(optimizer, closure=True)
+
+    def _begin(self, optimizer: Any, closure: Any) -> None:
+        self._stepping = weakref.ref(optimizer)
+        self._steps.optimizer_starts(optimizer, closure)
+        self._parameters.before_step(optimizer, closure)
+
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
             if self._owns(optimizer) and not self._is_inside(optimizer):
-                self._stepping = weakref.ref(optimizer)
-                closure = _closure(args, kwargs)
-                self._steps.optimizer_starts(optimizer, closure)
-                self._parameters.before_step(optimizer, closure)
+                self._begin(optimizer, closure_of(args, kwargs))
         except Exception as error:
             self._failed(error)
 
@@ -47,7 +54,7 @@ class OptimizerHooks:
         try:
             if self._owns(optimizer) and not self._is_inside(optimizer):
                 self._stepping = None
-                self._parameters.after_step(optimizer, _closure(args, kwargs))
+                self._parameters.after_step(optimizer, closure_of(args, kwargs))
                 self._steps.optimizer_stepped(optimizer)
         except Exception as error:
             self._failed(error)
@@ -66,5 +73,6 @@ class OptimizerHooks:
         self._steps.recorder.counters.failed("skipped_tensors", "observing an optimizer's step", error)
 
 
-def _closure(args: Any, kwargs: Any) -> Any:
+def closure_of(args: Any, kwargs: Any) -> Any:
+    """Return the closure that `optimizer.step` was given, if any, from the arguments of a hook."""
     return kwargs.get("closure", args[1] if len(args) > 1 else None)

@@ -28,6 +28,7 @@ _OFFSET, _SUBTRACTED = 0, 3  # of a copy; see `kernels.copy_tensors`
 _KEY, _ROW = 0, 3  # of an entry; see `kernels.record_many`
 _LEFT_TO_PYTORCH: Final = -1
 _RATIO: Final = "ratio"
+_SPARE_BYTES: Final = 256 << 20  # of copies whose memory is kept for the next step: page faults cost as much as copying
 
 
 class CopiedParameters(NamedTuple):
@@ -44,11 +45,12 @@ class CopiedParameters(NamedTuple):
         clone = self.clones.get(i)
         return self._in_buffer(i) if clone is None else clone
 
-    def change(self, i: int) -> Tensor:
-        """Return what a parameter has changed by."""
+    def change(self, i: int, in_place: bool = False) -> Tensor:
+        """Return what a parameter has changed by; `in_place` has it take the place of what the parameter was."""
         if self.copies[i, _SUBTRACTED] > 0:
             return self._in_buffer(i)
-        return self.parameters[i] - self.old(i)
+        old = self.old(i)
+        return torch.sub(self.parameters[i], old, out=old) if in_place else self.parameters[i] - old
 
     def _in_buffer(self, i: int) -> Tensor:
         offset, numel, code, _ = self.copies[i].tolist()
@@ -64,11 +66,14 @@ class UpdateRecorder:
         self._observer = observer
         self._copied: list[CopiedParameters] = []  # one for each optimizer that is stepping
         self._buffer = np.empty(0, np.uint8)
+        self._spare: dict[str, Tensor] = {}  # clones of the last step, whose memory is used again, by site
+        self._spare_bytes = 0
 
     def clear(self) -> None:
         """Forget what was copied."""
         self._copied.clear()
         self._buffer = np.empty(0, np.uint8)
+        self._spare, self._spare_bytes = {}, 0
 
     def copy(self, found: Iterable[tuple[MemberPort, nn.Parameter]]) -> None:
         """Copy parameters before an optimizer's step."""
@@ -100,8 +105,27 @@ class UpdateRecorder:
                 self._buffer = buffer
         with torch.no_grad():
             left = np.flatnonzero(copies[:, _OFFSET] == _LEFT_TO_PYTORCH).tolist()
-            clones = {i: parameters[i].clone() for i in left}
+            clones = {i: self._clone(members[i].site, parameters[i]) for i in left}
         return CopiedParameters(members, parameters, copies, buffer, clones)
+
+    def _clone(self, site: str, parameter: nn.Parameter) -> Tensor:
+        spare = self._spare.pop(site, None)
+        if spare is None:
+            return parameter.clone()
+        self._spare_bytes -= spare.nbytes
+        fits = self._is_on_host(parameter) and (spare.shape, spare.dtype) == (parameter.shape, parameter.dtype)
+        return spare.copy_(parameter) if fits and spare.stride() == parameter.stride() else parameter.clone()
+
+    def _is_on_host(self, parameter: Tensor) -> bool:
+        """Return whether a parameter is an ordinary one that is reduced at once; devices read it later."""
+        return type(parameter) in PLAIN and not self._observer.devices.wants(parameter)
+
+    def _keep_memory(self, copied: CopiedParameters) -> None:
+        """Keep the memory of clones for the next step, up to a limit. A device's allocator does that itself."""
+        for i, clone in copied.clones.items():
+            if self._is_on_host(copied.parameters[i]) and self._spare_bytes + clone.nbytes <= _SPARE_BYTES:
+                self._spare[copied.members[i].site] = clone
+                self._spare_bytes += clone.nbytes
 
     def record(self, step: OpenStep) -> None:
         """Record the changes after an optimizer's step."""
@@ -110,6 +134,7 @@ class UpdateRecorder:
         with torch.no_grad():
             for parameters in reversed(copied):  # of a parameter that was copied twice the last copy counts
                 self._record(step, parameters, recorded)
+                self._keep_memory(parameters)
                 recorded.update(member.port.path for member in parameters.members)
 
     def _record(self, step: OpenStep, copied: CopiedParameters, recorded: set[str]) -> None:
@@ -129,8 +154,14 @@ class UpdateRecorder:
         """Record a change that the kernel leaves to PyTorch. Return its row, or −1 where its ratio is there already."""
         observer, port = self._observer, copied.members[i].port
         try:
+            point = port.point("")
+            if not copied.copies[i, _SUBTRACTED] > 0 and self._is_on_host(copied.parameters[i]):
+                norms[i] = _norm(copied.old(i))
+                # What the user's functions are given must stay as it is.
+                change = copied.change(i, in_place=not step.armed & point.keeping)
+                return observer.take(point, change, step)
             change = copied.change(i)
-            row = observer.take(port.point(""), change, step)
+            row = observer.take(point, change, step)
             if row >= 0 and observer.devices.wants(change):
                 observer.devices.number(step, row, _RATIO, ratio(change, copied.old(i)), port.bits)
                 return -1

@@ -24,7 +24,9 @@ Array = npt.NDArray[Any]
 FIRST_WORDS: Final = 64 * (WORDS + COUNT_WORDS)
 
 
-class _Slot(NamedTuple):
+class _ReservedRow(NamedTuple):
+    """Where a row of the step lies in the buffers, and what there is of it."""
+
     row: int
     buffer: int
     begin: int
@@ -34,7 +36,7 @@ class _Slot(NamedTuple):
 
 
 class Batch:
-    """Takes rows until it is sent. `lock` is held while a row is reserved and its work is queued.
+    """Take rows until it is sent. `lock` is held while a row is reserved and its work is queued.
 
     The buffer comes from PyTorch's cache of device memory, so from the second step on nothing is allocated. It is made
     as large as the last step needed; a step that needs more adds buffers, each with a copy of its own.
@@ -49,7 +51,7 @@ class Batch:
         self._wide = floats_on(device) is torch.float64
         self._buffers: list[Tensor] = []
         self._used: list[int] = []
-        self._slots: list[_Slot] = []
+        self._reserved: list[_ReservedRow] = []
         self._hosts: list[Tensor] = []
         self._wait: Callable[[], None] = lambda: None
 
@@ -64,19 +66,19 @@ class Batch:
         return 8 * self.words
 
     def reserve(self, row: int, numel: int, histogram: bool, hashed: int | None = None) -> Tensor:
-        """The words, all zero, that a row's reduction is to fill."""
+        """Return the words, all zero, that a row's reduction is to fill."""
         size = WORDS + (COUNT_WORDS if histogram else 0)
         if not self._buffers or self._used[-1] + size > len(self._buffers[-1]):
             self._buffers.append(torch.zeros(max(self._words, size), dtype=torch.int64, device=self._device))
             self._used.append(0)
         begin = self._used[-1]
         self._used[-1] += size
-        self._slots.append(_Slot(row, len(self._buffers) - 1, begin, numel, histogram, hashed))
+        self._reserved.append(_ReservedRow(row, len(self._buffers) - 1, begin, numel, histogram, hashed))
         return self._buffers[-1][begin : begin + size]
 
     def forget_last(self) -> None:
-        """The work of the last row could not be queued: it has a place but no values."""
-        self._slots.pop()
+        """Mark the last row as one without values: its work could not be queued."""
+        self._reserved.pop()
 
     def start_copy(self) -> None:
         """Queue the copy to the host behind the work, and an event behind the copy."""
@@ -93,28 +95,28 @@ class Batch:
             self._buffers = []
 
     def subset(self, places: Mapping[int, int]) -> BatchRows:
-        """The rows that another table takes over."""
+        """Return the rows that another table takes over."""
         return BatchRows(self, places)
 
     def wait(self, places: Mapping[int, int] | None = None) -> CopiedRows:
         """Wait, and give every row its values; with `places`, the rows in it, by their new numbers."""
         self._wait()
         hosts = [host.numpy() for host in self._hosts]
-        slots = [slot for slot in self._slots if places is None or slot.row in places]
-        rows = np.array([slot.row if places is None else places[slot.row] for slot in slots], np.intp)
-        values, histograms = np.zeros(len(slots), ROW), {}
-        for i, slot in enumerate(slots):
-            words = hosts[slot.buffer][slot.begin :]
-            values[i] = self._row(words, slot)
-            if slot.histogram:
+        chosen = [reserved for reserved in self._reserved if places is None or reserved.row in places]
+        rows = np.array([reserved.row if places is None else places[reserved.row] for reserved in chosen], np.intp)
+        values, histograms = np.zeros(len(chosen), ROW), {}
+        for i, reserved in enumerate(chosen):
+            words = hosts[reserved.buffer][reserved.begin :]
+            values[i] = self._row(words, reserved)
+            if reserved.histogram:
                 histograms[int(rows[i])] = trimmed(words[COUNTS : COUNTS + COUNT_WORDS].view(np.uint32)[:BUCKETS])
         return CopiedRows(rows, values, histograms)
 
-    def _row(self, words: Array, slot: _Slot) -> tuple[float, ...]:
+    def _row(self, words: Array, reserved: _ReservedRow) -> tuple[float, ...]:
         floats = words[4:POWER].view(np.float64) if self._wide else words[4:POWER].view(np.float32)[::2]
-        finite = slot.numel - int(words[:3].sum())
+        finite = reserved.numel - int(words[:3].sum())
         linear = int(words[HASH]) & (2**64 - 1)
-        content = ABSENT if slot.hashed is None else finished(linear, slot.hashed)
+        content = ABSENT if reserved.hashed is None else finished(linear, reserved.hashed)
         return row_from_graph((*words[:4], finite), floats, int(words[POWER]), content)
 
 
@@ -131,7 +133,7 @@ class BatchRows:
         self._batch.start_copy()
 
     def subset(self, places: Mapping[int, int]) -> BatchRows:
-        """Some of these."""
+        """Return some of these."""
         return BatchRows(self._batch, {old: places[new] for old, new in self._places.items() if new in places})
 
     def wait(self) -> CopiedRows:

@@ -14,7 +14,7 @@ _PIECE: Final = 1 << 23  # bytes whose lookups are in memory at once
 _TABLES: Final[dict[tuple[int, torch.device], Tensor]] = {}
 
 
-class _Torch(HashOperations):
+class _TorchHashOperations(HashOperations):
     """PyTorch's operations; words are int64."""
 
     def padded(self, raw: Tensor, before: int) -> Tensor:
@@ -43,5 +43,5 @@ def linear_hash_on_device(plain: Tensor) -> Tensor:
     dense = plain.contiguous()
     real = torch.view_as_real(dense) if dense.is_complex() else dense
     raw = real.view(-1).view(torch.uint8)
-    words: Tensor = linear_hash_in_pieces(_Torch(), raw, raw.numel(), _PIECE)
+    words: Tensor = linear_hash_in_pieces(_TorchHashOperations(), raw, raw.numel(), _PIECE)
     return words[0]

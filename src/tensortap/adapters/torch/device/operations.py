@@ -28,7 +28,7 @@ _INFINITY: Final = float("inf")
 
 
 def floats_on(device: torch.device) -> torch.dtype:
-    """The widest floats that a device computes with."""
+    """Return the widest floats that a device computes with."""
     if device.type == "mps":
         return torch.float32
     if device.type == "xpu" and not getattr(torch.xpu.get_device_properties(device), "has_fp64", True):
@@ -53,7 +53,7 @@ def reduce(flat: Tensor, words: Tensor, histogram: bool) -> None:
 
 
 def as_real(flat: Tensor) -> Tensor:
-    """Complex elements by their magnitude, in the steps of `numpy_kernel`; others as they are."""
+    """Return the magnitudes of complex elements, computed as in `numpy_kernel`; other elements as they are."""
     if not flat.is_complex():
         return flat
     floats = floats_on(flat.device)
@@ -67,12 +67,12 @@ def as_real(flat: Tensor) -> Tensor:
 
 
 def _either(large: Tensor, small: Tensor, power: float, like: Tensor) -> Tensor:
-    """Two to minus `power` where large, to plus `power` where small, otherwise one: factors that round nothing."""
+    """Return two to minus `power` where large, to plus `power` where small, else one: factors that round nothing."""
     return torch.ones_like(like).masked_fill(large, 2.0**-power).masked_fill(small, 2.0**power)
 
 
 def scale_of(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """A power of two by which to scale doubles whose fourth powers may leave their range, and two to that power."""
+    """Return a power by which to scale doubles whose fourth powers may overflow or vanish, and two to that power."""
     size = torch.where(torch.isfinite(flat), flat.abs(), 0.0).amax()
     extreme = (size > 2.0**200) | ((size > 0) & (size < 2.0**-180))
     power = torch.where(extreme, -torch.frexp(size).exponent.clamp(-1000, 1000), 0)
@@ -85,7 +85,7 @@ def write_power(words: Tensor, power: Tensor | None) -> None:
         words[POWER].copy_(power)
 
 
-class _Torch:
+class _TorchGraphOperations:
     """PyTorch's operations, for the shared graph kernel."""
 
     isnan = staticmethod(torch.isnan)
@@ -107,17 +107,17 @@ class _Torch:
         return x.clamp(min=least)
 
 
-_OPERATIONS: Final = _Torch()
+_OPERATIONS: Final = _TorchGraphOperations()
 
 
 def _piece(part: Tensor, floats: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The counts and the moments of one piece."""
+    """Return the counts and the moments of one piece."""
     values = reduce_in_graph(_OPERATIONS, part.to(floats), None if scale is None else lambda *_: scale)
     return torch.stack(values.counts), torch.stack(values.moments)
 
 
 def _merged(counts: Tensor, moments: Tensor) -> tuple[Tensor, Tensor]:
-    """All pieces together."""
+    """Return the counts and the moments of all pieces together."""
     n = counts.unbind(1)[4].to(moments.dtype)
     return counts.narrow(1, 0, 4).sum(0), torch.stack(merge_in_graph(_OPERATIONS, n, moments.unbind(1)))
 
@@ -133,7 +133,7 @@ def _count(part: Tensor, counts: Tensor) -> None:
 
 
 def _cut(v: Tensor) -> Tensor:
-    """The bits of doubles cut (never rounded) to floats, as `numpy_kernel` does."""
+    """Return the bits of doubles cut (never rounded) to floats, as `numpy_kernel` does."""
     bits: Any = v.view(torch.int64)
     size = bits & 0x7FFF_FFFF_FFFF_FFFF
     exponent = size >> 52

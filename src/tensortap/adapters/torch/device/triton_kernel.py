@@ -196,7 +196,7 @@ def _merge_parts(parts, words, programs, PROGRAMS: tl.constexpr, PARTS: tl.const
 
 @cache
 def _table(name: str, device: torch.device) -> Tensor:
-    """The values of the 256 codes of an eight-bit float."""
+    """Return the values of the 256 codes of an eight-bit float."""
     return torch.from_numpy(FP8[next(d.code for d in DTYPES if d.name == name)]).to(device)
 
 

@@ -46,7 +46,7 @@ from tensortap.adapters.torch.modules.tensors import (
 from tensortap.record.recorder import OpenStep, Point
 from tensortap.reduce import kernel as kernels
 
-tracing: Final = torch._C._get_tracing_state  # torch.jit.trace would record what a hook asks of a tensor
+is_tracing: Final = torch._C._is_tracing  # torch.jit.trace would record what a hook asks of a tensor
 _NOTHING: Final[Mapping[str, Any]] = {}
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
@@ -92,10 +92,10 @@ class OutputHook(Hook, kernels.NativeHook):
         if is_compiling():
             _observe_compiled(self.handle, list(tensors_in_containers(output)), NO_TENSOR_OUT, output)
             return
-        if tracing():
+        if is_tracing():
             return
         steps, observer = self.steps, self.observer
-        step = steps.current() if steps.spread else observer.recorder.current
+        step = steps.current() if observer.recorder.per_thread else observer.recorder.current
         if not step.armed & self.bits:
             return
         if type(output) is Tensor:
@@ -158,7 +158,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
         if is_compiling():
             self._compiled(args, kwargs)
             return
-        if tracing():
+        if is_tracing():
             return
         step = self.steps.current()
         if not step.armed & self.bits:
@@ -231,11 +231,11 @@ class ForwardHook(Hook, kernels.NativeHook):
         if is_compiling():
             self._compiled(output)
             return
-        if tracing():
+        if is_tracing():
             return
         inputs = self.before and self.before.calls.pop(self.before)
         steps, observer = self.steps, self.observer
-        step = steps.current() if steps.spread else observer.recorder.current
+        step = steps.current() if observer.recorder.per_thread else observer.recorder.current
         if not step.armed & self.bits:
             return
         try:

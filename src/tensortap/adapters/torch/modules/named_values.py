@@ -17,7 +17,7 @@ from tensortap.adapters.torch.compile import backward as compiled_backward
 from tensortap.adapters.torch.compile import operators as compiled
 from tensortap.adapters.torch.compile.operators import CompileStatus, Found, GraphReceiver, is_exporting
 from tensortap.adapters.torch.compile.receivers import GradientReceiver, PortReceiver
-from tensortap.adapters.torch.modules.hooks import tracing
+from tensortap.adapters.torch.modules.hooks import is_tracing
 from tensortap.adapters.torch.modules.nested import tensors_in, tensors_in_containers
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.select.ports import RESULT_PORTS
@@ -52,7 +52,7 @@ class NamedValues:
             if not is_exporting():
                 self._record_compiled(name, value)
             return True
-        return tracing() is not None or self._record_eager(name, value)
+        return is_tracing() or self._record_eager(name, value)
 
     def _record_compiled(self, name: str, value: Any) -> None:
         """Put operators into the graph that record the value when it runs."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from tensortap.adapters.torch.modules.hooks import Hook, tracing
+from tensortap.adapters.torch.modules.hooks import Hook, is_tracing
 from tensortap.adapters.torch.modules.hookset import Register, may_fuse, new_hook_key, register_after, register_before
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import without_torch_function
@@ -127,7 +127,7 @@ class NoteInputHook(Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Mapping[str, Any] = _NOTHING) -> None:
         """Note the inputs."""
-        if not is_compiling() and not tracing():
+        if not is_compiling() and not is_tracing():
             _if_possible(self.notes.add, (args, kwargs))
 
 
@@ -142,7 +142,7 @@ class NoteOutputHook(Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Note the output."""
-        if not is_compiling() and not tracing():
+        if not is_compiling() and not is_tracing():
             self.notes.ran.add(self.path)
             _if_possible(self.notes.add, output)
 
@@ -158,7 +158,7 @@ class DecidingHook(Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         """Decide once."""
-        if is_compiling() or tracing():
+        if is_compiling() or is_tracing():
             return
         self.notes.ran.add(self.undecided.path)
         can_tell = self.undecided.is_open and not _hides_calls(module)

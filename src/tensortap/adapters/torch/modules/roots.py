@@ -13,7 +13,7 @@ from tensortap.adapters.torch.compile.backward import await_gradients
 from tensortap.adapters.torch.compile.code import compiler_callback, skip_compiling
 from tensortap.adapters.torch.compile.operators import CALLED, CompileStatus, Found, GraphReceiver, is_exporting, notify
 from tensortap.adapters.torch.context.recorder import CONTEXT
-from tensortap.adapters.torch.modules.hooks import Hook, tracing
+from tensortap.adapters.torch.modules.hooks import Hook, is_tracing
 from tensortap.adapters.torch.modules.nested import tensors_in_containers
 from tensortap.adapters.torch.steps import MOST_MARKS, TorchStepDetector
 from tensortap.errors import NonFiniteError
@@ -84,7 +84,7 @@ class RootForwardPreHook(Hook):
             if not is_exporting():
                 notify(self.handle, CALLED)
             return
-        if not tracing():
+        if not is_tracing():
             self.receiver.begin(module, callable(compiler_callback()))
             CONTEXT.model_called(module, args)
 
@@ -110,5 +110,5 @@ class RootForwardHook(Hook):
             if not is_exporting():
                 await_gradients(self.handle, list(tensors_in_containers(output))[:MOST_MARKS])
             return
-        if not tracing():
+        if not is_tracing():
             self.receiver.end(output)

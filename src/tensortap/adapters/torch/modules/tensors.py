@@ -64,7 +64,7 @@ class TensorObserver:
         if self._reader is None and _FLAG in vars(torch.compiler):
             self._reader = kernels.Reader(
                 compiler=vars(torch.compiler),
-                tracing=torch._C._get_tracing_state,
+                tracing=torch._C._is_tracing,
                 backward_task=torch._C._current_graph_task_id,
                 tensor=Tensor,
                 parameter=torch.nn.Parameter,

@@ -87,7 +87,7 @@ class FunctionAdapter(Adapter):
         self._called = False
 
     def default_sites(self) -> str:
-        """Every operation."""
+        """Return every operation."""
         return "op:*"
 
     def describe(self) -> dict[str, Any]:

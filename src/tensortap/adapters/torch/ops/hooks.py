@@ -15,7 +15,7 @@ from tensortap.adapters.torch.autograd.gradients import backward_task
 from tensortap.adapters.torch.compile.code import compiler_callback, skip_compiling
 from tensortap.adapters.torch.distributed.fully_shard import is_sharded
 from tensortap.adapters.torch.modules import tree as modules
-from tensortap.adapters.torch.modules.hooks import Hook, tracing
+from tensortap.adapters.torch.modules.hooks import Hook, is_tracing
 from tensortap.adapters.torch.modules.hookset import HookSet, Register, rekey
 from tensortap.adapters.torch.modules.placement import enclosing
 from tensortap.adapters.torch.modules.tensors import answered_in_c
@@ -65,7 +65,7 @@ class ModuleEnterHook(Hook, kernels.ScopeHook):
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Report the module, unless the compiler is about to trace it."""
-        if is_compiling() or tracing():
+        if is_compiling() or is_tracing():
             return
         if callable(compiler_callback()):  # it would compile the function mode with the forward
             self.taps.visibility.hidden = COMPILED

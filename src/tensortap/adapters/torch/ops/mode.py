@@ -22,7 +22,7 @@ STACK: Final = (_push, _pop)  # what C needs of it
 
 
 class OperationListener(Protocol):
-    """Decides which operations to observe, and observes them."""
+    """Decide which operations to observe, and observe them."""
 
     def wants(self, function: Callable[..., Any]) -> str | None:
         """Return the operation's name if any probe may want it. Asked once for each function."""

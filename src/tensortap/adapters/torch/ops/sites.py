@@ -104,7 +104,7 @@ class OpSite:
                 await_input_gradients(self.observer, steps, ports.grad_input, noted, found, step, call)
 
     def finish(self, ports: OpPorts, output: Any, inputs: CallInputs | None, step: OpenStep, steps: StepSource) -> None:
-        """Do as `after`, out of sight of function modes; count what goes wrong."""
+        """Do what `after` does, without being seen by function modes; count errors."""
         try:
             with without_torch_function() if mode_is_on() or type(output) is not Tensor else _NOTHING:
                 self.after(ports, output, inputs, step, steps)

@@ -99,9 +99,8 @@ class OpTaps:
 
     def observe(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an operation in the innermost running module, and record it."""
-        calls = self.running.calls
-        steps = self.steps
-        step = steps.current() if steps.spread else self.observer.recorder.current
+        calls, recorder = self.running.calls, self.observer.recorder
+        step = self.steps.current() if recorder.per_thread else recorder.current
         if not calls or not step.armed & self.bits:
             return function(*args, **kwargs)
         site = self._site(calls[-1], name)
