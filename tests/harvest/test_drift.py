@@ -161,6 +161,23 @@ def test_the_commands(baseline: tt.Harvest, moved: tt.Harvest, tmp_path: Path) -
     assert run(cli, ["check", str(tmp_path), "--against", baseline.path]).exit_code == 2
 
 
+def test_what_fits_on_a_terminal(baseline: tt.Harvest, tmp_path: Path) -> None:
+    """80 columns have room for dead and dense dimensions and the axes; what is not finite is shown where it is."""
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["show", baseline.path]).output
+    assert all(title in shown for title in ("dead", "dense", "axes for 90 %"))
+    assert "not finite" not in shown
+    tt.harvest(nn.Identity(), [torch.tensor([[1.0, np.nan]])], ":output", to=tmp_path / "bad", progress=False)
+    assert "not finite" in CliRunner(env={"COLUMNS": "80"}).invoke(cli, ["show", str(tmp_path / "bad")]).output
+
+
+def test_the_largest_elements_have_no_dead_dimensions(tmp_path: Path) -> None:
+    """Of rows that hold the largest elements only, a column is a rank and not a dimension."""
+    rows = torch.arange(1.0, 25.0).reshape(6, 4)
+    acts = tt.harvest(nn.Identity(), [rows], ":output", to=tmp_path / "acts", keep=tt.top_k(2), progress=False)
+    (site,) = summarize_sites(acts)
+    assert (site.dead, site.dense, site.spectrum) == ([], [], [])
+
+
 def test_the_harvest_command(tmp_path: Path) -> None:
     """`tensortap harvest module:factory` makes a harvest and, called again, says that it is complete."""
     words = ["harvest", "harvest.subjects:make_model", "blocks.0", "--data", "harvest.subjects:make_data"]

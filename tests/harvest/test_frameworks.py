@@ -58,6 +58,23 @@ def test_keras(tmp_path: Path) -> None:
         harvest(model, tmp_path / "acts", "first:output")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own, of NumPy
+@pytest.mark.parametrize("by_name", [True, False], ids=["inputs in a dict", "inputs in a list"])
+def test_keras_inputs_by_name(tmp_path: Path, by_name: bool) -> None:
+    """A functional Keras model takes its inputs from batches that are dicts, and leaves labels in them."""
+    os.environ.setdefault("KERAS_BACKEND", "torch")
+    keras = pytest.importorskip("keras")
+    keras.utils.set_random_seed(0)
+    a, b = keras.Input((4,), name="a"), keras.Input((4,), name="b")
+    sum_of = keras.layers.Add(name="sum")([a, b])
+    model = keras.Model({"a": a, "b": b} if by_name else [a, b], keras.layers.Dense(2, name="head")(sum_of))
+    batch = {"b": 2 * ROWS, "a": ROWS, "labels": np.zeros(len(ROWS), np.int64)}
+    acts = tt.harvest(model, [batch], "sum:output", to=tmp_path / "acts", progress=False)
+    assert np.allclose(values(acts), 3 * ROWS, atol=1e-6)
+    captured = tt.capture(model, {"b": 2 * ROWS, "a": ROWS}, "sum:output")
+    assert np.allclose(np.asarray(captured["sum"]), 3 * ROWS, atol=1e-6)
+
+
 def test_numpy(tmp_path: Path) -> None:
     """A NumPy-style model of objects with __call__."""
 

@@ -131,6 +131,50 @@ def test_a_reused_module_is_never_left_early(tmp_path: Path) -> None:
     assert acts.rows == 36
 
 
+class Branching(nn.Module):
+    """Runs its second layer for batches above zero only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.first(x)
+        return self.second(out) if x.sum() > 0 else out
+
+
+def test_a_site_that_the_first_batch_does_not_reach_is_not_lost(tmp_path: Path) -> None:
+    """A forward pass is not left before a chosen site that some batch may still reach: its rows would be lost."""
+    below, above = [-torch.ones(2, 3)] * 3, [torch.ones(2, 3)] * 3
+    with pytest.raises(HarvestError, match="samples 6 to 7 reach second:output, which the first batch did not"):
+        tt.harvest(Branching(), below + above, "first", "second", to=tmp_path / "a", progress=False)
+    acts = tt.harvest(Branching(), above + below, "first", "second", to=tmp_path / "b", progress=False)
+    assert [acts.statistics(site).rows for site in acts.sites] == [12, 6]
+
+
+class Remembering(nn.Module):
+    """Adds what came out of the batch before, which it keeps in a buffer, to each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.register_buffer("before", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.second(self.first(x + self.before))
+        self.before = out.mean(dim=0)
+        return out
+
+
+def test_a_model_that_changes_its_buffers_is_never_left_early(tmp_path: Path) -> None:
+    """What a model keeps for the next batch is computed behind the last site, and decides the next batch's rows."""
+    data = [torch.randn(2, 3) for _ in range(6)]
+    for stop in ("auto", None):
+        torch.manual_seed(0)
+        tt.harvest(Remembering(), data, "first", to=tmp_path / str(stop), stop=stop, progress=False)  # type: ignore[arg-type]
+    assert contents(tmp_path / "auto") == contents(tmp_path / "None")
+
+
 def test_the_model_is_left_as_it_was(tmp_path: Path) -> None:
     """Modes, hooks, parameters and random state are those from before."""
     model = make_model()
@@ -241,7 +285,27 @@ BAD: dict[str, Any] = {
     "lengths without a mask": ({"data": [{"input_ids": [1, 2]}, {"input_ids": [1]}]}, HarvestError, "collate"),
     "inputs": ({"inputs": ["pixels"]}, HarvestError, "pixels"),
     "shard_size": ({"shard_size": "big"}, HarvestError, "256MB"),
+    "seed": ({"seed": "one"}, HarvestError, "seed must be a whole number"),
+    "axis": ({"keep": tt.tokens(axis=5)}, HarvestError, r"blocks.0:output: axis must be one of 1 to 2 of \[8,"),
+    "the site of a bad mask": (
+        {"keep": tt.tokens(mask="text"), "collate": collated},
+        HarvestError,
+        "blocks.0:output",
+    ),
 }
+KEEPS: dict[str, Any] = {
+    "share": lambda: tt.tokens(share="half"),  # type: ignore[arg-type]
+    "positions": lambda: tt.tokens(positions="last"),  # type: ignore[arg-type]
+    "seed": lambda: tt.tokens(seed=-1),
+    "k": lambda: tt.top_k("ten"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_bad_keeps_say_what_to_write(name: str) -> None:
+    """Every wrong argument of what is kept raises an error that names it."""
+    with pytest.raises(HarvestError, match=f"{name} must be"):
+        KEEPS[name]()
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -251,6 +315,12 @@ def test_bad_calls_say_what_to_write(name: str, tmp_path: Path) -> None:
     given = {"data": make_data(), "sites": ["blocks.0"], "batch_size": 8, "progress": False} | options
     with pytest.raises(kind, match=said):
         tt.harvest(make_model(), given.pop("data"), *given.pop("sites"), to=tmp_path / "acts", **given)
+
+
+def test_wide_rows_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    """Rows that are larger than a block are written one by one, so that they do not fill the memory."""
+    acts = tt.harvest(nn.Identity(), [torch.ones(4, 600_000)], ":output", to=tmp_path / "acts", progress=False)
+    assert acts.plan.block_rows == 1
 
 
 def test_vectors_of_different_lengths_are_refused(tmp_path: Path) -> None:

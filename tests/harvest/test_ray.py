@@ -77,6 +77,25 @@ def test_ray_gives_the_same_bytes(ray: Any, tmp_path: Path) -> None:
     assert shuffled != sorted(shuffled)
 
 
+class Failing(nn.Module):
+    """Raises on every sample of a batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.min() >= 4:
+            raise ValueError("bad weights")
+        return x
+
+
+def test_ray_passes_on_why_a_worker_failed(ray: Any, tmp_path: Path) -> None:
+    """What ends a worker is said as it would be said here, not in Ray's words."""
+    data = list(np.arange(8, dtype=np.float32).reshape(-1, 1))
+    with pytest.raises(
+        HarvestError, match=r"^the model raised on the batch of samples 4 to 5: ValueError: bad weights"
+    ):
+        tt.harvest(Failing(), data, ":output", to=tmp_path / "acts", batch_size=2, shard_size=8, spread=1,
+                   engine=tt.Ray(workers=1), progress=False)  # fmt: skip
+
+
 def test_ray_refuses_what_cannot_be_sent_before_anything_is_removed(ray: Any, tmp_path: Path) -> None:
     """Batches that come only once cannot be sent to workers: the error says what to give, and the harvest stays."""
     acts, options = tmp_path / "acts", {"overwrite": True, "progress": False}

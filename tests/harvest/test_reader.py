@@ -140,6 +140,12 @@ def test_sites_are_aligned(small: tt.Harvest) -> None:
     assert tensors["blocks.0:output"].dtype == torch.bfloat16
     with pytest.raises(HarvestError, match="name the sites"):
         small.batches(16)
+    wrong: list[tuple[Any, int]] = [("all", 0), (0, 0), (4, -1)]
+    for size, seed in wrong:
+        with pytest.raises(HarvestError, match="must be"):
+            small.batches(size, "blocks.0", seed=seed)
+    with pytest.raises(HarvestError, match=r"has no site 'blocks\.9'"):
+        small.dataset(16, "blocks.9")
 
 
 def test_everybody_reads_it(small: tt.Harvest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable
@@ -176,6 +177,35 @@ def test_overwriting_removes_nothing_before_the_call_is_known_to_be_good(
     assert contents(acts) == before
 
 
+def test_overwriting_removes_what_is_a_harvests_and_nothing_else(tmp_path: Path) -> None:
+    """Files of the user's in a folder of the same name stay, whether there was a harvest before or not."""
+    acts = tmp_path / "acts"
+    mine = [acts / "data" / "raw.csv", acts / "data" / "blocks.0-output" / "notes.txt", acts / "statistics" / "my.json"]
+    for path in mine:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    for _ in range(2):
+        tt.harvest(make_model(), make_data(4), "blocks.0", "blocks.1", to=acts, **OPTIONS, overwrite=True)
+    found = tt.harvest(make_model(), make_data(4), "blocks.1", to=acts, **OPTIONS, overwrite=True)
+    assert [path.read_text() for path in mine] == ["mine"] * 3
+    assert sorted(map(str, (acts / "data").rglob("*.parquet"))) == sorted(found.files())
+    assert not [path for path in acts.iterdir() if path.name in ("manifest", ".partial")]
+
+
+@pytest.mark.parametrize("after", range(6))
+def test_killed_while_it_overwrites(after: int, tmp_path: Path) -> None:
+    """Killed while the harvest before is removed, a call without overwrite=True never takes the rest for complete."""
+    tt.harvest(make_model(), make_data(4), "blocks.0", to=tmp_path / "acts", **OPTIONS)
+    want = contents(tmp_path / "acts")
+
+    def again(**options: Any) -> None:
+        tt.harvest(make_model(), make_data(4), "blocks.0", to=tmp_path / "acts", **OPTIONS, **options)
+
+    assert killed(lambda: again(overwrite=True), 2 + after)
+    again()
+    assert contents(tmp_path / "acts") == want
+
+
 def test_overwriting_removes_nothing_where_the_engine_cannot_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +250,36 @@ def test_a_generator_can_be_harvested(tmp_path: Path) -> None:
     assert killed(lambda: tt.harvest(nn.Identity(), batches, ":output", to=tmp_path / "again", **options), 30)
     tt.harvest(nn.Identity(), batches, ":output", to=tmp_path / "again", **options)
     assert contents(tmp_path / "again") == contents(tmp_path / "once")
+
+
+class Drawing(nn.Module):
+    """Draws numbers before its first layer and behind it, as a variational autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fc = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(x) + random.random() + float(np.random.rand())
+        return self.fc(x + noise) + torch.rand(3)
+
+
+def test_what_a_model_draws_depends_on_the_batch_alone(tmp_path: Path) -> None:
+    """A model that draws random numbers gives the same bytes with stop="auto", killed, and after other batches."""
+    torch.set_num_threads(1)
+    data = [torch.ones(2, 3) for _ in range(12)]
+    options: dict[str, Any] = {"shard_size": 24, "spread": 1, "progress": False}
+    whole = tt.harvest(Drawing(), data, "fc", to=tmp_path / "whole", stop=None, **options)
+    state = random.getstate()
+    tt.harvest(Drawing(), data, "fc", to=tmp_path / "left", **options)
+    assert random.getstate() == state
+    assert killed(lambda: tt.harvest(Drawing(), data, "fc", to=tmp_path / "killed", **options), 20)
+    tt.harvest(Drawing(), data, "fc", to=tmp_path / "killed", **options)
+    assert contents(tmp_path / "whole") == contents(tmp_path / "left") == contents(tmp_path / "killed")
+    assert len({tuple(row) for batch in whole.batches(64) for row in batch.values.tolist()}) == 24
+    other = tt.harvest(Drawing(), data, "fc", to=tmp_path / "seed", seed=1, **options)
+    assert not np.array_equal(next(other.batches(64)).values, next(whole.batches(64)).values)
 
 
 class Deadly(nn.Module):

@@ -9,18 +9,8 @@ import { count, many, number, share } from "./format.ts";
 import type { Router } from "./router.ts";
 import { aborted, type Source } from "./source.ts";
 import { failed, loading } from "./states.ts";
-import { type Rows, Table } from "./table.ts";
+import { type Rows, Table, wide } from "./table.ts";
 import type { View } from "./view.ts";
-
-export interface HarvestSummary {
-  id: string;
-  complete?: boolean;
-  rows?: number;
-  samples?: number;
-  sites?: number;
-  model?: string | null;
-  error?: string;
-}
 
 interface HarvestSite {
   site: string;
@@ -379,29 +369,4 @@ function told(row: Activation): (string | HTMLElement)[] {
 function added(shares: number[]): number[] {
   let sum = 0;
   return shares.map((value) => (sum += value));
-}
-
-/** The harvests of a folder, for the list of runs. */
-export function harvestTable(harvests: HarvestSummary[]): HTMLElement {
-  const head = ["harvest", "state", "rows", "samples", "sites", "model"];
-  const row = (each: HarvestSummary) =>
-    h(
-      "tr",
-      {},
-      h("td", {}, h("a", { href: `#/harvest?harvest=${encodeURIComponent(each.id)}` }, each.id)),
-      h("td", { class: "wrap" }, each.error ?? (each.complete ? "complete" : "not complete")),
-      [each.rows, each.samples, each.sites].map((value) => h("td", { class: "number" }, count(value))),
-      h("td", {}, each.model ?? ""),
-    );
-  return h(
-    "section",
-    {},
-    h("h2", {}, "Harvests"),
-    wide("Harvests", h("table", {}, h("thead", {}, h("tr", {}, head.map((name) => h("th", { scope: "col" }, name)))), h("tbody", {}, harvests.map(row)))),
-  );
-}
-
-/** A table that scrolls sideways by itself where the window is narrow. */
-function wide(label: string, table: HTMLElement): HTMLElement {
-  return h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": label }, table);
 }

@@ -26,12 +26,18 @@ _KEPT = "tokens, samples, mean, max, first, last or topk:N"
               help="Parquet files, a folder of them, or MODULE:FACTORY that returns data.")  # fmt: skip
 @click.option("--to", required=True, metavar="FOLDER", help="Where to write: a folder, or any fsspec URL.")
 @click.option("--keep", default="tokens", show_default=True, metavar="WHAT", help=f"A row for each: {_KEPT}.")
-@click.option("--mask", metavar="NAME", help="The batch's entry that leaves padding out, as attention_mask.")
+@click.option("--mask", metavar="NAME", help="The batch's entry that masks padding, such as attention_mask.")
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=1.0, help="A random share of the tokens.")
 @click.option("--dtype", metavar="TYPE", help="bf16, f16, f32 …; by default what the model computes in.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Samples in a batch, where data are samples.")
-@click.option("--input", "inputs", multiple=True, metavar="NAME", help="An entry that the model is called with.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Decides the order of rows.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    metavar="NAME",
+    help="An entry that the model is called with; of tuples its place, as 0.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="The seed of the order of rows.")
 @click.option("--shard-size", default="32MB", show_default=True, help="The largest file.")
 @click.option("--ray", type=click.IntRange(0), default=0, metavar="N", help="Use N workers of Ray.")
 @click.option("--no-stop", is_flag=True, help="Run every forward pass to its end.")
@@ -40,14 +46,14 @@ _KEPT = "tokens, samples, mean, max, first, last or topk:N"
 def command(model: str, sites: tuple[str, ...], **options: Any) -> None:
     """Run a model over a data set and keep the activations of some sites, each row once.
 
-    The same command again goes on where it stopped. Under torchrun its processes share the work:
+    The same command again continues where it stopped. Under torchrun its processes share the work:
     torchrun --nproc-per-node 8 -m tensortap harvest …
     """
     found = harvest(
         load(model), _data(options["data"]), *sites, to=options["to"],
         keep=_keep(options["keep"], options["mask"], options["share"], options["seed"]), dtype=options["dtype"],
-        batch_size=options["batch_size"], inputs=options["inputs"] or None, seed=options["seed"],
-        shard_size=options["shard_size"], engine=Ray(options["ray"]) if options["ray"] else None,
+        batch_size=options["batch_size"], inputs=[_place(name) for name in options["inputs"]] or None,
+        seed=options["seed"], shard_size=options["shard_size"], engine=Ray(options["ray"]) if options["ray"] else None,
         stop=None if options["no_stop"] else "auto", overwrite=options["overwrite"],
     )  # fmt: skip
     if options["as_json"]:
@@ -74,6 +80,10 @@ def load(name: str) -> Callable[[], Any]:
 def _data(name: str) -> Any:
     is_import = ":" in name and "://" not in name and not os.path.exists(name)  # noqa: PTH110
     return load(name) if is_import else name
+
+
+def _place(name: str) -> str | int:
+    return int(name) if name.isdigit() else name
 
 
 def _keep(name: str, mask: str | None, share: float, seed: int) -> Keep:

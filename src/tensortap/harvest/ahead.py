@@ -1,8 +1,8 @@
 """Run a batch of the harvest while another process runs the first one to make the plan.
 
-Of several processes, the first makes the plan. The others would only make the same plan once more: instead each runs a
-batch that will most likely be its own, and takes the plan that it then finds. Where there is none yet, it makes it
-itself after all, so that no process depends on another.
+With several processes, the first makes the plan. The others would only make the same plan again: instead each runs a
+batch that will most likely be its own, and takes the plan that it then finds. If there is none yet, it makes the plan
+itself, so that no process depends on another.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from tensortap.distributed.ranks import World
 from tensortap.errors import HarvestError
+from tensortap.harvest.crash_notes import CrashNotes
 from tensortap.harvest.folder import HarvestFolder
 from tensortap.harvest.job import BatchForward
 from tensortap.harvest.plan import HarvestPlan, longest_part
 from tensortap.harvest.rows import KeptRows
 from tensortap.harvest.sources import Source
-from tensortap.harvest.tries import Tries
 
 _LOOKS: Final = 32  # how often the plan is looked for in the time that running the first batch would take
 
@@ -39,9 +39,9 @@ class BatchAhead:
 
 
 def batch_to_run_ahead(world: World, expected: int | None) -> int | None:
-    """Return a batch that will be this process's where parts are long, and if possible where they are short.
+    """Return the number of a batch that this process will run if parts are long and, if possible, if they are short.
 
-    How long they are, the plan will say. Most data sets are cut into 16 parts, those with large rows or small shards
+    The plan decides how long they are. Most data sets are cut into 16 parts, those with large rows or small shards
     into single batches.
 
     >>> batch_to_run_ahead(World(1, 2), 24), batch_to_run_ahead(World(1, 2), 96), batch_to_run_ahead(World(0, 2), 24)
@@ -56,22 +56,22 @@ def batch_to_run_ahead(world: World, expected: int | None) -> int | None:
     return next((n for n in mine if n % world.size == world.rank), mine[0] if mine else None)
 
 
-def run_ahead(source: Source, world: World, forward: BatchForward, tries: Tries) -> BatchAhead | None:
+def run_ahead(source: Source, world: World, forward: BatchForward, notes: CrashNotes) -> BatchAhead | None:
     """Run a batch; None for the process that makes the plan, and where the batch cannot be run just like that."""
     number = batch_to_run_ahead(world, source.expected)
-    if number is None or tries.again:  # a process died in it: that is dealt with when its part is done
+    if number is None or notes.again:  # a process died in it: that is dealt with when its part is done
         return None
     batch = source.peek_at(number)
     if batch is None:
         return None
-    tries.start()
+    notes.start()
     begun, rows = time.monotonic(), dict[str, KeptRows]()
     try:
         forward(batch, rows.__setitem__)
     except Exception:  # it comes again when the part is done, which knows what to do about it
         return None
     finally:
-        tries.forget()
+        notes.forget()
     return BatchAhead(number, rows, frozenset(forward.left_out), time.monotonic() - begun)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
+import ml_dtypes
 import numpy as np
 
 from tensortap.adapters.nested import values_in
@@ -13,6 +14,7 @@ from tensortap.errors import HarvestError, suggest
 from tensortap.harvest.rows import Array, Ints
 
 Key = str | int
+TOKEN_IDS: Final = "input_ids"  # what most tokenizers call them
 
 
 @runtime_checkable
@@ -39,19 +41,22 @@ class InputBatch:
     number: int = 0  # among all batches
 
     def entry(self, key: Key) -> Array:
-        """Return one of the inputs by its name, or by its place in a tuple."""
+        """Return one of the inputs by its name, or by its place in a tuple; a single tensor is at place 0."""
+        alone = isinstance(self.inputs, TensorLike)
         try:
-            return as_array(self.inputs[key])
+            return as_array((self.inputs,)[key] if alone else self.inputs[key])  # type: ignore[index]
         except (KeyError, IndexError, TypeError):
             names = list(map(str, self.inputs)) if isinstance(self.inputs, Mapping) else []
             there = f"it has {', '.join(names)}" if names else f"it is a {type(self.inputs).__name__}"
             raise HarvestError(f"the batch has no {key!r}: {there}.{suggest(str(key), names)}") from None
 
     def token_ids(self, key: Key) -> Array | None:
-        """Return the token ids, [samples, positions], where the batch has them."""
-        found = self.inputs.get(key) if isinstance(self.inputs, Mapping) and isinstance(key, str) else None
-        ids = None if found is None else as_array(found)
-        return ids if ids is not None and ids.ndim == 2 and ids.dtype.kind in "iu" else None
+        """Return the token ids, [samples, positions]; None where the batch has none under the usual name."""
+        usual = key == TOKEN_IDS
+        if usual and not (isinstance(self.inputs, Mapping) and key in self.inputs):
+            return None
+        ids = self.entry(key)
+        return ids if ids.ndim == 2 and ids.dtype.kind in "iu" else None
 
     def only(self, chosen: Ints) -> InputBatch:
         """Return a batch of some of its samples, by their place in it."""
@@ -77,7 +82,17 @@ def size_of(inputs: Any) -> int:
 def as_array(value: Any) -> Array:
     """Return a value of the batch as an array."""
     detached = value.detach().cpu() if hasattr(value, "detach") else value
-    return np.asarray(detached)
+    try:
+        return np.asarray(detached)
+    except TypeError:  # PyTorch's bfloat16, which NumPy has not
+        if "bfloat16" not in str(getattr(detached, "dtype", "")):
+            raise
+        return np.asarray(detached.float()).astype(ml_dtypes.bfloat16)
+
+
+def array_of_object(value: Any) -> Array | None:
+    """Return an object that says that it is an array, such as an image, as one; None for others."""
+    return np.asarray(value) if hasattr(value, "__array_interface__") or hasattr(value, "__array__") else None
 
 
 def arrays_of_object(value: Any, name: str = "", depth: int = 6) -> dict[str, Array]:

@@ -20,7 +20,10 @@ NATIVE: Final[dict[str, np.dtype[Any]]] = {
     "float8_e5m2": np.dtype(ml_dtypes.float8_e5m2),
     "int8": np.dtype(np.int8),
     "uint8": np.dtype(np.uint8),
+    "int16": np.dtype(np.int16),
+    "uint16": np.dtype(np.uint16),
     "int32": np.dtype(np.int32),
+    "uint32": np.dtype(np.uint32),
     "int64": np.dtype(np.int64),
     "bool": np.dtype(np.bool_),
 }
@@ -36,7 +39,10 @@ def dtype_name(wanted: Any) -> str:
     >>> dtype_name("bf16"), dtype_name(np.float16)
     ('bfloat16', 'float16')
     """
-    name = str(wanted) if isinstance(wanted, str) or "torch" in str(wanted) else str(np.dtype(wanted))
+    try:
+        name = str(wanted) if isinstance(wanted, str) or "torch" in str(wanted) else str(np.dtype(wanted))
+    except TypeError:
+        name = ""
     name = name.removeprefix("torch.")
     name = _SHORT.get(name, name)
     if name not in NATIVE:

@@ -42,7 +42,7 @@ class Processes:
         self.world = world
 
     def prepare(self, job: Job, source: Source) -> None:
-        """Need nothing: the model and the data are in this process."""
+        """Do nothing: the model and the data are in this process."""
 
     def run(
         self, job: Job, model: TappedModel, source: Source, plan: HarvestPlan, folder: HarvestFolder,

@@ -10,6 +10,7 @@ statistics/part-000012.safetensors, and at the end statistics.safetensors
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -25,7 +26,7 @@ from tensortap.harvest.rows import Array
 from tensortap.harvest.staging import PARTIAL, Staging, part_name, storing
 from tensortap.harvest.statistics import SiteStatistics
 from tensortap.store.files import Files, load_json
-from tensortap.store.names import HARVEST_JSON
+from tensortap.store.names import HARVEST_JSON, is_hidden_name
 
 PLAN: Final = HARVEST_JSON
 MANIFEST: Final = "manifest"
@@ -33,6 +34,12 @@ STATISTICS: Final = "statistics"
 Entry = dict[str, Any]
 # What a process leaves that is killed while it writes one of the files beside `data`.
 _UNFINISHED: Final = re.compile(r"\.(harvest\.json|manifest\.json|statistics\.safetensors)\.[0-9a-f]{8}")
+# What a harvest consists of, beside the files at the top. Nothing else is ever removed.
+_OURS: Final = {
+    MANIFEST: re.compile(r"part-\d{6,}\.json"),
+    STATISTICS: re.compile(r"part-\d{6,}\.safetensors"),
+    "data": re.compile(r"part-\d{6,}-\d{2,}\.parquet"),
+}
 
 
 class HarvestFolder:
@@ -66,10 +73,16 @@ class HarvestFolder:
 
     def clear(self) -> None:
         """Remove a harvest, so that another can be begun here; files that are not a harvest's stay."""
-        for name in (PLAN, f"{MANIFEST}.json", f"{STATISTICS}.safetensors"):
+        with contextlib.suppress(HarvestError, FileNotFoundError):  # one that is damaged is removed as it is
+            if (before := self.read()) is not None:
+                self._write_json(PLAN, before | {"complete": False})  # killed from here on, it is not complete
+        for name in (f"{MANIFEST}.json", f"{STATISTICS}.safetensors"):
             self.files.remove(name)
-        for name in (MANIFEST, STATISTICS, PARTIAL, "data"):
-            self.files.remove_all(name)
+        _remove_work(self.files)
+        for folder in self.files.list("data"):
+            _remove_ours(self.files, f"data/{folder}", "data")
+        _remove_if_empty(self.files, "data")
+        self.files.remove(PLAN)
 
     # The manifest
 
@@ -121,9 +134,7 @@ class HarvestFolder:
 
     def tidy(self) -> None:
         """Remove what a complete harvest needs no more."""
-        for name in (MANIFEST, STATISTICS, PARTIAL):
-            if self.files.exists(name):
-                self.files.remove_all(name)
+        _remove_work(self.files)
         for name in self.files.list():
             if _UNFINISHED.fullmatch(name):
                 self.files.remove(name)
@@ -188,6 +199,30 @@ def is_harvest(path: str | os.PathLike[str]) -> bool:
         return Files(path).exists(PLAN)
     except (RunError, OSError, ValueError):
         return False
+
+
+def _remove_work(files: Files) -> None:
+    """Remove what is needed only until a harvest is complete."""
+    files.remove_all(PARTIAL)
+    for name in (MANIFEST, STATISTICS):
+        _remove_ours(files, name, name)
+
+
+def _remove_ours(files: Files, folder: str, kind: str) -> None:
+    there = files.list(folder)
+    ours = [name for name in there if _OURS[kind].fullmatch(name) or is_hidden_name(name)]
+    if ours and len(ours) == len(there):
+        files.remove_all(folder)
+        return
+    for name in ours:
+        files.remove(f"{folder}/{name}")
+    _remove_if_empty(files, folder)
+
+
+def _remove_if_empty(files: Files, folder: str) -> None:
+    if files.local is not None:
+        with contextlib.suppress(OSError):  # it is not there, or holds what is not a harvest's
+            (files.local / folder).rmdir()
 
 
 def _totals(entries: list[Entry]) -> dict[str, Any]:

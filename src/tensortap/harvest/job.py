@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from tensortap.adapters.lookup import framework_for
-from tensortap.adapters.protocol import ForwardPass
+from tensortap.adapters.protocol import ForwardPass, Framework
 from tensortap.adapters.registry import registered_for
 from tensortap.errors import HarvestError
-from tensortap.harvest.batch import InputBatch, Key
-from tensortap.harvest.dtypes import cast
+from tensortap.harvest.batch import TOKEN_IDS, InputBatch, Key
+from tensortap.harvest.dtypes import NATIVE, cast
 from tensortap.harvest.keep import Keep
-from tensortap.harvest.rows import Array, KeptRows
+from tensortap.harvest.rows import Array, KeptRows, mixed
 from tensortap.harvest.sources import Collate, Source, source_of
 
 SeeRows = Callable[[str, KeptRows], None]
@@ -34,9 +35,10 @@ class Job:
     dtype: str | None
     batch_size: int | None = None
     collate: Collate | None = None
-    inputs: tuple[str, ...] | None = None
-    token_ids: Key = "input_ids"
+    inputs: tuple[Key, ...] | None = None
+    token_ids: Key = TOKEN_IDS
     stop: bool = True
+    seed: int = 0
     run_before: Mapping[int, Mapping[str, KeptRows]] = field(default_factory=dict)  # batches that need no second run
     left_out: tuple[str, ...] | None = None  # sites without a dimension for samples; None until there is a plan
 
@@ -63,7 +65,7 @@ class TappedModel:
         if self._run is None:
             passes = self.framework.forward_passes(self.model, job.patterns, job.stop)
             self._run = self._open.enter_context(passes)
-        return BatchForward(job, self._run, self.framework.parameters_of_call(self.model))
+        return BatchForward(job, self._run, self.framework, self.framework.parameters_of_call(self.model))
 
     def close(self) -> None:
         """Take the taps off, and leave the model as it was."""
@@ -71,12 +73,19 @@ class TappedModel:
         self._open.close()
 
 
+class KeepError(Exception):
+    """An error of the user's `keep=` function, which is not the model's."""
+
+
 class BatchForward:
     """Call the model with a batch and turn what comes by into rows."""
 
-    def __init__(self, job: Job, run: ForwardPass, parameters: frozenset[str] | None) -> None:
+    def __init__(
+        self, job: Job, run: ForwardPass, framework: Framework, parameters: frozenset[str] | None
+    ) -> None:  # fmt: skip
         self._job = job
         self._run = run
+        self._framework = framework
         self._parameters = parameters
         self.left_out: dict[str, tuple[int, ...]] = {}  # sites without a dimension for samples, with their shapes
 
@@ -90,20 +99,37 @@ class BatchForward:
             elif planned is None or site not in planned:
                 see(site, self._rows(site, values, batch))
 
-        self._run(self._inputs(batch.inputs), keep)
+        with self._framework.seeded(self._seed(batch.number)):
+            self._run(self._inputs(batch.inputs), keep)
+
+    def _seed(self, number: int) -> int:
+        """Return the seed of a batch: what a model draws must not depend on who runs it, nor on what ran before."""
+        return int(mixed(self._job.seed, np.array([number]), np.array([0]))[0] >> np.uint64(1))
 
     def _rows(self, site: str, values: Array, batch: InputBatch) -> KeptRows:
         if not has_samples(values, batch):
             raise without_samples(site, values.shape, len(batch.samples))
-        rows = self._job.keep.rows(values, batch, self._job.token_ids)
+        try:
+            rows = self._job.keep.rows(values, batch, self._job.token_ids)
+        except HarvestError as error:
+            raise HarvestError(f"{site}: {error}") from error
+        except (MemoryError, OSError):  # the machine's: no sample is to blame
+            raise
+        except Exception as error:
+            raise KeepError(f"{type(error).__name__} at {site}: {error}") from error
         dtype = self._job.dtype or str(rows.values.dtype)
+        if dtype not in NATIVE or rows.values.dtype.kind == "c":
+            raise HarvestError(
+                f"{site} has elements of {rows.values.dtype}, which a harvest cannot hold: give keep= a function that "
+                "returns real numbers"
+            )
         indices = None if rows.indices is None else np.ascontiguousarray(rows.indices)
         return KeptRows(cast(rows.values, dtype), rows.sample, rows.position, rows.token, indices)
 
     def _inputs(self, inputs: Any) -> Any:
-        """Of a dict the entries that the model takes: a data set has labels and texts beside them."""
+        """Return the entries of a dict that the model takes: a data set may also have labels and texts."""
         if not isinstance(inputs, Mapping):
-            return inputs
+            return self._places(inputs)
         if self._job.inputs is not None:
             missing = [name for name in self._job.inputs if name not in inputs]
             if missing:
@@ -117,6 +143,19 @@ class BatchForward:
                 'is called with, inputs=["input_ids"], or give batches that are tensors or tuples'
             )
         return {key: inputs[key] for key in wanted}
+
+    def _places(self, inputs: Any) -> Any:
+        """Of a tuple the entries that the user names by their place."""
+        if self._job.inputs is None:
+            return inputs
+        entries = inputs if isinstance(inputs, tuple) else (inputs,)
+        for place in self._job.inputs:
+            if not isinstance(place, int) or not 0 <= place < len(entries):
+                raise HarvestError(
+                    f"the batch has no [{place!r}]: its entries are 0 to {len(entries) - 1}, "
+                    "which inputs=[0] names by their place"
+                )
+        return tuple(entries[int(place)] for place in self._job.inputs)
 
 
 def has_samples(values: Array, batch: InputBatch) -> bool:
@@ -134,10 +173,19 @@ def without_samples(site: str, shape: tuple[int, ...], samples: int) -> HarvestE
 
 def is_factory(model: Any) -> bool:
     """Return whether a model is to be made by calling what was given."""
-    if registered_for(model) is not None or not callable(model) or not inspect.isroutine(model):
+    if not inspect.isclass(model) and (registered_for(model) is not None or not _is_function(model)):
         return False
     try:
         inspect.signature(model).bind()
-    except TypeError:
+    except (TypeError, ValueError):
+        if inspect.isclass(model):
+            raise HarvestError(
+                f"{model.__qualname__} is a class that needs arguments: give a model, or a function that returns one, "
+                f"tt.harvest(lambda: {model.__qualname__}(…), …)"
+            ) from None
         return False
     return True
+
+
+def _is_function(value: Any) -> bool:
+    return inspect.isroutine(value) or isinstance(value, functools.partial)

@@ -6,8 +6,6 @@ dataclass with `rows`; its fields are its part of the harvest's fingerprint.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,6 +15,8 @@ import numpy as np
 from tensortap import text
 from tensortap.errors import HarvestError
 from tensortap.harvest.batch import InputBatch, Key
+from tensortap.harvest.fingerprints import fingerprint_of_function
+from tensortap.harvest.plan import checked_seed
 from tensortap.harvest.rows import Array, Ints, KeptRows, mixed
 
 How = Literal["mean", "max", "last", "first"]
@@ -103,7 +103,7 @@ class Pooled(Keep):
 
 @dataclass(frozen=True)
 class TopK(Keep):
-    """Of every token the `k` largest elements, with their dimensions."""
+    """Keep the `k` largest elements of every token, with their dimensions."""
 
     k: int
     mask: Key | None = None
@@ -136,12 +136,8 @@ class FunctionOf(Keep):
         return Tokens().rows(made, batch, token_ids)
 
     def describe(self) -> str:
-        """Return the function's name and a hash of its source."""
-        try:
-            source = inspect.getsource(self.function)
-        except (OSError, TypeError):
-            source = ""
-        return f"{_name(self.function)} {hashlib.sha256(source.encode()).hexdigest()[:12]}"
+        """Return the function's name and a hash of what it does."""
+        return fingerprint_of_function(self.function)
 
 
 def tokens(
@@ -161,11 +157,14 @@ def tokens(
     share, the same for the same seed however the data is batched. `axis` is the dimension of the features where it is
     not the last, as in images: `tokens(axis=1)`.
     """
-    if not 0.0 < share <= 1.0:
-        raise HarvestError(f"share must be between 0 and 1, got {share}: write tokens(share=0.1)")
-    if isinstance(positions, int):
-        positions = (positions,)
-    return Tokens(mask, None if positions is None else tuple(positions), share, seed, axis)
+    if not isinstance(share, (int, float)) or not 0.0 < share <= 1.0:
+        raise HarvestError(f"share must be between 0 and 1, got {share!r}: write tokens(share=0.1)")
+    if isinstance(positions, (int, np.integer)):
+        positions = (int(positions),)
+    if positions is not None and not all(isinstance(each, (int, np.integer)) for each in positions):
+        raise HarvestError(f"positions must be numbers, got {positions!r}: write tokens(positions=[0, -1])")
+    chosen = None if positions is None else tuple(int(each) for each in positions)
+    return Tokens(mask, chosen, float(share), checked_seed(seed), axis)
 
 
 def samples() -> Keep:
@@ -182,8 +181,8 @@ def pooled(how: How = "mean", *, mask: Key | None = None, axis: int | None = Non
 
 def top_k(k: int, *, mask: Key | None = None, axis: int | None = None) -> Keep:
     """Keep the `k` largest elements of every token, and which dimensions they are."""
-    if k < 1:
-        raise HarvestError(f"k must be at least 1, got {k}: write top_k(32)")
+    if not isinstance(k, int) or k < 1:
+        raise HarvestError(f"k must be at least 1, got {k!r}: write top_k(32)")
     return TopK(k, mask, axis)
 
 
@@ -208,6 +207,8 @@ def as_grid(values: Array, axis: int | None) -> Array:
             f"a tensor of {text.shape(values.shape)} has several dimensions that may hold the features: write "
             "keep=tt.tokens(axis=1) for channels first, axis=-1 for channels last, or keep=tt.samples()"
         )
+    if axis is not None and values.ndim > 2 and not (0 < axis < values.ndim or -values.ndim < axis < 0):
+        raise HarvestError(f"axis must be one of 1 to {values.ndim - 1} of {text.shape(values.shape)}, got {axis}")
     moved = np.moveaxis(values, axis, -1) if axis is not None and values.ndim > 2 else values
     return moved.reshape(len(moved), -1, moved.shape[-1]) if moved.ndim > 1 else moved.reshape(len(moved), 1, 1)
 
@@ -230,7 +231,7 @@ def of_samples(values: Array, batch: InputBatch, some: Ints | None = None) -> Ke
 
 
 def _chosen(positions: tuple[int, ...], mask: Array) -> Array:
-    """Which cells the positions mean; those from the end are counted over a sample's own tokens."""
+    """Return which cells the positions mean; those from the end are counted over a sample's own tokens."""
     rank = np.where(mask, np.cumsum(mask, axis=1) - 1, -1)
     total = mask.sum(axis=1, keepdims=True)
     found = np.zeros(mask.shape, bool)

@@ -1,10 +1,9 @@
-"""The plan of a harvest: what is kept, how work is cut into parts, and fingerprints of all that decides the bytes."""
+"""The plan of a harvest: what is kept, and how work is cut into parts."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,19 +13,18 @@ import numpy as np
 
 from tensortap.errors import HarvestError
 from tensortap.harvest.dtypes import NATIVE
-from tensortap.harvest.rows import Array
-from tensortap.reduce.kernel import hash_bytes
 from tensortap.version import __version__
 
 FORMAT: Final = "tensortap-harvest"
 SCHEMA: Final = 1
 _UNITS: Final = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_WHOLE: Final = 1 << 24  # elements of a weight that are hashed; of a larger one so many, evenly spaced
 _PARTS: Final = 16  # a data set of known length is cut into at least so many, so that little is lost with a worker
 _SMALL: Final = 1_000_000  # bytes below which a shard is not worth a file of its own
 _BLOCK: Final = 2_000_000  # bytes that are gathered of one site and shard before they are written
 _BLOCKS: Final = 128_000_000  # and of all sites and shards of a part together
 MOST_ROWS_IN_BLOCK: Final = 8192
+_OTHER: Final = {"model": "another model", "data": "other data", "options": "other options"}
+_HINTS: Final = {"data": "Data must come in the same order each time: a loader needs shuffle=False. "}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +80,9 @@ class HarvestPlan:
         """Raise if a harvest with other fingerprints is to be continued here."""
         for what, before in self.fingerprints.items():
             if (now := fingerprints[what]) != before:
-                other = "other options" if what == "options" else f"another {what}" if what == "model" else "other data"
                 raise HarvestError(
-                    f"{where} was begun with {other}: the fingerprint of the {what} is {before}, now it is {now}. "
-                    "Give another folder, or overwrite=True to begin again"
+                    f"{where} was begun with {_OTHER[what]}: the fingerprint of the {what} is {before}, now it is "
+                    f"{now}. {_HINTS.get(what, '')}Give another folder, or overwrite=True (--overwrite) to begin again"
                 )
 
 
@@ -121,11 +118,11 @@ def longest_part(batches: int) -> int:
 def rows_in_block(bytes_per_row: int, shards: int = 1) -> int:
     """Return how many rows are gathered before they are written, of each of the shards that are filled at a time.
 
-    >>> rows_in_block(768), rows_in_block(768, shards=400)
-    (2604, 416)
+    >>> rows_in_block(768), rows_in_block(768, shards=400), rows_in_block(16_000_000)
+    (2604, 416, 1)
     """
     size = min(_BLOCK, _BLOCKS // max(shards, 1))
-    return max(16, min(MOST_ROWS_IN_BLOCK, size // max(bytes_per_row, 1)))
+    return max(1, min(MOST_ROWS_IN_BLOCK, size // max(bytes_per_row, 1)))
 
 
 def folder_name(site: str, taken: Sequence[str] = ()) -> str:
@@ -139,6 +136,13 @@ def folder_name(site: str, taken: Sequence[str] = ()) -> str:
     return name if name not in taken else f"{name}-{hashlib.sha256(site.encode()).hexdigest()[:6]}"
 
 
+def checked_seed(seed: Any) -> int:
+    """Return a seed; HarvestError where it is not a whole number of at least 0."""
+    if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise HarvestError(f"seed must be a whole number of at least 0, got {seed!r}: write seed=0")
+    return int(seed)
+
+
 def number_of_bytes(size: int | str) -> int:
     """Return a size in bytes.
 
@@ -149,18 +153,3 @@ def number_of_bytes(size: int | str) -> int:
     if found is None or found[2] not in _UNITS or not float(found[1]):
         raise HarvestError(f'a size must be a number of bytes or text such as "256MB", got {size!r}')
     return int(float(found[1]) * _UNITS[found[2]])
-
-
-def fingerprint_of_options(options: Mapping[str, Any]) -> str:
-    """Return a hash of the options that decide the bytes."""
-    return hashlib.sha256(json.dumps(options, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def fingerprint_of_arrays(head: str, arrays: Mapping[str, Array]) -> str:
-    """Return a hash of names, shapes, types and values; of a very large array evenly spaced elements."""
-    digest = hashlib.sha256(head.encode())
-    for name in sorted(arrays):
-        array = arrays[name]
-        few = np.ascontiguousarray(np.ascontiguousarray(array).reshape(-1)[:: max(1, array.size // _WHOLE)])
-        digest.update(f"{name}{array.shape}{array.dtype}{hash_bytes(few.ctypes.data, few.nbytes)}".encode())
-    return digest.hexdigest()[:16]

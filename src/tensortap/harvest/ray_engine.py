@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -118,4 +119,14 @@ def _ours(error: BaseException) -> BaseException:
         if isinstance(cause, TensortapError):
             return HarvestError(str(cause))
         cause = cause.__cause__ or getattr(cause, "cause", None)
-    return HarvestError(f"Ray gave up: {str(error).splitlines()[-1] if str(error) else type(error).__name__}")
+    return HarvestError(reason_in(str(error)) or f"Ray gave up: {type(error).__name__}: {error}")
+
+
+def reason_in(said: str) -> str:
+    """Return the error of ours in a worker's traceback, which Ray passes on as text; nothing where there is none.
+
+    >>> reason_in("  File ...\\ntensortap.errors.HarvestError: disk is full\\n\\nThe above …\\nray.Error: 1/1")
+    'disk is full'
+    """
+    found = re.findall(r"^tensortap\.errors\.\w+: (.+)$", said, re.MULTILINE)
+    return str(found[-1]) if found else ""

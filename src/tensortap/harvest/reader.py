@@ -11,7 +11,7 @@ import pyarrow as pa
 from tensortap import text
 from tensortap.errors import HarvestError, suggest
 from tensortap.harvest.folder import PLAN, Entry, HarvestFolder
-from tensortap.harvest.plan import HarvestPlan, SitePlan, number_of_bytes
+from tensortap.harvest.plan import HarvestPlan, SitePlan, checked_seed, number_of_bytes
 from tensortap.harvest.ray_start import start_ray
 from tensortap.harvest.shard_file import ShardFile
 from tensortap.harvest.shards import shard_number
@@ -114,11 +114,13 @@ class Harvest:
     ) -> Iterator[RowBatch]:  # fmt: skip
         """Yield batches of rows in random order: a window of random shards at a time is read and mixed.
 
-        Every row comes once. Several sites give aligned rows. `seed=None` reads in the order of the files. Of several
-        readers, each with its `rank`, all see different shards.
+        Every row comes once. Several sites give aligned rows. `seed=None` reads in the order of the files. Several
+        readers, each with its `rank`, see different shards.
         """
-        if size < 1:
-            raise HarvestError(f"the size of a batch must be at least 1, got {size}")
+        if not isinstance(size, int) or size < 1:
+            raise HarvestError(f"the size of a batch must be at least 1, got {size!r}: write batches(4096)")
+        if seed is not None:
+            checked_seed(seed)
         if not 0 <= rank < world:
             raise HarvestError(f"rank must be between 0 and {world - 1}, got {rank}")
         chosen = [self.site(site) for site in sites] or list(self.plan.sites)[:1]
@@ -140,6 +142,7 @@ class Harvest:
         """
         from tensortap.harvest.torch_dataset import HarvestDataset
 
+        self.batches(size, *sites, seed=seed, memory=memory)  # what is wrong is said here, not in a worker
         return HarvestDataset(self, size, sites, seed, memory, ranks)
 
     def to_ray(self, site: str | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:

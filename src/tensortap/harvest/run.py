@@ -11,19 +11,20 @@ from tensortap import text
 from tensortap.distributed.ranks import World, of_environment
 from tensortap.errors import HarvestError
 from tensortap.harvest.ahead import BatchAhead, plan_of_another, run_ahead
-from tensortap.harvest.batch import Key, arrays_of_object
-from tensortap.harvest.careful import CarefulForward, SetAside
+from tensortap.harvest.batch import TOKEN_IDS, Key, arrays_of_object
+from tensortap.harvest.crash_notes import CrashNotes
 from tensortap.harvest.dtypes import dtype_name
 from tensortap.harvest.engines import Engine, Processes, engine_for
+from tensortap.harvest.failing_samples import FaultTolerantForward, SetAside
+from tensortap.harvest.fingerprints import fingerprint_of_arrays, fingerprint_of_function, fingerprint_of_options
 from tensortap.harvest.folder import HarvestFolder
 from tensortap.harvest.job import Job, TappedModel, without_samples
 from tensortap.harvest.keep import Keep, KeepFunction, as_keep
 from tensortap.harvest.plan import (
     HarvestPlan,
     SitePlan,
+    checked_seed,
     cut_into_parts,
-    fingerprint_of_arrays,
-    fingerprint_of_options,
     folder_name,
     number_of_bytes,
     rows_in_block,
@@ -32,7 +33,6 @@ from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.rows import KeptRows
 from tensortap.harvest.sources import MOST_KEPT, Collate
-from tensortap.harvest.tries import Tries
 
 
 def harvest(
@@ -44,8 +44,8 @@ def harvest(
     dtype: Any = None,
     batch_size: int | None = None,
     collate: Collate | None = None,
-    inputs: Sequence[str] | None = None,
-    token_ids: Key = "input_ids",
+    inputs: Sequence[Key] | None = None,
+    token_ids: Key = TOKEN_IDS,
     stop: Literal["auto"] | None = "auto",
     engine: str | Engine | None = None,
     seed: int = 0,
@@ -65,8 +65,9 @@ def harvest(
 
     `model` is a model of any framework, or a function that returns one. `data` is an iterable of batches, a DataLoader,
     a dataset or a list of samples (put together `batch_size` at a time, by `collate` where it is given), a Ray Dataset,
-    paths of Parquet files, or a function that returns one of these. Of a batch that is a dict the model is given what
-    its forward takes, or what `inputs` names.
+    paths of Parquet files, or a function that returns one of these. From a batch that is a dict the model is given
+    what its forward takes, or what `inputs` names; of a tuple all, or the places that `inputs` names.
+    `token_ids` says where the ids of tokens are, in the same way.
 
     `keep` says what becomes a row: `tokens()` (the default), `samples()`, `pooled()`, `top_k()` or a function. The same
     call again goes on where it stopped; another model, data set or option is refused, `overwrite=True` begins again.
@@ -76,9 +77,12 @@ def harvest(
     if stop not in ("auto", None):
         raise HarvestError(f'stop must be "auto" or None, got {stop!r}')
     kept = as_keep(keep)
-    named = None if inputs is None else tuple(inputs)
+    named = None if inputs is None else (inputs,) if isinstance(inputs, str) else tuple(inputs)
     element = None if dtype is None else dtype_name(dtype)
-    job = Job(model, data, sites, kept, element, batch_size, collate, named, token_ids, stop == "auto")
+    job = Job(
+        model, data, sites, keep=kept, dtype=element, batch_size=batch_size, collate=collate, inputs=named,
+        token_ids=token_ids, stop=stop == "auto", seed=checked_seed(seed),
+    )  # fmt: skip
     size = number_of_bytes(shard_size)
     if not isinstance(spread, int) or not 1 <= spread <= 64:
         raise HarvestError(f"spread must be between 1 and 64 shards, got {spread!r}")
@@ -87,6 +91,8 @@ def harvest(
         "keep": kept.describe(), "dtype": element, "batch_size": batch_size, "inputs": named, "seed": seed,
         "token_ids": token_ids, "shard_size": size, "spread": spread,
     }  # fmt: skip
+    if collate is not None:
+        options["collate"] = fingerprint_of_function(collate)
     return _Harvesting(job, HarvestFolder(to), engine_for(engine), options).run(overwrite, progress)
 
 
@@ -175,8 +181,8 @@ class _Harvesting:
         world = self._engine.world if isinstance(self._engine, Processes) else World(0, 1)
         if world.rank == 0:
             return None
-        tries = Tries(self._folder.staging, f"ahead-{world.rank}")
-        return run_ahead(self._source, world, self._model.forward(self._job), tries)
+        notes = CrashNotes(self._folder.staging, f"ahead-{world.rank}")
+        return run_ahead(self._source, world, self._model.forward(self._job), notes)
 
     def _keep_for_later(self, number: int, rows: Mapping[str, KeptRows]) -> None:
         """Keep the rows of a batch that was run before the work began, which then need not run it."""
@@ -203,23 +209,23 @@ class _Harvesting:
 
     def _first_rows(self) -> tuple[dict[str, KeptRows], int]:
         """Run the first batch of which anything can be run; what cannot be is set aside when its part is done."""
-        tries = Tries(self._folder.staging, "plan")
-        tries.start()
+        notes = CrashNotes(self._folder.staging, "plan")
+        notes.start()
         try:
-            found = self._first_that_runs(tries)
+            found = self._first_that_runs(notes)
         except BaseException:
-            if not tries.again:  # nobody died: there is nothing to tell the next try
-                tries.forget()
+            if not notes.again:  # nobody died: there is nothing to tell the next try
+                notes.forget()
             raise
-        tries.forget()
+        notes.forget()
         return found
 
-    def _first_that_runs(self, tries: Tries) -> tuple[dict[str, KeptRows], int]:
+    def _first_that_runs(self, notes: CrashNotes) -> tuple[dict[str, KeptRows], int]:
         forward = self._model.forward(self._job)
-        run = CarefulForward(forward)
+        run = FaultTolerantForward(forward)
         for batch in self._source.peek(MOST_KEPT):
             set_aside: SetAside = []
-            usable, rows = run(batch, tries, set_aside)
+            usable, rows = run(batch, notes, set_aside)
             if usable is None:
                 continue
             self._left_out = forward.left_out

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import inspect
 import itertools
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -15,7 +15,7 @@ import numpy as np
 from tensortap.adapters.nested import values_in
 from tensortap.errors import HarvestError
 from tensortap.harvest.batch import InputBatch, TensorLike, as_array, size_of
-from tensortap.harvest.plan import fingerprint_of_arrays
+from tensortap.harvest.fingerprints import fingerprint_of_samples
 
 Collate = Callable[[list[Any]], Any]
 DEFAULT_BATCH: Final = 32
@@ -62,13 +62,19 @@ class IndexedSource(Source):
         """Yield batches of consecutive samples."""
         for number in range(first, min(first + count, self.batches or 0)):
             at = range(number * self._size, min((number + 1) * self._size, self._count))
-            inputs = self._collate([self.data[i] for i in at])
+            inputs = self._collate([self._sample(i) for i in at])
             yield InputBatch(inputs, np.arange(at.start, at.stop), number)
 
     def fingerprint(self) -> str:
         """Return a hash of the length and of samples from all over the data."""
-        places = sorted({int(i) for i in np.linspace(0, self._count - 1, _SAMPLED)}) if self._count else []
-        return hash_of(f"{self._count}", [self.data[i] for i in places])
+        return fingerprint_of_samples(f"{self._count}", [self._sample(i) for i in _spread_over(self._count)])
+
+    def _sample(self, number: int) -> Any:
+        try:
+            return self.data[number]
+        except Exception as error:
+            error.add_note(f"while sample {number} of the data was read")
+            raise
 
 
 class IterableSource(Source):
@@ -76,9 +82,13 @@ class IterableSource(Source):
 
     kind = "batches"
 
-    def __init__(self, make: Callable[[], Iterable[Any]], once: bool, expected: int | None = None) -> None:
+    def __init__(
+        self, make: Callable[[], Iterable[Any]], once: bool, expected: int | None = None,
+        listed: Sequence[Any] | None = None,
+    ) -> None:  # fmt: skip
         self._make = make
         self._once = once
+        self._listed = listed  # the batches, where all of them are there
         self.expected = expected
         self._next = 0
         self._iterator: Iterator[InputBatch] = self._numbered(make())
@@ -108,8 +118,12 @@ class IterableSource(Source):
         return found[number] if number < len(found) else None
 
     def fingerprint(self) -> str:
-        """Return a hash of the first batch."""
-        return hash_of("", [batch.inputs for batch in self.peek()])
+        """Return a hash of the length, where it is known, and of batches from all over a list; else of the first."""
+        if self._listed is not None:
+            return fingerprint_of_samples(
+                f"{self.expected}", [self._listed[i] for i in _spread_over(len(self._listed))]
+            )
+        return fingerprint_of_samples(f"{self.expected}", [batch.inputs for batch in self.peek()])
 
     def _restart(self) -> None:
         self._next = 0
@@ -127,13 +141,14 @@ class IterableSource(Source):
         yield from rest
 
     def _numbered(self, batches: Iterable[Any]) -> Iterator[InputBatch]:
-        sample = 0
-        for number, inputs in enumerate(batches):
-            size = size_of(inputs)
+        sample = number = 0
+        for inputs in batches:
+            if not (size := size_of(inputs)):  # as a filter in a loader may leave: it has no number either
+                continue
             self._next = number + 1
             yield InputBatch(as_inputs(inputs), np.arange(sample, sample + size), number)
-            sample += size
-        self.batches = self._next
+            sample, number = sample + size, number + 1
+        self.batches = number
 
 
 def source_of(data: Any, batch_size: int | None = None, collate: Collate | None = None) -> Source:
@@ -149,17 +164,36 @@ def source_of(data: Any, batch_size: int | None = None, collate: Collate | None 
         raise HarvestError(f"batch_size must be a number of at least 1, got {batch_size!r}")
     if type(data).__module__.startswith("ray.data"):
         return IndexedSource(RayRows(data), size, collate, "ray")
-    if isinstance(data, (str, os.PathLike)) or _are_paths(data):
+    if isinstance(data, (str, os.PathLike)) or _are_paths(data, collate):
         return IndexedSource(ParquetRows(_paths(data)), size, collate, "parquet")
+    if (instead := _instead_of(data)) is not None:
+        raise HarvestError(
+            f"data must be batches, a dataset or paths of Parquet files, got an object of type {type(data).__name__}"
+            f"{instead}"
+        )
     batches = _is_loader(data) or (batch_size is None and _holds_batches(data))
-    if not batches and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if not batches and hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_iterable_dataset(data):
         return IndexedSource(data, size, collate, "samples")
-    if not isinstance(data, Iterable):
-        raise HarvestError(f"data must be batches, a dataset or paths of Parquet files, got a {type(data).__name__}")
     once = isinstance(data, Iterator)
     if batch_size is not None and not batches:
         return IterableSource(lambda: _grouped(data, size, collate or collated), once)
-    return IterableSource(lambda: data, once, _length(data))
+    return IterableSource(lambda: data, once, _length(data), data if isinstance(data, (list, tuple)) else None)
+
+
+def _instead_of(data: Any) -> str | None:
+    """Return what to write instead of something that is not data; None for what may be."""
+    if type(data).__module__.partition(".")[0] in ("pandas", "polars"):
+        return ': give its rows, data.to_dict("records") in pandas and data.to_dicts() in Polars'
+    if isinstance(data, Mapping):
+        if any(values_in(dict(data), TensorLike, depth=1)):  # type: ignore[type-abstract]
+            return ": for one batch write [data]"
+        return f": choose one of its entries, data[{json.dumps(str(next(iter(data), 'train')))}]"
+    return None if isinstance(data, Iterable) or hasattr(data, "__getitem__") else ""
+
+
+def _is_iterable_dataset(data: Any) -> bool:
+    """Return whether this is PyTorch's dataset that is only gone through: it has a __getitem__ that raises."""
+    return any(kind.__name__ == "IterableDataset" for kind in type(data).__mro__)
 
 
 def _of_factory(data: Callable[[], Any], batch_size: int | None, collate: Collate | None) -> Source:
@@ -199,8 +233,23 @@ class ParquetRows(Sequence[Mapping[str, Any]]):
             path, number = self._groups[group]
             with self._open(path) as file:
                 self._held = (group, file.read_row_group(number))
-        row = self._held[1].slice(index - int(self._ends[group]), 1)
-        return {name: np.asarray(value[0]) for name, value in row.to_pydict().items()}
+        return _row(self._held[1], index - int(self._ends[group]))
+
+
+def _row(table: Any, number: int) -> dict[str, Any]:
+    return {name: _typed(table.column(name)[number]) for name in table.column_names}
+
+
+def _typed(scalar: Any) -> Any:
+    """Return a value of a table as an array; floats in the column's own type, integers as int64."""
+    import pyarrow as pa
+
+    kind, value = scalar.type, scalar.as_py()
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if value is not None and pa.types.is_floating(kind):
+        return np.asarray(value, f"f{kind.bit_width // 8}")
+    return np.asarray(value)
 
 
 def _open_parquet(path: str) -> Any:
@@ -230,8 +279,7 @@ class RayRows(Sequence[Mapping[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         block = int(np.searchsorted(self._ends, index, side="right")) - 1
-        row = self._block(block).slice(index - int(self._ends[block]), 1)
-        return {name: np.asarray(value[0]) for name, value in row.to_pydict().items()}
+        return _row(self._block(block), index - int(self._ends[block]))
 
     def _block(self, number: int) -> Any:
         if self._held[0] != number:
@@ -264,14 +312,13 @@ def as_inputs(inputs: Any) -> Any:
     return tuple(inputs) if isinstance(inputs, list) else inputs
 
 
-def hash_of(head: str, values: list[Any]) -> str:
-    """Return a hash of nested values."""
-    digest = hashlib.sha256(head.encode())
-    for value in values:
-        found = values_in(value, TensorLike)  # type: ignore[type-abstract]
-        arrays = {slot: as_array(tensor) for slot, tensor in found}
-        digest.update((fingerprint_of_arrays("", arrays) if arrays else repr(value)).encode())
-    return digest.hexdigest()[:16]
+def _spread_over(count: int) -> list[int]:
+    """Return a few places from all over so many.
+
+    >>> _spread_over(3), len(_spread_over(1000))
+    ([0, 1, 2], 16)
+    """
+    return sorted({int(i) for i in np.linspace(0, count - 1, _SAMPLED)}) if count else []
 
 
 def _numbers(value: Any) -> bool:
@@ -304,7 +351,7 @@ def _grouped(samples: Iterable[Any], size: int, collate: Collate) -> Iterator[An
 
 
 def _length(data: Any) -> int | None:
-    """How many batches there are, where the data says it: a list does, and most loaders do."""
+    """Return how many batches there are, where the data says it: a list does, and most loaders do."""
     try:
         return len(data)
     except (TypeError, NotImplementedError):
@@ -316,15 +363,19 @@ def _is_loader(data: Any) -> bool:
 
 
 def _holds_batches(data: Any) -> bool:
-    """Whether a list holds batches rather than samples: its entries are dicts or tuples of tensors, or tensors."""
+    """Return whether a list holds batches, not samples: its entries are dicts or tuples of tensors, or tensors."""
     if not isinstance(data, (list, tuple)) or not data:
         return False
     found = list(values_in(data[0], TensorLike))  # type: ignore[type-abstract]
     return bool(found) and all(len(value.shape) > 1 for _, value in found[:1])
 
 
-def _are_paths(data: Any) -> bool:
-    return isinstance(data, (list, tuple)) and bool(data) and all(isinstance(each, (str, os.PathLike)) for each in data)
+def _are_paths(data: Any, collate: Collate | None) -> bool:
+    """Return whether a list holds paths: texts, unless `collate` makes batches of texts and there is no such file."""
+    texts = (
+        isinstance(data, (list, tuple)) and bool(data) and all(isinstance(each, (str, os.PathLike)) for each in data)
+    )
+    return texts and (collate is None or bool(_expanded(os.fspath(data[0]))))
 
 
 def _paths(data: Any) -> list[str]:

@@ -20,7 +20,7 @@ _STAYS: Final = "what is committed stays. {}, run the same command again, which 
 
 @contextlib.contextmanager
 def storing(where: object) -> Iterator[None]:
-    """Around what is written: say what a full disk or a lost connection means for the harvest."""
+    """Turn errors of writing inside the block into one that says what they mean for the harvest."""
     try:
         yield
     except TensortapError:

@@ -45,7 +45,10 @@ class SiteStatistics:
         finite, nonfinite, zero, positive = np.zeros((4, width), np.int64)
         low, high = np.full(width, np.inf), np.full(width, -np.inf)
         buckets = np.zeros(histogram.BUCKETS, np.int64)
-        return cls(0, finite, nonfinite, zero, positive, np.zeros(width), np.zeros(width), low, high, buckets)
+        return cls(
+            0, finite=finite, nonfinite=nonfinite, zero=zero, positive=positive, mean=np.zeros(width),
+            squares=np.zeros(width), min=low, max=high, histogram=buckets,
+        )  # fmt: skip
 
     @classmethod
     def of(cls, block: Array) -> SiteStatistics:
@@ -53,8 +56,9 @@ class SiteStatistics:
         found, summary = column_statistics(block), summarize(np.ascontiguousarray(block))
         counts = () if summary.hist_counts is None else summary.hist_counts
         return cls(
-            len(block), found.finite, len(block) - found.finite, found.zero, found.positive, found.mean, found.squares,
-            found.min, found.max, histogram.dense(summary.hist_offset or 0, counts),
+            len(block), finite=found.finite, nonfinite=len(block) - found.finite, zero=found.zero,
+            positive=found.positive, mean=found.mean, squares=found.squares, min=found.min, max=found.max,
+            histogram=histogram.dense(summary.hist_offset or 0, counts),
         )  # fmt: skip
 
     def add(self, other: SiteStatistics) -> None:

@@ -32,8 +32,8 @@ class SiteSummary:
     width: int
     dtype: str
     totals: dict[str, Any]
-    dead: list[int]  # dimensions that never change
-    dense: list[int]  # dimensions that are positive in every row
+    dead: list[int]  # dimensions that never change; none where only the largest elements were kept
+    dense: list[int]  # dimensions that are positive in every row; the same
     spectrum: list[float]  # the share of the variance along each principal axis, the largest first
     bars: str
     damage: str = ""  # why its rows cannot all be read; the other numbers are of the time when they were written
@@ -86,7 +86,7 @@ def top(
 
 
 def _of_dimension(batch: RowBatch, dimension: int) -> npt.NDArray[np.float32]:
-    """Return a dimension's value in every row; of the largest elements only, -inf where it is not among them."""
+    """Return a dimension's value in every row; -inf where only the largest were kept and it is not among them."""
     if not batch.indices:
         return np.nan_to_num(batch.values[:, dimension].astype(np.float32), nan=-np.inf)
     among = next(iter(batch.indices.values())) == dimension
@@ -104,10 +104,10 @@ def _with_text(
         )
         for i in np.flatnonzero(np.isin(sample, list(tokens)) & (token >= 0)):
             tokens[int(sample[i])][int(position[i])] = int(token[i])
-    return [_told(row, tokens[row.sample], decode) for row in rows]
+    return [_text_around(row, tokens[row.sample], decode) for row in rows]
 
 
-def _told(row: Activation, tokens: dict[int, int], decode: Callable[[list[int]], str]) -> Activation:
+def _text_around(row: Activation, tokens: dict[int, int], decode: Callable[[list[int]], str]) -> Activation:
     near = [i for i in sorted(tokens) if row.position < 0 or abs(i - row.position) <= _AROUND]
     pieces = [
         [tokens[i] for i in near if i < row.position],
@@ -190,8 +190,8 @@ def _summary(harvest: Harvest, name: str, spectrum: bool) -> SiteSummary:
     except HarvestError as error:
         damage = str(error)
     return SiteSummary(
-        name, found.rows, site.width, site.dtype, found.totals(),
-        dead=dead_dimensions(found), dense=dense_dimensions(found), spectrum=axes, bars=_bars(found), damage=damage,
+        name, found.rows, site.width, site.dtype, found.totals(), dead=[] if site.indices else dead_dimensions(found),
+        dense=[] if site.indices else dense_dimensions(found), spectrum=axes, bars=_bars(found), damage=damage,
     )  # fmt: skip
 
 

@@ -18,9 +18,10 @@ _BITS: Final = {np.dtype(ml_dtypes.bfloat16): torch.bfloat16}
 
 
 class HarvestDataset(IterableDataset[Any]):
-    """Yields batches of rows as tensors; give it to `DataLoader(dataset, batch_size=None, num_workers=2)`.
+    """Yield batches of rows as tensors; give it to `DataLoader(dataset, batch_size=None, num_workers=2)`.
 
-    Each pass is shuffled anew: pass number n has the seed `seed + n`.
+    Each pass is shuffled anew: pass number n has the seed `seed + n`. Workers that are started anew for each pass do
+    not know its number: call `set_epoch(n)` before it, or write `persistent_workers=True`.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ class RowBatch:
 
 
 class ShardReader:
-    """Reads some sites of a harvest, row by row aligned."""
+    """Read some sites of a harvest, row by row aligned."""
 
     def __init__(self, files: Files, sites: list[SitePlan]) -> None:
         self._files = files

@@ -1,9 +1,9 @@
 """Do the parts of a harvest: run their batches, and have their rows written and committed on a thread of its own.
 
-Whatever kills a worker, its next try begins the part again. A part that killed its worker is done with a note
-before each batch; a batch that was running when the worker died is first tried sample by sample, and a sample that was
-running three times is set aside (`tries.py`, `careful.py`): named, counted, and left out. All else is written as if
-nothing had happened, to the last byte.
+Whatever kills a worker, its next try begins the part again. A part that killed its worker is done with a note before
+each batch; a batch that was running when the worker died is first tried sample by sample, and a sample that was running
+three times is set aside (`crash_notes.py`, `failing_samples.py`): named, counted, and left out. All else is written as
+if nothing had happened, to the last byte.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from typing import Self
 from tensortap.errors import HarvestError
 from tensortap.harvest.background import BackgroundWriter
 from tensortap.harvest.batch import InputBatch
-from tensortap.harvest.careful import CarefulForward, SetAside, SiteRows
+from tensortap.harvest.crash_notes import CrashNotes
+from tensortap.harvest.failing_samples import FaultTolerantForward, SetAside, SiteRows
 from tensortap.harvest.folder import Entry, HarvestFolder
 from tensortap.harvest.job import BatchForward
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.rows import KeptRows
 from tensortap.harvest.sources import Source
-from tensortap.harvest.tries import Tries
 from tensortap.harvest.unfinished import UnfinishedPart
 
 Advance = Callable[[int, int, int], None]  # samples, rows and bytes since the last call
 
 
 class PartWorker:
-    """Does parts of one harvest, one after another; they are written behind its back, in the same order."""
+    """Do parts of one harvest, one after another; a background thread writes them in the same order."""
 
     def __init__(
         self, folder: HarvestFolder, plan: HarvestPlan, source: Source, forward: BatchForward, advance: Advance,
@@ -39,7 +39,7 @@ class PartWorker:
         self._folder = folder
         self._plan = plan
         self._source = source
-        self._forward = CarefulForward(forward)
+        self._forward = FaultTolerantForward(forward)
         self._advance = advance
         self._run_before = run_before or {}
         self._widths = {site.site: site.width for site in plan.sites}
@@ -72,29 +72,29 @@ class PartWorker:
 
     def begin(self, part: int, committed: Callable[[Entry], None] = lambda entry: None) -> bool:
         """Run a part's batches; it is committed later. Return False when the data ends before it."""
-        tries = Tries(self._folder.staging, f"{part:06d}")
-        if tries.again:
+        notes = CrashNotes(self._folder.staging, f"{part:06d}")
+        if notes.again:
             self._writer.wait()  # this part may kill the process: what came before it is brought home first
-        tries.start()
+        notes.start()
         unfinished = self._unfinished[part] = UnfinishedPart(self._folder, self._plan, part)
-        samples, set_aside = self._run_batches(unfinished, tries)
+        samples, set_aside = self._run_batches(unfinished, notes)
         if not samples and not set_aside:
             return False
-        tries.survived()
+        notes.survived()
 
         def finished(entry: Entry) -> None:
-            tries.forget()
+            notes.forget()
             del self._unfinished[part]
             committed(entry)
 
         self._writer.put(partial(unfinished.commit, samples, set_aside, finished))
         return True
 
-    def _run_batches(self, unfinished: UnfinishedPart, tries: Tries) -> tuple[int, SetAside]:
+    def _run_batches(self, unfinished: UnfinishedPart, notes: CrashNotes) -> tuple[int, SetAside]:
         count, samples = self._plan.batches_per_part, 0
         set_aside: SetAside = []
         for batch in self._source.read(unfinished.part * count, count):
-            usable, found = self._rows(batch, tries, set_aside)
+            usable, found = self._rows(batch, notes, set_aside)
             if usable is None:
                 continue
             self._check(usable, found)
@@ -104,10 +104,10 @@ class PartWorker:
             self._advance(len(usable.samples), sum(len(rows) for _, rows in found), size)
         return samples, set_aside
 
-    def _rows(self, batch: InputBatch, tries: Tries, set_aside: SetAside) -> tuple[InputBatch | None, SiteRows]:
+    def _rows(self, batch: InputBatch, notes: CrashNotes, set_aside: SetAside) -> tuple[InputBatch | None, SiteRows]:
         if (rows := self._run_before.get(batch.number)) is not None:
             return batch, list(rows.items())
-        return self._forward(batch, tries, set_aside)
+        return self._forward(batch, notes, set_aside)
 
     def _check(self, batch: InputBatch, found: SiteRows) -> None:
         """Raise if a batch gave other sites, or vectors of another length, than the first one."""

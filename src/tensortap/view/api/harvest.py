@@ -68,7 +68,7 @@ class HarvestPages:
         }  # fmt: skip
 
     def site(self, harvest: Harvest, query: Query) -> Answer:
-        """`site`: its histogram, its spectrum, and the statistics of every dimension."""
+        """Return the histogram of `site`, its spectrum, and the statistics of every dimension."""
         site = harvest.site(query.text("site", harvest.sites[0])).site
         found = harvest.statistics(site)
         rows = max(found.rows, 1)
@@ -85,7 +85,7 @@ class HarvestPages:
         return ColumnAnswer(header, {"counts": counts, **columns})
 
     def top(self, harvest: Harvest, query: Query) -> Answer:
-        """`site`, `dimension`, `count`: the rows in which the dimension is largest, one of each sample."""
+        """Return the `count` rows of `site` in which the `dimension` is largest, one of each sample."""
         site = harvest.site(query.text("site", harvest.sites[0]))
         dimension = query.number("dimension", 0)
         count = min(max(query.number("count", 20), 1), _MOST_TOP)

@@ -46,7 +46,7 @@ def draw_harvest(screen: Screen, harvest: Harvest, sites: list[SiteSummary]) -> 
     screen.draw(Text(printable(harvest.path), style="dim"), Text(head, style="bold"))
     if harvest.set_aside:
         screen.draw(Text(f"{text.counted(len(harvest.set_aside), 'sample')} set aside", style=formats.ALARM))
-    screen.draw(Text(), grid(list(_columns()), sites, screen.width))
+    screen.draw(Text(), grid(_columns(sites), sites, screen.width))
     for damage in dict.fromkeys(site.damage for site in sites if site.damage):
         screen.draw(Text(printable(damage), style=formats.ALARM))
 
@@ -61,7 +61,7 @@ def draw_top(screen: Screen, site: str, dimension: int, rows: list[Activation]) 
         Column("token", lambda r: "" if r.token < 0 else str(r.token), 6),
         Column("text", lambda r: printable(r.text), 5, left=True),
     ]
-    screen.draw(grid(columns, rows, screen.width))
+    screen.draw(grid(columns if any(row.text for row in rows) else columns[:-1], rows, screen.width))
 
 
 def draw_drift(found: Drift, stream: IO[str] | None = None) -> None:
@@ -84,8 +84,9 @@ def draw_drift(found: Drift, stream: IO[str] | None = None) -> None:
     screen.draw(grid(columns, list(found.sites), screen.width))
 
 
-def _columns() -> list[Column[SiteSummary]]:
-    return [
+def _columns(sites: list[SiteSummary]) -> list[Column[SiteSummary]]:
+    """Return the columns; that of values that are not finite only where there are some, for it takes others' room."""
+    columns: list[Column[SiteSummary]] = [
         Column("site", lambda s: printable(s.site), 99, left=True),
         Column("rows", lambda s: f"{s.rows:,}", 9),
         Column("width", lambda s: str(s.width), 8.5),
@@ -96,10 +97,12 @@ def _columns() -> list[Column[SiteSummary]]:
         Column("max", lambda s: _number(s, "max"), 5.5),
         Column("not finite", lambda s: str(s.totals["nonfinite"] or ""), 8),
         Column("dead", lambda s: str(len(s.dead)), 6.5),
-        Column("dense", lambda s: str(len(s.dense)), 4),
+        Column("dense", lambda s: str(len(s.dense)), 4.7),
         Column("axes for 90 %", _axes, 4.5),
         Column("values", lambda s: s.bars, 2, left=True),
     ]
+    bad = any(site.totals["nonfinite"] for site in sites)
+    return [column for column in columns if bad or column.title != "not finite"]
 
 
 def _number(site: SiteSummary, name: str) -> str:

@@ -21,7 +21,7 @@ TRIES: Final = 3
 MOST_DEATHS: Final = 10
 
 
-class Tries:
+class CrashNotes:
     """The notes of one part, or of another piece of work. `again` says that it was begun before, and did not end."""
 
     def __init__(self, staging: Staging, name: str) -> None:
@@ -63,10 +63,10 @@ class Tries:
             self._staging.write_note(self._name, now)
             with contextlib.suppress(Exception):  # what raises is dealt with when the batch itself is run
                 run(batch.only(np.array([i])))
-        self._alone_it_lives(batch)
+        self._note_samples_survive(batch)
         return bad
 
-    def _alone_it_lives(self, batch: InputBatch) -> None:
+    def _note_samples_survive(self, batch: InputBatch) -> None:
         """Note that no sample kills the worker by itself; refuse a batch that goes on killing it as a whole."""
         whole = self._before.get("whole", 0) + 1
         if whole > MOST_DEATHS:
