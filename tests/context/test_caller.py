@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sysconfig
+from pathlib import Path
 
 import pytest
 
-from tensortap.context.caller import in_library, line_of_user
+import tensortap
+from tensortap.context.caller import frames_of_caller, in_library, line_of_user
 
+LAUNCHER = str(Path(tensortap.__file__).parent / "script" / "launch.py")
 FOLDERS = [
     sysconfig.get_paths()["purelib"],
     "/home/me/.local/lib/python3.11/site-packages",
@@ -34,3 +37,13 @@ def test_the_users_own_file_is() -> None:
     """A file anywhere else is the user's."""
     assert not in_library("/home/me/project/packages/train.py")
     assert called_by("/home/me/project/train.py") == "/home/me/project/train.py:2"
+
+
+def test_the_launcher_of_a_command_is_not_the_users_code() -> None:
+    """What runs `tensortap run`, from wherever it is installed, is outside the user's code."""
+    names = {"frames_of_caller": frames_of_caller, "line_of_user": line_of_user}
+    exec(compile("def main():\n    return [f.f_code.co_filename for f in frames_of_caller()], line_of_user()\n",
+                 LAUNCHER.replace("launch", "session"), "exec"), names)  # fmt: skip
+    exec(compile("def launched():\n    return main()\n", LAUNCHER, "exec"), names)
+    frames, line = names["launched"]()
+    assert (len(frames), line) == (1, "")

@@ -14,11 +14,12 @@ _LIBRARIES: Final = tuple(
     {
         str(Path(path)) + os.sep
         for name, path in sysconfig.get_paths().items()
-        if name in ("purelib", "platlib", "stdlib")
+        if name in ("purelib", "platlib", "stdlib", "scripts")
     }
 )
 # Packages lie elsewhere too: in the user's folder, below a virtual environment, or where Debian puts them.
 _PACKAGES: Final = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+_LAUNCHER: Final = f"{_OURS}script{os.sep}launch.py"  # outside it there is no code of the user's
 _MOST_FRAMES: Final = 60
 
 
@@ -27,7 +28,7 @@ def line_of_user(depth: int = 1, without: tuple[str, ...] = ()) -> str:
     frame: FrameType | None = sys._getframe(depth)
     library = ""
     for _ in range(_MOST_FRAMES):
-        if frame is None:
+        if frame is None or frame.f_code.co_filename == _LAUNCHER:
             break
         name = frame.f_code.co_filename
         if not name.startswith((_OURS, "<frozen", *without)):
@@ -48,10 +49,10 @@ def _is_installed(file: str) -> bool:
 
 
 def frames_of_caller(depth: int = 1) -> list[FrameType]:
-    """Return the frames that are running, the innermost first."""
+    """Return the frames that are running, the innermost first, up to where `tensortap run` runs a script."""
     frame: FrameType | None = sys._getframe(depth)
     found: list[FrameType] = []
-    while frame is not None and len(found) < _MOST_FRAMES:
+    while frame is not None and len(found) < _MOST_FRAMES and frame.f_code.co_filename != _LAUNCHER:
         found.append(frame)
         frame = frame.f_back
     return found

@@ -162,7 +162,7 @@ def _follow(source: SourceFile, file: str, uses: list[Use], found: dict[str, Non
 
 
 def _uses_in(source: SourceFile, node: Any) -> list[Use]:
-    """Return the names that a binding is made of; of a function, what it returns."""
+    """Return the names that a binding is made of; for a function, those in what it returns."""
     if not isinstance(node, ast.FunctionDef):
         return [Use(_names_in_value(node), node.lineno, source.scope_of(node))]
     given = [n for n in ast.walk(node) if isinstance(n, (ast.Return, ast.Yield)) and n.value is not None]
@@ -182,7 +182,7 @@ def _bound(node: ast.AST) -> set[str]:
 
 
 def _lines(node: ast.AST) -> list[int]:
-    """Return the lines of a binding; of a class, those that set attributes."""
+    """Return the lines of a binding; for a class, those that set attributes."""
     if isinstance(node, ast.ClassDef):
         inside = [n for n in ast.walk(node) if isinstance(n, (ast.Assign, ast.AugAssign))]
         return [n.lineno for n in inside if any(_is_attribute(t) for t in _targets(n))][:6]

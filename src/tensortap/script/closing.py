@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 _WHY_NONE: Final = {
-    "keras": "of Keras, fit, evaluate, predict, *_on_batch and models called with values are watched; in tf.function "
-    "write tt.watch(model)",
-    "jax": "of JAX, compiled functions are watched that are given parameters and return them, or gradients, more than "
-    "once; any other step is seen when you write step = tt.watch_step(step, model)",
+    "keras": "in Keras, fit, evaluate, predict, *_on_batch and models called with values are watched; for a "
+    "tf.function write tt.watch(model)",
+    "jax": "in JAX, a compiled function is watched if it is called more than once and returns the parameters it is "
+    "given, or their gradients; for any other step write step = tt.watch_step(step, model)",
     "torch": "no module with parameters was called",
 }
 
@@ -41,6 +41,7 @@ class Seen(NamedTuple):
     unmatched: list[str]
     further: list[str]
     spawned: Mapping[str, int]  # processes that PyTorch started, by start method
+    failed: bool = False  # a model was seen, and its run could not be opened
 
 
 def closing_lines(seen: Seen, tap: Tap | None, totals: Totals) -> Iterator[str]:
@@ -50,7 +51,7 @@ def closing_lines(seen: Seen, tap: Tap | None, totals: Totals) -> Iterator[str]:
     if tap is None and seen.spawned:
         return
     if tap is None:
-        yield f"no model was seen: {_why_none()}" if not seen.left_out else "nothing was kept"
+        yield f"no model was seen: {_why_none()}" if not (seen.left_out or seen.failed) else "nothing was kept"
         return
     if totals.first_bad:
         yield f"NaN or Inf, first at step {totals.first_bad[0]} in {printable(totals.first_bad[1])}"

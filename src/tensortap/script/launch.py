@@ -57,7 +57,7 @@ def _run_file(path: str) -> None:
 
 
 def _as_main(name: str, alter_argv: bool) -> None:
-    """What `python -m` itself calls, so that errors, messages and exit codes are its own."""
+    """Call what `python -m` itself calls, so that errors, messages and exit codes are the same."""
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
@@ -79,7 +79,7 @@ class _Pruned:
 
 
 def _related(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
-    """The error, what caused it, what it happened in, and the members of groups."""
+    """Yield the error, what caused it, what it happened in, and the members of groups."""
     if error is None or id(error) in seen:
         return
     seen.add(id(error))

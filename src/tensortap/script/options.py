@@ -16,7 +16,7 @@ from tensortap.reduce.reducers import parse_reducer, stats
 from tensortap.select.patterns import Candidate
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import at, every, powers_of
-from tensortap.store.files import Files
+from tensortap.store.files import Files, check_writable
 from tensortap.store.names import RUN_JSON
 
 THIN: Final = "thin"
@@ -78,14 +78,17 @@ def checked_path(options: RunOptions) -> str | None:
     if options.resume and options.overwrite:
         raise RunError("--resume and --overwrite exclude each other; give one of them")
     if options.to is None:
+        check_writable(Files(Path("runs").absolute()))
         return None
     files = Files(options.to if "://" in options.to else Path(options.to).absolute())
     first = world_now().rank == 0  # another rank may find what the first one has begun
     if first and files.exists(RUN_JSON) and not (options.resume or options.overwrite):
         raise RunExistsError(
-            f"{options.to!r} already holds a run, and it is not overwritten. Give another path, go on with it "
-            "(--resume), or begin it anew (--overwrite)"
+            f"{options.to!r} already holds a run, and it is not overwritten. Give another path, continue it "
+            "(--resume), or replace it (--overwrite)"
         )
+    if first:
+        check_writable(files)
     return files.url
 
 

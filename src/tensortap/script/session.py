@@ -56,6 +56,7 @@ class ScriptRun:
         self._spawns: list[str] = []  # the runs of those processes, one for each time it has started some
         self._pid = os.getpid()
         self._over = False
+        self._failed = False  # a model was seen, and its run could not be opened; that was said
         self._ended_by = ""  # the error that ended the script
 
     def run(self) -> None:
@@ -115,7 +116,11 @@ class ScriptRun:
 
     def begin(self, models: ScriptModels) -> Tap:
         """Open the run, now that the first model was called."""
-        return self._open(models, models.matching(), self._path())
+        try:
+            return self._open(models, models.matching(), self._path())
+        except Exception:
+            self._failed = True
+            raise
 
     def begin_keras(self, model: Any) -> None:
         """Watch a model of Keras until the script ends. The first one's run is the script's; others have their own."""
@@ -191,7 +196,8 @@ class ScriptRun:
 
     def seen(self) -> Seen:
         """Return what was seen of the script, for the closing lines."""
-        found = Seen({name: kind for name, (kind, _) in self.models.items()}, dict(self.left_out), [], [], self.spawned)
+        models = {name: kind for name, (kind, _) in self.models.items()}
+        found = Seen(models, dict(self.left_out), [], [], self.spawned, self._failed)
         found.further.extend(str(tap.path) for _, tap in self.models.values() if tap is not self.tap)
         if self.jax is not None and self.jax.steps.failure:
             found.left_out["compiled functions"] = self.jax.steps.failure

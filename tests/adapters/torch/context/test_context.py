@@ -61,7 +61,7 @@ def test_a_loss_call_is_described(events):
     first = of(events, "loss")[0]
     data = first["data"]
     assert (first["name"], data["input"]["shape"], data["target"]["shape"]) == ("cross_entropy", [8, 3], [8])
-    assert data["operations"][:2] == ["Softmax", "Addmm"] and data["softmax"] == [["Softmax", 1, 2]]
+    assert data["operations"][:2] == ["Softmax", "Addmm"] and data["softmax"] == [["Softmax", 1, 2, 3]]
     assert data["produced_by"].startswith("3.") and data["input"]["sums_to_one"] == [1]
     assert sum(data["target"]["counts"].values()) == 8 and data["chance"] > 0
     file, line = first["code"].rsplit(":", 1)

@@ -8,19 +8,12 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from tensortap.adapters.torch.context.graph import NameOf, nearest_parameter
+from tensortap.adapters.torch.context.graph import NameOf, NodeOutput, nearest_parameter
 from tensortap.adapters.torch.context.plain import is_plain
 
 _MOST_ELEMENTS: Final = 1 << 20
 _FUSED: Final = "ScaledDotProduct"
 _SEEN: Final = 1e-4  # a share of the weights that counts as looking
-
-
-class _Output:
-    """Stands for the tensor that a node has produced."""
-
-    def __init__(self, node: Any) -> None:
-        self.grad_fn = node
 
 
 def describe_attention(
@@ -39,7 +32,7 @@ def describe_attention(
         if weights is not None:
             found.append(
                 _describe(node, weights, ids, padding)
-                | {"site": nearest_parameter(_Output(node), name_of), "upright": node in upright}
+                | {"site": nearest_parameter(NodeOutput(node), name_of), "upright": node in upright}
             )
     return found
 

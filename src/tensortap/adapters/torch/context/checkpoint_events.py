@@ -13,7 +13,7 @@ _KEYS: Final = 12
 
 
 class CheckpointEvents:
-    """Notes each file that is written with `torch.save`; what is written into memory is none."""
+    """Note each file that is written with `torch.save`; what is written into memory is not a file."""
 
     def __init__(self, hub: EventHub) -> None:
         self.hub = hub

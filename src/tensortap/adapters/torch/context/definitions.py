@@ -23,7 +23,7 @@ _CALLED: Final = re.compile(rf"(?:\b(?:F|torch|functional|th|nn\.functional)\.|\
 
 
 class Definitions:
-    """Remembers lines of the user's code by module and by parameter."""
+    """Remember lines of the user's code by module and by parameter."""
 
     def __init__(self, hub: EventHub) -> None:
         self.hub = hub

@@ -35,20 +35,31 @@ _MOST_ATTENTIONS: Final = 6
 NameOf = Callable[[Any], str | None]
 
 
+class NodeOutput:
+    """Stand in for the tensor that a node has produced."""
+
+    def __init__(self, node: Any) -> None:
+        self.grad_fn = node
+
+
 def operations_before(tensor: Any, most: int = 6) -> list[str]:
     """Return the operations that produced a tensor, the nearest first, without those that only rearrange."""
     return [_plain_name(node) for node in _line_of(getattr(tensor, "grad_fn", None), most)]
 
 
-def softmax_axes(tensor: Any) -> list[tuple[str, int, int]]:
-    """Return each (log-)softmax on the way to a tensor: its name, its axis and the number of axes."""
+def softmax_axes(tensor: Any) -> list[tuple[str, int, int, int]]:
+    """Return each (log-)softmax on the way to a tensor: its name, its axis, the number of axes, the axis' length.
+
+    The length is that of what the softmax was given, of which later operations may have taken a part; 0 if unknown.
+    """
     found = []
     for node in _line_of(getattr(tensor, "grad_fn", None), 6):
         if node.name() in ("SoftmaxBackward0", "LogSoftmaxBackward0"):
-            axes = len(_shape_of(node, 0) or ())
+            shape = _shape_of(node, 0) or ()
             axis = int(node._saved_dim)
             axis = axis - (1 << 64) if axis >= 1 << 63 else axis
-            found.append((_plain_name(node), axis % axes if axes else axis, axes))
+            axis = axis % len(shape) if shape else axis
+            found.append((_plain_name(node), axis, len(shape), shape[axis] if shape else 0))
     return found
 
 

@@ -19,12 +19,12 @@ from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.adapters.torch.samples.batches import RecentBatches
 
-_MOST_EPOCHS: Final = 40  # that are told one by one
+_MOST_EPOCHS: Final = 40  # that are recorded one by one
 _MOST_WORKERS: Final = 64
 
 
 class WorkerStates:
-    """Takes the place of `worker_init_fn`: calls it and leaves a hash of NumPy's random state in shared memory."""
+    """Take the place of `worker_init_fn`: call it and leave a hash of NumPy's random state in shared memory."""
 
     def __init__(self, own: Callable[[int], Any], count: int) -> None:
         self._own = own
@@ -97,7 +97,7 @@ class LoaderEvents:
                 self._workers.append((states, self._lines.get(id(loader._index_sampler), "")))
 
     @guarded
-    def tell_workers(self) -> None:
+    def record_workers(self) -> None:
         """Add the random states that workers began with."""
         for states, line in self._workers[:4]:
             if known := states.known():

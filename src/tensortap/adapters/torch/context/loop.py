@@ -93,7 +93,7 @@ class LoopState:
         self._evaluated: Counter[str] = Counter()  # calls of each model that look like evaluations in training mode
         self._without_dropout: set[str] = set()  # models called with gradients in evaluation mode since the last step
         self._in_eval_mode: Counter[str] = Counter()  # steps of training of each model in evaluation mode
-        self._told: dict[int, tuple[Any, ...]] = {}
+        self._reported: dict[int, tuple[Any, ...]] = {}
         self._same: Counter[int] = Counter()
 
     def called(self, model: str, mode: str, depends: bool) -> None:
@@ -137,11 +137,18 @@ class LoopState:
         if len(self._watches) > 8:  # optimizers that are made again and again: the last ones count
             del self._watches[min(self._watches)]
 
-    def before_step(self, record: OptimizerRecord, has_gradients: bool | None) -> dict[str, Any] | None:
-        """Note a step; return what led to it when that differs from the step before of the same optimizer."""
+    def before_step(
+        self, record: OptimizerRecord, has_gradients: bool | None, closure: bool = False
+    ) -> dict[str, Any] | None:
+        """Note a step; return what led to it when that differs from the step before of the same optimizer.
+
+        Of a step with a closure, which may compute gradients many times, the last evaluation counts.
+        """
         watch = self._watches.get(record.number)
         states = [] if watch is None else list(watch.states)
         used = _since_reset(states)
+        if closure:
+            states = used
         self.counts["steps_looked_at"] += has_gradients is not None
         self.counts["steps_without_gradients"] += has_gradients is False
         self.counts["steps_without_backward"] += not self._backwards
@@ -157,9 +164,9 @@ class LoopState:
             tuple(sorted(self._calls)),
         )
         self._same[record.number] += 1
-        if self._told.get(record.number) == signature:
+        if self._reported.get(record.number) == signature:
             return None
-        self._told[record.number] = signature
+        self._reported[record.number] = signature
         return {
             "number": record.number, "backwards": self._backwards, "gradients": states,
             "has_gradients": has_gradients is not False,

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from tensortap.adapters.torch.context.attention import describe_attention, relation_to_inputs
-from tensortap.adapters.torch.context.by_hand import line_that_made, loss_by_hand
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.graph import LossGraph
+from tensortap.adapters.torch.context.handwritten_losses import line_that_made, loss_by_hand
 from tensortap.adapters.torch.context.last_known import LastKnown
 from tensortap.adapters.torch.context.loop import LoopState
 from tensortap.adapters.torch.context.losses import describe_call

@@ -22,6 +22,8 @@ from tensortap.context.caller import frames_of_caller
 from tensortap.context.origins import callers, frames_of_user, input_lines
 
 _MOST_LINES: Final = 400
+_MOST_TOKENS: Final = 1 << 20
+_MOST_SHIFT: Final = 2  # positions that labels may be before or behind the tokens
 
 
 class ModelEvents:
@@ -38,7 +40,7 @@ class ModelEvents:
         self._loaders = loaders
         self._called: dict[int, ModelRecord] = {}
         self._named: dict[int, tuple[str, weakref.ref[Any]]] = {}
-        self._tokens: weakref.ref[torch.Tensor] | None = None
+        self._tokens: torch.Tensor | None = None
 
     @guarded
     def add_model(self, root: nn.Module, prefix: str, called: nn.Module | None = None) -> None:
@@ -86,16 +88,19 @@ class ModelEvents:
         if looked_at:
             self._note_batch(record, mode, n, inputs)
 
-    def _tokens_in(self, inputs: Any) -> weakref.ref[torch.Tensor] | None:
-        """Return the tokens of a batch; None where there are two sequences, such as a source and a target."""
+    def _tokens_in(self, inputs: Any) -> torch.Tensor | None:
+        """Return a copy of a batch's tokens; None where there are two sequences, such as a source and a target.
+
+        A copy, because nobody may hold what a script cuts out of a batch for the call alone.
+        """
         found = [t for t in list(tensors_in(inputs))[:6] if t.dtype is torch.int64 and t.dim() == 2 and is_plain(t)]
         if not found or any(_is_other_sequence(found[0], other) for other in found[1:]):
             return None
-        return weakref.ref(found[0])
+        return found[0].detach().clone() if found[0].numel() <= _MOST_TOKENS else None
 
     def tokens(self) -> torch.Tensor | None:
-        """Return the tokens that a model was given last, (sample, position), while somebody holds them."""
-        return None if self._tokens is None else self._tokens()
+        """Return the tokens that a model was given last, (sample, position), at calls that were looked at."""
+        return self._tokens
 
     def padding(self) -> int | None:
         """Return the index of padding, where all embeddings that have one agree."""
@@ -138,15 +143,28 @@ class ModelEvents:
 
 
 def _is_other_sequence(tokens: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether a tensor holds other tokens: no mask, no positions, no labels that are the tokens again."""
+    """Return whether a tensor holds other tokens: no mask, no positions, no labels that are the tokens again.
+
+    Labels may be the tokens of other positions, as where a script shifts what the model shifts itself.
+    """
     if int(other.max()) <= 1 or bool((other[:1] == other).all()):
         return False
-    return other.shape != tokens.shape or not bool(((other == tokens) | (other < 0)).all())
+    if len(other) != len(tokens) or abs(other.shape[1] - tokens.shape[1]) > _MOST_SHIFT:
+        return True
+    return not any(_are_same(tokens, other, shift) for shift in range(-_MOST_SHIFT, _MOST_SHIFT + 1))
+
+
+def _are_same(tokens: torch.Tensor, other: torch.Tensor, shift: int) -> bool:
+    """Return whether one is the other, so many positions later, except where it is ignored."""
+    a, b = tokens[:, max(0, shift) :], other[:, max(0, -shift) :]
+    width = min(a.shape[1], b.shape[1])
+    a, b = a[:, :width], b[:, :width]
+    return bool(((b == a) | (b < 0)).all()) and bool((b >= 0).any())
 
 
 def arguments_of_call() -> tuple[Any, ...]:
-    """Return what a module is being called with by name, where it is given nothing by position."""
+    """Return what a module is being called with by name, where it is given nothing by position; labels last."""
     for frame in frames_of_caller(3)[:12]:
         if frame.f_code.co_name == "_call_impl" and (given := frame.f_locals.get("kwargs")):
-            return tuple(given.values())
+            return tuple(given[name] for name in sorted(given, key=lambda name: "label" in name or "target" in name))
     return ()

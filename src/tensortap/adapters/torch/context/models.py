@@ -26,7 +26,7 @@ class ModelRecord:
         self.prefix = prefix
         self.kind = type(root).__name__
         self.ties = ties_in(root)
-        self.mode: Any = None  # as it was told last
+        self.mode: Any = None  # as it was last recorded
         self._modal = [(path, weakref.ref(m)) for path, m in root.named_modules() if _depends_on_mode(m)]
         self.has_modes = bool(self._modal)
         tables = [m for m in root.modules() if isinstance(m, nn.Embedding)]

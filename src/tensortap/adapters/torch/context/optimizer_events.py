@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from torch.optim.lr_scheduler import LRScheduler
 
+from tensortap.adapters.torch.autograd.optimizers import closure_of
 from tensortap.adapters.torch.context.caller import user_line
 from tensortap.adapters.torch.context.last_known import LastKnown
 from tensortap.adapters.torch.context.loop import LoopState
@@ -15,7 +16,7 @@ from tensortap.adapters.torch.context.optimizers import OptimizerRecord, Paramet
 from tensortap.adapters.torch.context.sink import EventHub, guarded
 from tensortap.context.events import SPARSE
 
-_MOST_MADE: Final = 40  # optimizers and schedulers that are told one by one
+_MOST_MADE: Final = 40  # optimizers and schedulers that are recorded one by one
 
 
 class OptimizerEvents:
@@ -80,29 +81,36 @@ class OptimizerEvents:
         record = self.optimizers.get(id(optimizer))
         if record is None or record.optimizer() is not optimizer:
             record = self._meet(optimizer, "")
-        if not record.told or len(record.rates) != len(optimizer.param_groups):
-            self._tell_held(optimizer, record)
         if changed := record.changed():
             self.hub.add("rate", record.kind, record.code, {"number": record.number, "groups": changed})
-        if (said := self._loop.before_step(record, self._gradients_of(record))) and self.hub.due(
-            "loop", first=24, then=32
-        ):
-            self.hub.add("loop", record.kind, user_line(3), said)
-        self._tell_clipping()
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            self._note_use(optimizer, record)
         if self.hub.due("sizes", first=4, then=SPARSE):
-            held = parameters_of(optimizer)
-            self._sizes = ParameterSizes({n: p for n, p in self._models.trainable().items() if id(p) in held})
+            self._sizes = ParameterSizes(optimizer, computed=closure is None)
             self._last_known.look()
 
     @guarded
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Note what it has done."""
         record = self.optimizers[id(optimizer)]
+        if closure_of(args, kwargs) is not None:
+            self._note_use(optimizer, record, closure=True)
         record.steps += 1
         self._loop.after_step(record)
         if self._sizes is not None:
             sizes, self._sizes = self._sizes, None
-            self.hub.add("parameters", record.kind, "", sizes.describe() | {"number": record.number})
+            described = sizes.describe(self._models.trainable())
+            self.hub.add("parameters", record.kind, "", described | {"number": record.number})
+
+    def _note_use(self, optimizer: Any, record: OptimizerRecord, closure: bool = False) -> None:
+        """Note what an optimizer uses: before its step; after it where a closure computes the gradients inside it."""
+        if not record.recorded or len(record.rates) != len(optimizer.param_groups):
+            self._record_held(optimizer, record)
+        said = self._loop.before_step(record, self._gradients_of(record), closure)
+        if said and self.hub.due("loop", first=24, then=32):
+            self.hub.add("loop", record.kind, user_line(4), said)
+        self._record_clipping()
 
     def _gradients_of(self, record: OptimizerRecord) -> bool | None:
         """Return whether there is a gradient; None at steps that are not looked at."""
@@ -110,8 +118,8 @@ class OptimizerEvents:
             return None
         return any((p := ref()) is not None and p.grad is not None for ref in record.parameters.values())
 
-    def _tell_held(self, optimizer: Any, record: OptimizerRecord) -> None:
-        record.told = True
+    def _record_held(self, optimizer: Any, record: OptimizerRecord) -> None:
+        record.recorded = True
         record.parameters = parameters_of(optimizer)
         self.held |= record.parameters
         trainable = self._models.trainable()
@@ -132,7 +140,7 @@ class OptimizerEvents:
     def after_clipping(self, parameters: list[Any]) -> None:
         """Do nothing."""
 
-    def _tell_clipping(self) -> None:
+    def _record_clipping(self) -> None:
         clip, self._clip = self._clip, {}
         norm = number(clip["norm"]) if clip else None
         if norm is not None and self.hub.due("clip", first=6, then=8):

@@ -41,7 +41,7 @@ class OptimizerRecord:
         self.rates: list[Rates] = rates_of(optimizer)
         self._seen: list[tuple[Any, ...]] = []  # the rates as the groups had them when they were last compared
         self.parameters = parameters_of(optimizer)
-        self.told = False
+        self.recorded = False
 
     def describe(self) -> dict[str, Any]:
         """Return its groups."""
@@ -114,21 +114,25 @@ def shortened(names: list[str]) -> list[str]:
 class ParameterSizes:
     """The sizes of parameters, their gradients and their updates, around one step of an optimizer."""
 
-    def __init__(self, named: dict[str, Any]) -> None:
-        self.named = {name: p for name, p in named.items() if _readable(p) and p.grad is not None and _readable(p.grad)}
+    def __init__(self, optimizer: Any, computed: bool) -> None:
+        """Copy what an optimizer is about to change; `computed` says whether its gradients are there already."""
+        held = [p for group in optimizer.param_groups for p in group["params"] if _readable(p)]
+        changing = [p for p in held if (_has_gradient(p) if computed else p.requires_grad)]
         with torch.no_grad():
-            self.before = [_part(p).clone() for p in self.named.values()]
+            self._copies = {id(p): (p, _part(p).clone()) for p in changing}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, names: dict[str, Any]) -> dict[str, Any]:
         """Return statistics of weights and gradients by name (`STATISTICS`), and each update relative to its weight."""
-        parameters = list(self.named.values())
+        named = {name: p for name, p in names.items() if id(p) in self._copies and _has_gradient(p)}
+        before = [self._copies[id(p)][1] for p in named.values()]
+        parameters = list(named.values())
         with torch.no_grad():
             gradients = _rows([_part(parameter.grad) for parameter in parameters])
             parts = [_part(parameter) for parameter in parameters]
-            moved = _rows(torch._foreach_sub(parts, self.before) if parts else [])["l2"]
-        weights, numel = _rows(self.before), np.array([p.numel() for p in parameters], np.float64)
+            moved = _rows(torch._foreach_sub(parts, before) if parts else [])["l2"]
+        weights, numel = _rows(before), np.array([p.numel() for p in parameters], np.float64)
         return {
-            "names": list(self.named), "shapes": [list(p.shape) for p in parameters],
+            "names": list(named), "shapes": [list(p.shape) for p in parameters],
             "weight": _statistics(weights, numel), "grad": _statistics(gradients, numel),
             "update": [m / w if w else (0.0 if not m else -1.0) for m, w in zip(moved.tolist(), weights["l2"].tolist(),
                                                                                strict=True)],
@@ -148,13 +152,17 @@ def _rows(tensors: Any) -> npt.NDArray[Any]:
 
 
 def _statistics(rows: npt.NDArray[Any], numel: npt.NDArray[Any]) -> list[list[float]]:
-    """Return L2, mean, std, min, max and the share of zeros; of a part, the L2 norm is that of the whole, estimated."""
+    """Return L2, mean, std, min, max and the share of zeros. From a sample, the L2 norm of the whole is estimated."""
     count = rows["numel"]
     columns = [rows["l2"] * np.sqrt(numel / count), rows["mean"], rows["std"], rows["min"], rows["max"]]
     found = np.column_stack([*columns, rows["zeros"] / count])
     found[rows["nan"] + rows["posinf"] + rows["neginf"] == count] = np.nan
     known: list[list[float]] = found.tolist()
     return known
+
+
+def _has_gradient(parameter: Any) -> bool:
+    return parameter.grad is not None and _readable(parameter.grad)
 
 
 def _readable(tensor: Any) -> bool:

@@ -35,7 +35,7 @@ class LossListener(Protocol):
         """Called before gradients are computed."""
 
     def backward_ended(self) -> None:
-        """Called after that."""
+        """Called after gradients have been computed."""
 
     def dropout_called(self, p: float) -> None:
         """Called before a dropout that is active although no gradients are recorded."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tensortap.adapters.torch.context.by_hand import line_in_frame
+from tensortap.adapters.torch.context.handwritten_losses import line_in_frame
 from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.context.caller import in_library
 

@@ -52,7 +52,7 @@ class TrainingContext:
         """Add no more events for an owner; after the last one nothing of ours is left in PyTorch."""
         staying = [pair for pair in self.hub.logs if pair[1] is not owner]
         if self._listening is not None and not staying:
-            self._listening.tell_totals()
+            self._listening.record_totals()
             self._listening.remove()
             self._listening = self._pending = None
             self.hub.active = False
@@ -100,9 +100,9 @@ class Listeners:
             handle.remove()
         self._patches.remove()
 
-    def tell_totals(self) -> None:
+    def record_totals(self) -> None:
         """Add what is known at the end."""
-        self.loaders.tell_workers()
+        self.loaders.record_workers()
         try:
             self.last_known.look()
             held = self.optimizers.held

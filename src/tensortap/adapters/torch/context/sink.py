@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tensortap.context.events import EventLog, Sampling
 
 P = ParamSpec("P")
-tracing = torch._C._get_tracing_state
+is_tracing = torch._C._is_tracing
 dispatch_modes = torch._C._len_torch_dispatch_stack
 hidden = torch._C.DisableTorchFunction
 
@@ -75,7 +75,7 @@ def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
         hub = self.hub
-        if not hub.active or tracing() is not None:
+        if not hub.active or is_tracing():
             return
         try:
             if dispatch_modes():

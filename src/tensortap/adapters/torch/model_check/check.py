@@ -15,7 +15,7 @@ from tensortap.adapters.torch.model_check.positions import future_seen, padding_
 from tensortap.adapters.torch.model_check.samples import samples_mixed
 from tensortap.adapters.torch.model_check.subject import CheckedModel, NotApplicableError, cuda_states
 from tensortap.adapters.torch.model_check.targets import targets_unpaired
-from tensortap.adapters.torch.samples.alone import rank_samples
+from tensortap.adapters.torch.samples.single_samples import rank_samples
 from tensortap.adapters.torch.state import preserved
 from tensortap.finding import Finding, Findings
 

@@ -86,7 +86,7 @@ class Fit:
 
 
 def _projection(output: Any) -> Tensor:
-    """A number that every element of every output changes, where there is no loss."""
+    """Return a number that every element of every output changes, where there is no loss."""
     generator = torch.Generator().manual_seed(0)
     found = [t for _, t in tensors_in(output) if t.requires_grad and t.is_floating_point()]
     if not found:
@@ -136,7 +136,7 @@ def _end(losses: list[float]) -> float:
 
 def _finding(subject: CheckedModel, severity: Any, message: str, advice: str, evidence: dict[str, Any]) -> Finding:
     code = user_code(subject.model, "")
-    return Finding("cannot_overfit", severity, "", None, evidence, message, advice, code)
+    return Finding("cannot_overfit", severity, "", None, evidence, message, advice=advice, code=code)
 
 
 def initial_loss(subject: CheckedModel) -> Iterator[Finding]:
@@ -145,14 +145,17 @@ def initial_loss(subject: CheckedModel) -> Iterator[Finding]:
     value = float(subject.loss(output))
     known = _chance(subject, main_output(output).double(), value)
     if known is None:
-        raise NotApplicableError("the loss is none of cross entropy, binary cross entropy and mean squared error")
+        raise NotApplicableError(
+            "the loss must be cross entropy, binary cross entropy or mean squared error to know what guessing gives"
+        )
     kind, chance, most = known
     if value > most:
         yield Finding("initial_loss", "warning" if kind != "mean squared error" else "info", "", None,
                       {"loss": value, "chance": chance}, f"The {kind} begins at {text.number(value)}; guessing gives "
-                      f"{text.number(chance)}.", "Outputs are too large at the start: smaller initial weights in the "
-                      "last layer, or normalise before it; or the targets are not what the outputs mean.",
-                      user_code(subject.model, ""))  # fmt: skip
+                      f"{text.number(chance)}.",
+                      advice="Outputs are too large at the start: smaller initial weights in the last layer, or "
+                      "normalise before it; or the targets are not what the outputs mean.",
+                      code=user_code(subject.model, ""))  # fmt: skip
 
 
 def _chance(subject: CheckedModel, output: Tensor, value: float) -> tuple[str, float, float] | None:
@@ -180,7 +183,7 @@ def _targets(subject: CheckedModel) -> list[Tensor]:
 
 
 def _arrangements(output: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The ways in which a cross entropy may take outputs and classes: classes on axis 1, or last, or shifted by one."""
+    """Yield the ways in which a cross entropy may take outputs and classes: classes on axis 1, or last, or shifted."""
     if target.dtype == torch.bool or output.dim() < 2:
         return
     if output.shape[1] > 1 and (output.shape[0], *output.shape[2:]) == tuple(target.shape):

@@ -91,10 +91,10 @@ def _judged(
 def _by_severity(
     subject: CheckedModel, names: Sequence[str], others: Iterable[str]
 ) -> Iterator[tuple[Severity, list[str]]]:
-    """Parameters to stop and look at, and those worth knowing: a library's, and layers of a list that were not chosen.
+    """Split parameters into warnings and infos: a library's, and layers of a list that were not chosen, are infos.
 
-    A layer that somebody wrote and forgot is the user's own; libraries hold parameters for other uses. Of a list of
-    layers, as of experts, those that this batch does not need stand beside others that it does.
+    A layer that somebody wrote and forgot is the user's own; libraries hold parameters for other uses. Layers
+    of a list, such as experts, may be unused by this batch while others of the list are used.
     """
     lists = [
         path for path, module in subject.model.named_modules() if isinstance(module, (nn.ModuleList, nn.ModuleDict))
@@ -113,7 +113,7 @@ def _by_severity(
 
 
 def _beside_the_loss(subject: CheckedModel, names: Sequence[str]) -> list[str]:
-    """The parameters that some output depends on."""
+    """Return the parameters that some output depends on."""
     outputs = [t for _, t in tensors_in(subject.output(training=True, gradients=True)) if t.requires_grad]
     parameters = dict(subject.model.named_parameters())
     wanted = [parameters[name] for name in names]
@@ -128,4 +128,4 @@ def _finding(subject: CheckedModel, severity: Severity, names: Sequence[str], me
     owner = names[0].rpartition(".")[0]
     places = tuple(f"{name}:grad" for name in names[1:])
     return Finding(RULE, severity, f"{names[0]}:grad", None, {"parameters": len(names), "elements": elements}, message,
-                   advice, user_code(subject.model, owner), places)  # fmt: skip
+                   advice=advice, code=user_code(subject.model, owner), places=places)  # fmt: skip

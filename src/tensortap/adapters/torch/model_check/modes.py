@@ -34,7 +34,8 @@ def not_deterministic(subject: CheckedModel) -> Iterator[Finding]:
         path = _origin(subject, subject.model.eval, subject.model.eval)
         yield Finding("not_deterministic", "info", f"{path}:output", None, {"change": _distance(first, again)},
                       "Two calls from one state and one seed differ: other checks would see that, and are left out.",
-                      "State outside of the model, or its own generator?", user_code(subject.model, path))  # fmt: skip
+                      advice="State outside of the model, or its own generator?",
+                      code=user_code(subject.model, path))  # fmt: skip
         return
     with _Dropouts() as dropouts:
         subject.outputs()
@@ -42,7 +43,7 @@ def not_deterministic(subject: CheckedModel) -> Iterator[Finding]:
         line = shortened_path(dropouts.lines[0].partition("  ")[0])
         yield Finding("mode_differs", "warning", "", None, {"calls": len(dropouts.lines)},
                       "A dropout is active in evaluation mode: it was not told the mode.",
-                      "Use nn.Dropout, or dropout(x, training=self.training).", line)  # fmt: skip
+                      advice="Use nn.Dropout, or dropout(x, training=self.training).", code=line)  # fmt: skip
 
 
 class _Dropouts(TorchFunctionMode):
@@ -68,7 +69,7 @@ def mode_differs(subject: CheckedModel) -> Iterator[Finding]:
     evaluation, training = subject.outputs(), subject.outputs(training=True)
     if evaluation.keys() != training.keys() or any(evaluation[k].shape != training[k].shape for k in evaluation):
         yield Finding("mode_differs", "info", "", None, {}, "Training and evaluation mode return different structures.",
-                      "", user_code(subject.model, ""))  # fmt: skip
+                      code=user_code(subject.model, ""))  # fmt: skip
         return
     distance = _distance(evaluation, training)
     if not distance:
@@ -78,7 +79,7 @@ def mode_differs(subject: CheckedModel) -> Iterator[Finding]:
     said = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "code that asks self.training"
     yield Finding("mode_differs", "info", f"{path}:output", None, {"change": distance, "modules": dict(kinds)},
                   f"Outputs of training and evaluation mode differ by {text.number(100 * distance)} % of their size: "
-                  f"{said}.", "", user_code(subject.model, path))  # fmt: skip
+                  f"{said}.", code=user_code(subject.model, path))  # fmt: skip
 
 
 def bf16_differs(subject: CheckedModel) -> Iterator[Finding]:
@@ -105,8 +106,8 @@ def bf16_differs(subject: CheckedModel) -> Iterator[Finding]:
     yield Finding("bf16_differs", "warning" if lost or distance > _FAR else "info", f"{path}:output", None,
                   {"change": distance, "nonfinite": lost},
                   "In bf16 outputs are not finite, in fp32 they are." if lost else message,
-                  "Keep this module in fp32: with torch.autocast(…, enabled=False) around it.",
-                  user_code(subject.model, path))  # fmt: skip
+                  advice="Keep this module in fp32: with torch.autocast(…, enabled=False) around it.",
+                  code=user_code(subject.model, path))  # fmt: skip
 
 
 @contextmanager
@@ -122,7 +123,7 @@ def _bf16(device: str, enabled: bool = True) -> Iterator[None]:
 
 
 def _distance(first: Named, second: Named) -> float:
-    """The largest difference of two outputs, relative to their size; NaN equals NaN."""
+    """Return the largest difference of two outputs, relative to their size; NaN equals NaN."""
     found = [_apart(t, second[slot]) for slot, t in first.items() if slot in second and t.shape == second[slot].shape]
     return max(found, default=0.0)
 

@@ -58,12 +58,12 @@ def future_seen(subject: CheckedModel) -> Iterator[Finding]:
         yield Finding("future_seen", "error", f"{path}:output", None, {"change": size, "length": sequence.length},
                       f"The output at a position changes by {share} % of its size when later positions do"
                       f"{', and ' + why if why else ''}: it can copy the answer.",
-                      "Mask the later positions: is_causal=True, or a mask that is -inf above the diagonal; pad "
-                      "convolutions on the left only.", user_code(subject.model, path))  # fmt: skip
+                      advice="Mask the later positions: is_causal=True, or a mask that is -inf above the diagonal; pad "
+                      "convolutions on the left only.", code=user_code(subject.model, path))  # fmt: skip
 
 
 def _sequence(subject: CheckedModel) -> _Sequence:
-    """The input that is a sequence: token numbers, or vectors with an axis of positions."""
+    """Return the input that is a sequence: token numbers, or vectors with an axis of positions."""
     axis = 0 if subject.axis == 1 else 1
     tokens = [(s, t) for s, t in subject.given.items() if _is_tokens(t) and not _is_label(s)]
     vectors = [(s, t) for s, t in subject.given.items() if t.dim() == 3 and t.is_floating_point()]
@@ -82,7 +82,7 @@ def _is_label(slot: str) -> bool:
 
 
 def _next_tokens(subject: CheckedModel, sequence: _Sequence) -> str:
-    """Why the model predicts the next token: its target is its input, shifted; empty if it does not."""
+    """Return why the model seems to predict the next token: its target is its input, shifted. Empty if it does not."""
     tokens, target = sequence.tensor, subject.question.target
     if isinstance(target, Tensor) and target.shape == tokens.shape:
         axis = sequence.axis
@@ -95,7 +95,7 @@ def _next_tokens(subject: CheckedModel, sequence: _Sequence) -> str:
 
 
 def _first_is_unread(subject: CheckedModel, labels: Tensor) -> bool:
-    """Whether the first label does not matter: then labels are shifted inside the model."""
+    """Return whether the first label does not matter: then labels are shifted inside the model."""
     slot = next(s for s, t in subject.given.items() if t is labels)
     other = labels.clone()
     other[:, 0] = labels[:, 1]
@@ -104,7 +104,7 @@ def _first_is_unread(subject: CheckedModel, labels: Tensor) -> bool:
 
 
 def _later_exchanged(subject: CheckedModel, sequence: _Sequence, kept: Tensor) -> Any:
-    """The batch with other values at later positions; merely reordered, they might add up to the same."""
+    """Return the batch with other values at later positions; merely reordered, they might add up to the same."""
     places = (~kept).nonzero()[:, 0].to(sequence.tensor.device)
     return subject.replaced({sequence.slot: exchanged(sequence.tensor, sequence.axis, places, places)})
 
@@ -145,14 +145,14 @@ def _mask(subject: CheckedModel) -> tuple[str, Tensor]:
 
 
 def _padding_value(mask: Tensor) -> Any:
-    """What the mask says of padding: 0 where ones are tokens, True where PyTorch's own layers leave positions out."""
+    """Return the mask's value for padding: 0 where ones are tokens, True for masks of PyTorch's own layers."""
     if mask.dtype == torch.bool:
         return bool(mask.float().mean() < 0.5)
     return 0
 
 
 def _padded(subject: CheckedModel, sequence: _Sequence, mask_slot: str, padding: Any) -> Any:
-    """The batch with a few positions more in everything that has one value, or vector, for each position."""
+    """Return the batch with a few positions more in everything that has one value, or vector, for each position."""
     longer = {}
     for slot, tensor in subject.given.items():
         if tensor.dim() < 2 or tensor.shape[:2] != sequence.tensor.shape[:2]:
@@ -178,7 +178,7 @@ def _filler(subject: CheckedModel, slot: str, sequence: _Sequence) -> Any:
 
 
 def _change(before: Tensor, after: Tensor | None, kept: Tensor) -> tuple[float, float] | None:
-    """By how much the outputs of tokens changed at most, and for which share; pooled outputs are compared whole."""
+    """Return the largest change of the tokens' outputs, and the share that changed; pooled outputs count whole."""
     if after is None or before.dim() != after.dim():
         return None
     if before.shape == after.shape:
@@ -201,5 +201,5 @@ def _padding_finding(subject: CheckedModel, seen: Mapping[str, tuple[float, floa
     return Finding("padding_seen", severity, "", None, {"change": size, "share": share, "outputs": sorted(seen)},
                    f"With {_MORE} more positions of padding, masked by{slot}, outputs change by "
                    f"{text.number(100 * size)} % of their size.",
-                   "Use the mask in every layer that mixes positions, and in the pooling.",
-                   user_code(subject.model, ""))  # fmt: skip
+                   advice="Use the mask in every layer that mixes positions, and in the pooling.",
+                   code=user_code(subject.model, ""))  # fmt: skip

@@ -43,7 +43,7 @@ def one_row_changed(before: Tensor, after: Tensor, count: int) -> bool:
 
 
 def _changes(before: Tensor, after: Tensor) -> Tensor:
-    """The size of each element's change, relative to the whole tensor; what rounding explains is zero."""
+    """Return the size of each element's change, relative to the whole tensor; what rounding explains is zero."""
     a, b = before.double(), after.double()
     same = (a == b) | (a.isnan() & b.isnan())
     finite = a[a.isfinite()]
@@ -53,7 +53,7 @@ def _changes(before: Tensor, after: Tensor) -> Tensor:
 
 
 def _by_row(changes: Tensor, count: int) -> Iterator[Tensor]:
-    """The largest change of each row, for every axis that may hold the rows, alone or merged with another."""
+    """Yield the largest change of each row, for every axis that may hold the rows, alone or merged with another."""
     for axis, length in enumerate(changes.shape):
         if length and length % count == 0:
             rest = length // count
@@ -64,7 +64,7 @@ def _by_row(changes: Tensor, count: int) -> Iterator[Tensor]:
 
 
 def _of_pairs(changes: Tensor, count: int, kept: Tensor) -> list[float]:
-    """The largest change among rows that should be the same, of a tensor over pairs of rows."""
+    """Return the largest change among rows that should be the same, of a tensor over pairs of rows."""
     axes = [axis for axis, length in enumerate(changes.shape) if length == count]
     if len(axes) < 2:
         return []

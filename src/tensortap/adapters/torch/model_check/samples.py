@@ -41,7 +41,7 @@ def samples_mixed(subject: CheckedModel) -> Iterator[Finding]:
 
 
 def _refuse_related(subject: CheckedModel, count: int) -> None:
-    """Rows that an input relates to each other, as nodes by the edges of a graph, depend on each other by design."""
+    """Raise where an input relates rows to each other, as edges of a graph do: they are meant to mix."""
     for slot, tensor in subject.given.items():
         square = tensor.dim() == 2 and tuple(tensor.shape) == (count, count) and len(subject.given) > 1
         edges = tensor.dim() == 2 and tensor.shape[0] == 2 != count and not tensor.is_floating_point()
@@ -64,7 +64,7 @@ def other_batch(subject: CheckedModel, count: int, axis: int, row: int) -> Any:
 
 
 def _mixed(subject: CheckedModel, count: int, axis: int, training: bool, calls: int = 1) -> dict[str, float] | None:
-    """The outputs in which other samples changed, and by how much; None where no output has samples."""
+    """Return the outputs in which other samples changed, and by how much; None where no output has samples."""
     row = count // 2
     before = _called(subject, subject.batch, training, calls)
     after = _called(subject, other_batch(subject, count, axis, row), training, calls)
@@ -74,7 +74,7 @@ def _mixed(subject: CheckedModel, count: int, axis: int, training: bool, calls: 
 
 
 def _called(subject: CheckedModel, batch: Any, training: bool, calls: int) -> Named:
-    """What the model gives for a batch; as a second call after the batch of the question."""
+    """Return what the model gives for a batch; as a second call after the batch of the question."""
     if calls == 1:
         return subject.outputs(batch, training)
     subject.output(training=training)
@@ -135,7 +135,7 @@ def _in_training(subject: CheckedModel, count: int) -> Iterator[Finding]:
 
 
 def _origin(subject: CheckedModel, count: int, training: bool) -> tuple[str, nn.Module | None]:
-    """The first module whose output mixes samples."""
+    """Return the first module whose output mixes samples."""
     row = count // 2
     traces = _two_traces(subject, other_batch(subject, count, subject.axis, row), training)
     found = first_change(*traces, lambda a, b: bool(leak(a, b, count, _others(count, row))))
@@ -162,7 +162,7 @@ def located(model: nn.Module, found: tuple[str, str] | None) -> tuple[str, nn.Mo
 
 
 def _other_axis_is_free(subject: CheckedModel, path: str) -> bool:
-    """Whether layers that take the batch on axis 1 are there, and the one that mixes axis 0 does not mix axis 1."""
+    """Return whether some layers take the batch on axis 1 and the one that mixes axis 0 does not mix axis 1."""
     later = [m for m in subject.model.modules() if isinstance(m, _RECURRENT) and not m.batch_first]
     sizes = [t.shape[1] for t in subject.given.values() if t.dim() > 1]
     if not later or not sizes or sizes[0] < 2:
@@ -174,13 +174,13 @@ def _other_axis_is_free(subject: CheckedModel, path: str) -> bool:
 
 
 def _takes_one_sequence(cause: nn.Module | None, subject: CheckedModel) -> bool:
-    """Whether a layer that takes sequences is given rows without a batch; where rows have targets, no."""
+    """Return whether a layer that takes sequences is given rows without a batch; where rows have targets, no."""
     flat = all(t.dim() <= 2 for t in subject.given.values() if t.is_floating_point())
     return isinstance(cause, _RECURRENT) and flat and subject.question.target is None
 
 
 def _axis_is_sure(subject: CheckedModel, count: int) -> bool:
-    """Whether targets, one for each sample, tell which axis is the batch."""
+    """Return whether targets, one for each sample, tell which axis is the batch."""
     target = subject.question.target
     first = next((t for t in subject.given.values() if t.dim() > 1), None)
     if not isinstance(target, Tensor) or first is None or target.dim() != 1:
@@ -192,4 +192,4 @@ def _finding(
     subject: CheckedModel, severity: Severity, path: str, message: str, advice: str, evidence: dict[str, Any]
 ) -> Finding:
     site = f"{path}:output"
-    return Finding(RULE, severity, site, None, evidence, message, advice, user_code(subject.model, path))
+    return Finding(RULE, severity, site, None, evidence, message, advice=advice, code=user_code(subject.model, path))

@@ -60,7 +60,7 @@ def _dtype(tensor: Tensor) -> str:
 
 
 def _spread(output: Tensor) -> Tensor:
-    """Outputs that differ from sample to sample, within the range they had: equal ones would tell nothing."""
+    """Return outputs that differ from sample to sample, within their former range: equal ones would tell nothing."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.rand(output.shape, generator=generator).to(output.device, output.dtype)
     low, high = output.aminmax()

@@ -38,7 +38,7 @@ class RecentBatches:
         self._given: deque[GivenBatch] = deque(maxlen=_KEPT)
 
     def add(self, given: GivenBatch) -> None:
-        """Keep a batch; of the one before, nothing if it is large. Called for every batch: it must cost nothing."""
+        """Keep a batch, and drop the one before if it is large. Called for every batch: it must cost nothing."""
         if self._given and _is_large(self._given[-1].batch):
             self._given.pop()
         self._given.append(given)
@@ -62,7 +62,7 @@ class RecentBatches:
 
 
 def _is_large(batch: Any) -> bool:
-    """Whether the first tensor of a batch is too large to be kept after its step."""
+    """Return whether the first tensor of a batch is too large to be kept after its step."""
     if isinstance(batch, dict):
         batch = next(iter(batch.values()), None)
     elif isinstance(batch, (list, tuple)) and batch:
@@ -75,7 +75,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Equal elements, whatever was done to shape, type and device."""
+    """Return whether the elements are equal, whatever was done to shape, type and device."""
     if a.numel() != b.numel() or not a.numel() or a.is_complex() or b.is_complex():
         return False
     flat_a, flat_b = a.detach().reshape(-1).cpu().double(), b.detach().reshape(-1).cpu().double()
@@ -104,7 +104,7 @@ def plain_index(index: Any) -> int | str:
 
 
 def _key(dataset: Any, index: Any, depth: int = 4) -> str:
-    """The file or key of a sample, where a data set lists them; subsets and joined sets are looked through."""
+    """Return the file or key of a sample, where a data set lists them; subsets and joined sets are looked through."""
     if isinstance(index, str):
         return index
     try:

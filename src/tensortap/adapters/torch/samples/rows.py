@@ -66,7 +66,7 @@ def marks(marked: Tensor) -> Tensor:
 
 
 def _excess(losses: Tensor) -> Tensor:
-    """Each sample's share of the loss above the median."""
+    """Return each sample's share of the loss above the median."""
     finite = torch.where(losses.isfinite(), losses, 0.0)
     above = (finite - finite.median()).clamp(min=0.0)
     total = float(above.sum())
@@ -109,7 +109,7 @@ def _relative_size(rows: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor, count: int) -> Tensor | None:
-    """The tensor as one row for each sample, on the CPU."""
+    """Return the tensor as one row for each sample, on the CPU."""
     if not tensor.dim() or tensor.shape[0] % count or not tensor.numel() or tensor.is_complex() or tensor.is_sparse:
         return None
     return tensor.detach().reshape(count, -1).cpu()

@@ -13,8 +13,8 @@ from torch import Tensor
 from tensortap.adapters.torch.context.plain import is_plain
 from tensortap.adapters.torch.modules.nested import tensors_in_containers
 from tensortap.adapters.torch.samples.batches import GivenBatch, RecentBatches, describe_sample, plain_index
+from tensortap.adapters.torch.samples.handwritten_losses import handwritten_loss
 from tensortap.adapters.torch.samples.rows import LossCall, SampleNumbers, sample_numbers
-from tensortap.adapters.torch.samples.written import written_out
 
 _WINDOW: Final = 10
 _FEWEST: Final = 5  # losses, before one can be a spike
@@ -98,7 +98,7 @@ def rank(
     if count is None or count < 2:
         return {}
     if call is None and loss is not None and not spoilt:
-        call = written_out(loss, count)
+        call = handwritten_loss(loss, count)
     numbers = sample_numbers(count, tensors, call)
     indices = [] if batch is None else [plain_index(i) for i in batch.indices if i is not None]
     return {"count": count, "steps_back": int(spoilt), "indices": indices, **_ranked(numbers, tensors, batch)}
@@ -109,7 +109,7 @@ def _tensors_of(call: LossCall) -> Iterator[Tensor]:
 
 
 def _count(tensors: list[Tensor], batch: GivenBatch | None) -> int | None:
-    """The number of samples: as many as indices were drawn, or the first axis of the first input."""
+    """Return the number of samples: as many as indices were drawn, or the first axis of the first input."""
     if batch is not None and len(batch.indices) > 1:
         return len(batch.indices)
     return next((int(t.shape[0]) for t in tensors if t.dim()), None)
@@ -144,7 +144,7 @@ def _share(losses: Tensor, row: int) -> float:
 
 
 def _values(tensor: Tensor, row: int, count: int) -> dict[str, Any]:
-    """The first elements of a sample, with those that are not finite before the others."""
+    """Return the first elements of a sample, with those that are not finite before the others."""
     flat = tensor.detach()[row].reshape(-1)[:65536].cpu()
     if flat.is_floating_point():
         bad = (~flat.isfinite()).nonzero()[:3, 0]

@@ -26,7 +26,7 @@ class Losses:
         self._closure: int | None = None  # how many losses there were when the optimizer began to call a closure
 
     def backward_of(self, tensors: Any) -> None:
-        """Add what backward is called on; of a closure, only what its first evaluation computes."""
+        """Add what backward is called on; in an optimizer's closure, only in its first evaluation."""
         if self._closure != -1:
             self._backward += _scalars(tensors)
 

@@ -30,6 +30,7 @@ class ScriptModel:
 
     def __init__(self, root: nn.Module, name: str, prefix: str, home: int) -> None:
         inner = unwrapped(root)
+        self.key = id(root)
         self.name = name
         self.type = type(_without_wrapper(inner)).__name__
         self.prefix = prefix

@@ -36,6 +36,11 @@ class KnownModules:
             self._refs[key] = weakref.ref(module, lambda _: self._forget(key))
         self._roles[key] = max(role, self._roles.get(key, ModuleRole.OTHER))
 
+    def pass_by(self, module: nn.Module) -> list[int]:
+        """Give a module no part in any model. Return its new pre-hooks: none."""
+        self.note(module, ModuleRole.OTHER)
+        return []
+
     def note_model(self, module: nn.Module, new_hooks: list[int]) -> None:
         """Remember a model's parts, and the pre-hooks that it got while it was being called."""
         self._new_hooks[id(module)] = new_hooks

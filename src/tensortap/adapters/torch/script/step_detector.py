@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Final, NamedTuple
 
 import torch
@@ -21,16 +21,19 @@ class ScriptStepDetector:
     (micro-batches, a generator and a discriminator, a teacher, a cell called for each word). Without an optimizer it
     lasts until backward has run and its gradients were used or dropped. Otherwise a second call of the same model
     begins a new step, and so does a model that begins to learn after another was evaluated: the next fold. A step is
-    training when a model was called in training mode and with gradients.
+    training when a model was called in training mode and with gradients, or when an optimizer used what backward
+    computed in it, whatever mode the model is in.
     """
 
     def __init__(self) -> None:
         self._ever_stepped = False
         self._ever_learnt: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # in training mode with gradients
+        self._learnt_in_eval_mode: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # trained, but in evaluation mode
         self._ever_joined: set[int] = set()  # models that were called in a step of training
         self._learners: set[int] = set()  # models that learnt in the last step of training, and what they are parts of
         self._helpers: set[int] = set()  # models that were called in a step in which only others learnt
         self._in_optimizer = False
+        self.called_by_optimizer = False  # the closure of the optimizer that steps, or stepped last, called a model
         self._by_hand = False  # the script updates parameters itself
         self._last = ""  # the phase of the step before
         self._begin()
@@ -41,6 +44,7 @@ class ScriptStepDetector:
         self._called: set[int] = set()
         self._involved: set[int] = set()  # what was called, and what it is a part of
         self._learning: set[int] = set()  # called in training mode and with gradients
+        self._differentiated: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # called with gradients, in any mode
         self._in_training_mode = False  # some model, with gradients or without
         self._gradients: _Gradients | None = None
         self._updates = 0  # of parameters, without an optimizer
@@ -50,7 +54,12 @@ class ScriptStepDetector:
     @property
     def phase(self) -> str:
         """Return whether the open step has trained so far."""
-        return TRAIN if self._learning else EVAL
+        return TRAIN if self._learning or self._trained else EVAL
+
+    @property
+    def _trained(self) -> bool:
+        """Return whether an optimizer has used what backward computed in the open step."""
+        return self._backward and self._stepped
 
     @property
     def holds_old_gradients(self) -> bool:
@@ -63,7 +72,7 @@ class ScriptStepDetector:
         A model that was never trained may be a teacher, which a step of training calls first: such a step is taken
         for what the step before was. What it was in truth is known when it ends.
         """
-        if _learns(module):
+        if self._learns(module) or self._in_optimizer:
             return TRAIN
         return EVAL if module in self._ever_learnt else self._last or EVAL
 
@@ -74,11 +83,13 @@ class ScriptStepDetector:
         again = not self._called.isdisjoint((id(module), whole))
         if self._stepped:
             return True
+        if self._in_optimizer and self.called_by_optimizer:
+            return False  # a closure, which an optimizer such as LBFGS calls several times
         if not self._learning:
             return again or self._was_evaluated(module)
         if self._in_optimizer:
-            return False  # a closure, which an optimizer such as LBFGS calls several times
-        if not _learns(module) and (id(module) in self._learning or self._is_new_copy(module)):
+            return False
+        if not self._learns(module) and (id(module) in self._learning or self._is_new_copy(module)):
             return True  # from training to evaluation
         if self._optimizer_expected():
             return self._updated_by_hand()
@@ -91,7 +102,7 @@ class ScriptStepDetector:
         not learn themselves, a generator in training mode, and models that give each other targets.
         """
         trained = self._involved & self._learners
-        if not trained or not _learns(module) or id(module) in self._learners:
+        if not trained or not self._learns(module) or id(module) in self._learners:
             return False
         if not self._helpers.isdisjoint({*trained, id(module)}):
             return False
@@ -116,10 +127,13 @@ class ScriptStepDetector:
         """Note a call of a model, or of a part of the model with id `whole`, in the open step."""
         self.used = True
         self._calls += 1
+        self.called_by_optimizer |= self._in_optimizer
         self._called.add(id(module))
         self._involved |= {id(module), whole} - {0}
         self._in_training_mode |= module.training
-        if _learns(module):
+        if torch.is_grad_enabled():
+            self._differentiated.add(module)
+        if self._learns(module):
             self._learning.add(id(module))
             self._ever_learnt.add(module)
             self._gradients = _Gradients(module)
@@ -132,9 +146,14 @@ class ScriptStepDetector:
         if self._gradients is not None:
             self._gradients.note()
 
-    def optimizer_begins(self) -> None:
-        """Note that an optimizer's step begins: it may call models itself, by a closure."""
-        self._in_optimizer = True
+    def closure_begins(self, trained: Collection[int]) -> bool:
+        """Note that an optimizer's step begins which calls models by a closure; return whether that is a new step.
+
+        `trained` are the ids of the models whose parameters it holds: an evaluation of theirs is over.
+        """
+        self._in_optimizer, self.called_by_optimizer = True, False
+        evaluated = not self._learning and not self._involved.isdisjoint(trained)
+        return self.used and (self._stepped or evaluated)
 
     def optimizer_stepped(self) -> None:
         """Note that an optimizer used them."""
@@ -144,10 +163,17 @@ class ScriptStepDetector:
     def closed(self) -> None:
         """Begin a new step."""
         self._last = self.phase
+        if self._trained and not self._learning:
+            self._learnt_in_eval_mode |= self._differentiated
+            self._learning = {id(module) for module in self._differentiated}
         if self._learning:
             self._helpers |= self._called - self._learning
             self._learners = self._involved - (self._called - self._learning)
         self._begin()
+
+    def _learns(self, module: nn.Module) -> bool:
+        """Return whether a call trains a module: in training mode, or in the mode that it was trained in before."""
+        return torch.is_grad_enabled() and (module.training or module in self._learnt_in_eval_mode)
 
     def _optimizer_expected(self) -> bool:
         return self._ever_stepped or (self._calls < _PATIENCE and _any_optimizer())
@@ -188,10 +214,6 @@ class _Gradients:
             self._known = None  # each update counts once
             return True
         return False
-
-
-def _learns(module: nn.Module) -> bool:
-    return module.training and torch.is_grad_enabled()
 
 
 def _any_optimizer() -> bool:

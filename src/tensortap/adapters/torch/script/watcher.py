@@ -16,6 +16,8 @@ from torch.nn.modules.loss import _Loss
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from tensortap.adapters.torch.autograd.optimizers import closure_of
+from tensortap.adapters.torch.autograd.parameters import ids_of
 from tensortap.adapters.torch.context.recorder import CONTEXT
 from tensortap.adapters.torch.script.hooks import AfterCall, GlobalPreHook, begin_early, register_after, run_pre_hook
 from tensortap.adapters.torch.script.losses import Losses, LossModuleHook
@@ -23,7 +25,7 @@ from tensortap.adapters.torch.script.models import ScriptModel, ScriptModels
 from tensortap.adapters.torch.script.modules import KnownModules, ModuleRole
 from tensortap.adapters.torch.script.naming import has_other_models, has_parameters, name_of
 from tensortap.adapters.torch.script.owners import LossOwners
-from tensortap.adapters.torch.script.step_detector import EVAL, ScriptStepDetector
+from tensortap.adapters.torch.script.step_detector import EVAL, TRAIN, ScriptStepDetector
 from tensortap.context.events import EventLog
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import Recorder
@@ -66,6 +68,7 @@ class ScriptWatcher:
         self._home: int | None = None  # the thread whose calls make the steps; others have steps of their own
         self._on = True
         self._shared = False  # more threads than the first one call models
+        self._closures = _Closures()
         self._every_call = GlobalPreHook(self._before)
         self._handles: list[RemovableHandle] = [
             self._every_call.handle,
@@ -108,13 +111,20 @@ class ScriptWatcher:
             self._give_up(error)
 
     def _before_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if self._on and closure is not None and (self._home is None or self._at_home()):  # before the first call too
-            self._steps.optimizer_begins()
-            self._losses.optimizer_begins()
+        if not self._on or not (self._home is None or self._at_home()):  # before the first call too
+            return
+        self._closures.stepping = None
+        if closure_of(args, kwargs) is not None:
+            try:
+                self._begin_closure(optimizer)
+            except Exception as error:
+                self._give_up(error)
 
     def _after_optimizer(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         if self._on and self._at_home():
+            self._closures.stepping = None
+            if closure_of(args, kwargs) is not None:
+                self._closures.note(optimizer, called=self._steps.called_by_optimizer)
             self._local.depth = 0  # nothing is being called now, whatever an interrupt may have left
             self._every_call.switch(True)
             self._steps.optimizer_stepped()
@@ -170,13 +180,14 @@ class ScriptWatcher:
             if not has_parameters(module):
                 if isinstance(module, _Loss) and outside:
                     self._handles.append(module.register_forward_hook(LossModuleHook(self._losses)))
-                return self._pass_by(module)
+                return self._known.pass_by(module)
             if (keras := sys.modules.get("keras")) is not None and isinstance(module, keras.Layer):
-                return self._pass_by(module)  # with this backend layers are modules; Keras is asked for its models
+                return self._known.pass_by(module)  # its layers are modules; Keras is asked for models
             if getattr(module, "_is_replica", False):  # DataParallel's copies run inside the call of the original
-                return self._pass_by(module)
+                return self._known.pass_by(module)
             if not outside:
-                return self._pass_by(module, _ADDED)
+                self.left_out[type(module).__name__] = _ADDED
+                return self._known.pass_by(module)
             if len(self.models.members) >= MOST_MODELS:
                 self.left_out[type(module).__name__] = f"there are {MOST_MODELS} models already"
                 self._known.note_model(module, [])
@@ -188,7 +199,8 @@ class ScriptWatcher:
             try:
                 self._watch(module)
             except UnsupportedError as error:
-                return self._pass_by(module, str(error))
+                self.left_out[type(module).__name__] = str(error)
+                return self._known.pass_by(module)
             self._known.note_model(module, [key for key in module._forward_pre_hooks if key not in before])
             self._track(module)  # the last: until it is known, other threads that call it wait for the lock
             return self._known.new_hooks(module)
@@ -204,12 +216,9 @@ class ScriptWatcher:
         self.models.join(model)
         if self.tap is None:
             self.tap = self._begin(self.models)
-
-    def _pass_by(self, module: nn.Module, why: str = "") -> list[int]:
-        self._known.note(module, ModuleRole.OTHER)
-        if why:
-            self.left_out[type(module).__name__] = why
-        return []
+        if self._closures.stepping is not None and (optimizer := self._closures.stepping()) is not None:
+            self._enter(TRAIN)
+            model.adapter.optimizer_started(optimizer)
 
     def _track(self, module: nn.Module) -> None:
         """Learn from now on when a call of the module, from outside any model, is over."""
@@ -226,11 +235,28 @@ class ScriptWatcher:
         if self.tap is not None and self._steps.over(module, self._known.model_of(module)):
             self._close(self.tap)
 
+    def _begin_closure(self, optimizer: torch.optim.Optimizer) -> None:
+        """End the step before that of an optimizer with a closure, which calls models only inside it.
+
+        What the optimizer is about to change is recorded before that.
+        """
+        held = ids_of(optimizer)
+        over = self._steps.closure_begins({model.key for model in self.models.members if model.owns(held)})
+        if self.tap is not None and over and self._closures.may_call(optimizer):
+            self._close(self.tap)
+        self._enter(TRAIN)
+        self._losses.optimizer_begins()
+        self._closures.stepping = weakref.ref(optimizer)
+
+    def _enter(self, phase: str) -> None:
+        """Number the open step in a phase, unless models were called in it already."""
+        if self.tap is not None and not self._steps.used and self.tap.recorder.enter_phase(phase):
+            self.models.arm()
+
     def _count(self, module: nn.Module) -> None:
         self._end_before(module)
         if self.tap is not None:
-            if not self._steps.used and self.tap.recorder.enter_phase(self._steps.expected_phase(module)):
-                self.models.arm()
+            self._enter(self._steps.expected_phase(module))
             self._losses.model_called()
             self._steps.called(module, self._known.model_of(module))
 
@@ -253,6 +279,22 @@ class ScriptWatcher:
 def _computes_again() -> bool:
     """Return whether a checkpoint computes again what a call has computed."""
     return torch._C._current_graph_task_id() != -1
+
+
+class _Closures:
+    """Optimizers whose steps are given a function that calls the model and runs backward."""
+
+    def __init__(self) -> None:
+        self.stepping: weakref.ref[torch.optim.Optimizer] | None = None  # the one that is in such a step now
+        self._without_calls: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def note(self, optimizer: torch.optim.Optimizer, called: bool) -> None:
+        """Note whether the function has called a model."""
+        (self._without_calls.discard if called else self._without_calls.add)(optimizer)
+
+    def may_call(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Return whether the function may call a model: unless it did not in the last step."""
+        return optimizer not in self._without_calls
 
 
 class _CallDepth(threading.local):

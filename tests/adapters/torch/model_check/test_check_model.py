@@ -77,7 +77,7 @@ def test_samples_that_see_each_other(ids, mix, line):
     found = check(Mixing(), ids, target=CLASSES, loss=F.cross_entropy)
     first = next(f for f in found if f.rule == "samples_mixed")
     assert (first.severity, first.site) == ("error", ":output")
-    assert first.code.startswith("tests/model_check/test_check_model.py:")
+    assert first.code.startswith("tests/adapters/torch/model_check/test_check_model.py:")
 
 
 def test_batch_normalisation_mixes_by_design():
@@ -225,7 +225,7 @@ def test_dropout_that_does_not_know_the_mode(ids):
 
     found = check(Noisy(), ids)
     assert rules(found) == ["mode_differs"]
-    assert found[0].code.startswith("tests/model_check/test_check_model.py:")
+    assert found[0].code.startswith("tests/adapters/torch/model_check/test_check_model.py:")
 
 
 def test_bf16_that_loses_the_result():
@@ -378,5 +378,5 @@ def test_the_page_lists_every_check():
     """docs/check-model.md has a row for each check."""
     import pathlib
 
-    page = (pathlib.Path(__file__).parents[2] / "docs" / "check-model.md").read_text(encoding="utf-8")
+    page = (pathlib.Path(__file__).parents[4] / "docs" / "check-model.md").read_text(encoding="utf-8")
     assert all(f"| `{name}`" in page for name in CHECKS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from tensortap.adapters.torch.context.graph import (
     LOSS_NODES,
     NameOf,
+    NodeOutput,
     nearest_parameter,
     operations_before,
     softmax_axes,
@@ -30,13 +31,6 @@ _GUARDS: Final = ("ClampBackward1", "ClampMinBackward0", "ClampBackward0", "AddB
 _DISTANCES: Final = {"PowBackward0": "mse_loss", "AbsBackward0": "l1_loss"}
 _MOST_NODES: Final = 24
 _MOST_ELEMENTS: Final = 1 << 20
-
-
-class _Output:
-    """Stands for the tensor that a node has produced."""
-
-    def __init__(self, node: Any) -> None:
-        self.grad_fn = node
 
 
 def loss_by_hand(loss: Tensor, name_of: NameOf) -> tuple[str, dict[str, Any]] | None:
@@ -136,7 +130,7 @@ def _of_distance(node: Any, name_of: NameOf) -> dict[str, Any]:
 
 
 def _of_output(node: Any, name_of: NameOf) -> dict[str, Any]:
-    output = _Output(node)
+    output = NodeOutput(node)
     return {"operations": operations_before(output), "softmax": softmax_axes(output),
             "produced_by": nearest_parameter(output, name_of)}  # fmt: skip
 

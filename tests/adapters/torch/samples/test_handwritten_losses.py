@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import tensortap as tt
 from tensortap.adapters.torch.samples.batches import RecentBatches
+from tensortap.adapters.torch.samples.handwritten_losses import handwritten_loss
 from tensortap.adapters.torch.samples.suspects import rank
-from tensortap.adapters.torch.samples.written import written_out
 
 FORMS = {
     "power": lambda out, y: (out - y).pow(2).mean(),
@@ -62,14 +62,14 @@ def test_what_autograd_no_longer_has():
     out = torch.ones(6, 2, requires_grad=True) * 1.0
     loss = out.abs().mean()
     loss.backward()
-    assert written_out(loss, 6) is None
+    assert handwritten_loss(loss, 6) is None
     out = torch.ones(6, 2, requires_grad=True) * 1.0
     loss = out.abs().mean()
     out.add_(1.0)
-    assert written_out(loss, 6) is None
+    assert handwritten_loss(loss, 6) is None
     falling = -(torch.ones(6, 2, requires_grad=True) * 1.0).abs().mean()
-    assert written_out(falling, 6).output is None
-    assert written_out(torch.ones((), requires_grad=True), 6) is None
+    assert handwritten_loss(falling, 6).output is None
+    assert handwritten_loss(torch.ones((), requires_grad=True), 6) is None
 
 
 def test_a_training_whose_loss_is_written_out(tmp_path):

@@ -32,7 +32,7 @@ _KEEP_ORDER: Final = frozenset({
 })  # fmt: skip
 
 
-def written_out(loss: Tensor, count: int) -> LossCall | None:
+def handwritten_loss(loss: Tensor, count: int) -> LossCall | None:
     """Return the elements nearest to a loss that have a row for each of `count` samples; None where none was saved.
 
     Of a power, a product and an absolute value the loss of each element follows too.
@@ -61,7 +61,7 @@ def _nodes_behind(loss: Tensor) -> Iterator[tuple[Any, bool]]:
 
 
 def _saved(node: Any, count: int) -> Tensor | None:
-    """What a node saved of the model's results: a parameter or a weight of the samples tells nothing of them."""
+    """Return what a node saved of the model's results: a parameter or a weight of the samples tells nothing of them."""
     for field in _FIELDS:
         try:
             saved = getattr(node, field, None)
@@ -88,7 +88,7 @@ def _call(node: Any, name: str, saved: Tensor, ordered: bool) -> LossCall:
 
 
 def _product(node: Any, shape: torch.Size) -> Tensor | None:
-    """What a product gave, where both factors were saved: so they are if the model made both."""
+    """Return the result of a product whose factors were both saved, as they are if the model made both."""
     try:
         one, other = node._saved_self, node._saved_other
     except RuntimeError:

@@ -19,7 +19,7 @@ def rank_samples(subject: CheckedModel, gradients: bool) -> tuple[RankedSample, 
     """Return all samples, the most suspicious first."""
     try:
         count = subject.size
-        alone = [_Alone(subject, count, row, gradients) for row in range(count)]
+        alone = [_SingleSample(subject, count, row, gradients) for row in range(count)]
     except NotApplicableError as error:
         raise UnsupportedError(f"samples cannot be told apart: {error}") from error
     known = sample_numbers(count, [t for t in subject.given.values() if t.shape[:1] == (count,)], None)
@@ -38,7 +38,7 @@ def rank_samples(subject: CheckedModel, gradients: bool) -> tuple[RankedSample, 
     return tuple(sorted(found, key=lambda sample: -sample.suspicion))
 
 
-class _Alone:
+class _SingleSample:
     """What one sample gives without the others."""
 
     def __init__(self, subject: CheckedModel, count: int, row: int, gradients: bool) -> None:
@@ -82,7 +82,7 @@ def _row(tensor: torch.Tensor, count: int, row: int) -> torch.Tensor:
 
 
 def _target(subject: CheckedModel, count: int, row: int) -> Any:
-    """The target of one sample; several tensors stay in their container."""
+    """Return the target of one sample; several tensors stay in their container."""
     target = subject.question.target
     if isinstance(target, torch.Tensor):
         return _row(target, count, row)
