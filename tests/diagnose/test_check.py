@@ -14,6 +14,8 @@ from click.testing import CliRunner
 import tensortap as tt
 from tensortap.cli import cli
 from tensortap.diagnose import REGISTRY
+from tensortap.diagnose.attribution import one_for_each_cause
+from tensortap.finding import Finding
 from tensortap.view.terminal.findings import findings_json
 
 
@@ -132,3 +134,13 @@ def test_a_name_that_does_not_fit_is_a_pattern_that_show_takes(tmp_path: Path, m
     assert found and found[1].startswith("**.")
     shown = CliRunner().invoke(cli, ["show", str(run), "--site", found[1], "--json"])
     assert shown.exit_code == 0 and "layer.1" in shown.stdout and "layer.0" not in shown.stdout
+
+
+def test_an_error_does_not_hide_under_a_warning() -> None:
+    """A cause is as severe as the worst of what follows from it, so that the exit code sees that too."""
+    given = [Finding("poor_initialisation", "warning", "a:param", None, {}, "too large"),
+             Finding("nonfinite", "error", "a:output", None, {}, "NaN")]  # fmt: skip
+    (found,) = one_for_each_cause(given)
+    assert (found.rule, found.severity, [f.rule for f in found.consequences]) == (
+        "poor_initialisation", "error", ["nonfinite"],
+    )  # fmt: skip

@@ -17,7 +17,7 @@ from tensortap.diagnose.rules.context.chance import loss_at_chance
 from tensortap.diagnose.rules.context.labels import labels_one_class
 from tensortap.diagnose.rules.context.loops import batchnorm_cannot_estimate, gradients_reset_early
 from tensortap.diagnose.rules.context.loss_calls import _wrong_axis
-from tensortap.diagnose.rules.context.optimizers import learning_rate_low
+from tensortap.diagnose.rules.context.optimizers import learning_rate_high, learning_rate_low
 from tensortap.diagnose.rules.context.sequences import positions_constant
 from tensortap.diagnose.rules.context.shared import goes_wrong
 from tensortap.diagnose.rules.context.structure import layers_shared
@@ -198,3 +198,38 @@ def test_a_sample_that_came_in_bad_leads_to_the_data(bad_inputs, line):
 def test_what_a_model_is_given_is_no_activation(place, given):
     """An adjacency matrix is zero nearly everywhere and no dead ReLU; a layer's input may well be one's output."""
     assert _is_given(Events(("model", "G", {})), SimpleNamespace(place=place)) is given
+
+
+JUMP = [1.5, *np.linspace(30, 12, 10), *np.full(29, 11.0)]
+COMES_BACK = [3.6, 4.8, 10.5, *np.linspace(9.5, 3.3, 17), *np.linspace(3.3, 3.05, 20)]
+GETS_ON = [3.6, 4.8, 10.5, *np.linspace(9.5, 2, 17), *np.linspace(2, 0.5, 20)]
+
+
+@pytest.mark.parametrize(("ratios", "loss", "found"), [
+    ([5.0, 0.0, 0.0, 0.0], JUMP, ["error"]),  # the first step leaves no gradient
+    ([3.6, 0.7, 0.4, 0.2], COMES_BACK, ["error"]),
+    ([0.4, 0.3, 0.2, 0.1], COMES_BACK, ["error"]),
+    ([3.6, 0.7, 0.4, 0.2], GETS_ON, []),
+    ([0.05, 0.05, 0.05, 0.05], COMES_BACK, []),
+    ([1.0, 0.1, 0.1, 0.1], JUMP, []),  # a layer that begins at zero, once
+    ([0.4, 0.3, 0.2, 0.1], np.linspace(3.6, 2.9, 40), []),  # it falls from the start, slowly
+])  # fmt: skip
+def test_a_rate_is_too_high_where_it_throws_the_loss_up(ratios, loss, found):
+    """Steps of the weights' own size are too large where the loss jumps and stays, and fine where it gets on."""
+    moved = [("parameters", "Adam", {"shapes": [[4, 4]], "update": [ratio]}) for ratio in ratios]
+    history = Events(*moved, totals(), ("loss", "cross_entropy", {"train": True}), loss=loss)
+    assert found_by(learning_rate_high, history) == found
+
+
+@pytest.mark.parametrize(("loss", "found"), [(JUMP, ["error"]), (COMES_BACK, ["error"]), (GETS_ON, [])])
+def test_a_rate_is_judged_where_the_loss_function_is_not_seen(loss, found):
+    """In a compiled step of JAX only the loss itself is seen, which is enough to see it jump."""
+    moved = [("parameters", "adam", {"shapes": [[4, 4]], "update": [r]}) for r in (200.0, 0.7, 0.4)]
+    assert found_by(learning_rate_high, Events(*moved, totals(), loss=loss)) == found
+
+
+@pytest.mark.parametrize(("times", "found"), [(0.8, []), (1.0, ["warning"]), (1.2, ["warning"]), (8.0, [])])
+def test_far_above_chance_is_not_at_chance(times, found):
+    """A loss of many times what answering without looking gives has other causes than one that stays there."""
+    calls = classes({"0": 50, "1": 50}, 20)
+    assert found_by(loss_at_chance, Events(*calls, totals(), loss=noisy(np.full(60, times * np.log(2))))) == found

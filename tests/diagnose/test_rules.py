@@ -337,40 +337,6 @@ def test_what_an_error_kept_from_running_is_not_said_to_have_been_left_out(tmp_p
         assert "never_ran" not in found.rules and why in found.skipped["never_ran"]
 
 
-@pytest.mark.filterwarnings("ignore::tensortap.TensortapWarning")
-def test_the_operation_that_on_nonfinite_named_is_in_the_finding(tmp_path):
-    """What was known while it trained is told by `check` too: the operation, its module and the reason."""
-
-    class Root(nn.Module):
-        def forward(self, x):
-            return torch.sqrt(x)
-
-    model = nn.Sequential(nn.Identity(), Root())
-    with torch.no_grad(), tt.watch(model, to=tmp_path / "run", on_nonfinite="record") as tap:
-        for value in (1.0, -1.0):
-            model(torch.full((2, 3), value))
-            tap.step()
-    (found,) = tap.run.findings("nonfinite")
-    assert found.steps.first == 1 and "Its origin: sqrt in 1 (Root)" in found.message
-    assert any("negative" in line for line in found.evidence["origin"])
-
-
-def test_an_origin_in_the_batch_is_said_to_come_in(tmp_path):
-    """`on_nonfinite` blames no layer for a bad batch, and the advice does not offer what is on already."""
-    torch.manual_seed(0)
-    model, batches = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)), torch.randn(3, 8, 4)
-    batches[1, 3, 2] = torch.inf
-    with pytest.warns(tt.TensortapWarning, match="the batch was not finite when it came in"), tt.watch(
-        model, to=tmp_path / "run", on_nonfinite="record"
-    ) as tap:  # fmt: skip
-        for batch in batches:
-            model(batch)
-            tap.step()
-    [found] = [each for each in tap.run.findings() if each.rule == "nonfinite"]
-    assert found.steps.first == 1 and "Its origin: the batch was not finite when it came in." in found.message
-    assert "how the data is read" in found.advice and "on_nonfinite" not in found.advice
-
-
 @pytest.mark.parametrize("since", [0, 9])
 def test_dead_units_are_told_from_the_step_since_which_they_are_dead(tmp_path: Path, since: int) -> None:
     """The steps begin where the units fell silent, not where the stretch begins by which the rule judges."""

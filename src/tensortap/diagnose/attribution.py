@@ -73,8 +73,14 @@ def one_for_each_cause(findings: Iterable[Finding]) -> list[Finding]:
         if cause is None:
             kept.append(finding)
         else:
-            kept[cause] = replace(kept[cause], consequences=(*kept[cause].consequences, finding))
+            kept[cause] = _with_consequence(kept[cause], finding)
     return kept
+
+
+def _with_consequence(cause: Finding, finding: Finding) -> Finding:
+    """Add what follows from a cause, which is at least as severe: an error must not hide under a warning."""
+    severity = max(cause.severity or "warning", finding.severity or "warning", key=SEVERITIES.index)
+    return replace(cause, severity=severity, consequences=(*cause.consequences, finding))
 
 
 def _depth(finding: Finding) -> int:

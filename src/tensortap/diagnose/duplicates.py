@@ -32,7 +32,7 @@ def without_duplicates(sites: Sequence[SiteHistory], keys: dict[Place, Key]) -> 
         if site.place not in keys:
             keys[site.place] = _key(site)
         same = kept.setdefault(keys[site.place], [])
-        if not any(_telling(site) or _inside(other.module, site.module) for other in same):
+        if not any(_varies(site) or _inside(other.module, site.module) for other in same):
             out.append(site)
             same.append(site)
     return out
@@ -49,7 +49,7 @@ def _digest(values: npt.NDArray[Any]) -> bytes:
     return hashlib.blake2b(np.ascontiguousarray(values).tobytes(), digest_size=16).digest()
 
 
-def _telling(site: SiteHistory) -> bool:
+def _varies(site: SiteHistory) -> bool:
     return bool(np.any(site["std"] > 0))
 
 

@@ -92,13 +92,13 @@ class SiteHistory:
 
     @property
     def module(self) -> str:
-        """The path of the module; of a parameter, its owner's."""
+        """The path of the module; for a parameter, that of its module."""
         return module_of(self.place.site, self.place.port)
 
     @property
     def absmax(self) -> Floats:
         """The largest finite magnitude at each step."""
-        return np.fmax(np.abs(self["min"]), np.abs(self["max"]))
+        return self["absmax"]
 
     @property
     def zeros(self) -> Floats:
@@ -240,7 +240,7 @@ class RunHistory:
         return {place: list(_read(_latest(items, last))) for place, items in kept.items()}
 
     def numbers(self, port: str, name: str) -> dict[Place, tuple[npt.NDArray[np.int64], Floats]]:
-        """Return a named number of each site at a port over steps; of several in a step, the largest."""
+        """Return a named number of each site at a port over steps; the largest, where a step has several."""
         found: dict[Place, list[tuple[npt.NDArray[np.int64], Floats]]] = {}
         for block in _blocks(self, port, ["numbers"]):
             values = array_of(pc.map_lookup(block.columns["numbers"], pa.scalar(name), "first"))
@@ -280,7 +280,7 @@ class RunHistory:
 
 
 class _SitesAtPort:
-    """Reads the histories of the sites at one port."""
+    """Read the histories of the sites at one port."""
 
     def __init__(self, history: RunHistory, port: str) -> None:
         self._history = history

@@ -36,6 +36,11 @@ ORDER: Final = (  # in which they are asked: causes before what they cause, so t
 )  # fmt: skip
 
 
+NO_CONTEXT: Final = (
+    "no training context was recorded: write tt.watch(model, context=True), or run the script by tensortap run SCRIPT"
+)
+
+
 class NoData(Exception):  # noqa: N818  # no error: the rule looks elsewhere than the probes did
     """Raised by a rule that cannot look: what it needs was not recorded. The message says how to record it."""
 
@@ -68,6 +73,17 @@ class Rule:
         function = self.function.func if isinstance(self.function, partial) else self.function
         return (inspect.getdoc(function) or "").partition("\n")[0]
 
+    @property
+    def missing(self) -> str:
+        """What it says where no port that it needs was recorded; empty where it needs none."""
+        if not self.needs:
+            return ""
+        pattern = f"'**:{self.needs[0]}'"
+        return (
+            f"no {' or '.join(self.needs)} was recorded: write tt.watch(model, '**', {pattern}), or run the script by "
+            f"tensortap run --sites {pattern} SCRIPT"
+        )
+
     def using(self, **thresholds: Any) -> Rule:
         """Return the same rule with other thresholds."""
         for name in thresholds:
@@ -80,7 +96,7 @@ class Rule:
     def __call__(self, history: RunHistory) -> Iterator[Finding]:
         """Look. What the function left open, the rule's name and severity, is filled in."""
         if self.needs and not any(history.sites(port) for port in self.needs):
-            raise NoData(f"no {' or '.join(self.needs)} was recorded")
+            raise NoData(self.missing)
         for finding in self.function(history) or ():
             yield replace(finding, rule=finding.rule or self.name, severity=finding.severity or self.severity)
 
@@ -135,7 +151,9 @@ def _as_rule(item: Rule | Looks | str) -> Rule:
         return item
     if isinstance(item, str):
         if item not in REGISTRY:
-            raise ProbeError(f"no rule {item!r}.{suggest(item, REGISTRY)}\nThere are:{names_listed(item, REGISTRY)}")
+            raise ProbeError(
+                f"there is no rule {item!r}.{suggest(item, REGISTRY)}\nThere are:{names_listed(item, REGISTRY)}"
+            )
         return REGISTRY[item]
     if callable(item):
         return Rule(getattr(item, "__name__", type(item).__name__), "warning", (), item)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tensortap.reduce.statistics import NUMBERS
+from tensortap.reduce.statistics import NUMBERS, REGISTRY
 from tensortap.store import queries
 from tensortap.store.files import load_json
 from tensortap.store.snapshot import Snapshot
@@ -89,8 +89,7 @@ def _columns(shape: tuple[int, ...], numbers: list[list[float]]) -> dict[str, Fl
     columns["zeros"] = np.round(columns["zeros"] * numel)
     columns["numel"] = np.full(count, numel)
     columns["l1"] = np.abs(columns["mean"]) * numel
-    columns["absmax"] = np.fmax(np.abs(columns["min"]), np.abs(columns["max"]))
-    return columns
+    return columns | {s.name: s.derive(columns) for s in REGISTRY if s.derive is not None}
 
 
 def thin_ratios(events: Sequence[TrainingEvent]) -> dict[Place, tuple[Integers, Floats]]:

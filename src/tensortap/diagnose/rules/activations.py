@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tensortap import text
 from tensortap.diagnose.history import LAST, RunHistory, SiteHistory
 from tensortap.diagnose.rule import NoData, rule
-from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, kernels, lately, relu_like
+from tensortap.diagnose.rules.shared import RELUS, WEIGHTED, kernels, lasting_to_the_end, relu_like
 from tensortap.finding import Finding, Steps
 from tensortap.reduce.histogram import edges
 from tensortap.select.ports import FORWARD_PORTS
@@ -87,7 +87,7 @@ def _since(silent: npt.NDArray[np.int64], kept: Units, active: float) -> Steps:
 
 
 def _by_zeros(site: SiteHistory, zeros: float) -> Finding | None:
-    held = lately(site.zeros >= zeros, LAST, site.finite)
+    held = lasting_to_the_end(site.zeros >= zeros, LAST, site.finite)
     if not held.any():
         return None
     share = float(site.zeros[held].mean())
@@ -109,7 +109,7 @@ def _before_relu(history: RunHistory, reported: set[str]) -> list[SiteHistory]:
 
 
 def _by_gradient(site: SiteHistory, zero_gradients: float) -> Iterator[Finding]:
-    held = lately(site.zeros >= zero_gradients, LAST, site.finite)
+    held = lasting_to_the_end(site.zeros >= zero_gradients, LAST, site.finite)
     if held.any():
         share = float(site.zeros[held].mean())
         message = f"{text.percent(share, 1)} of the weight's gradient is zero: so many units never fired in a batch."

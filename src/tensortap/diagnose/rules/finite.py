@@ -15,6 +15,7 @@ from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.samples import with_sample
 from tensortap.finding import Finding, Steps
 from tensortap.select.ports import FORWARD_PORTS, MEMBER_PORTS
+from tensortap.store.queries import metrics
 from tensortap.types import Place
 
 _LIGHT: Final = (
@@ -32,12 +33,13 @@ _LIGHT: Final = (
     "neginf",
     "dtype",
 )
+_LOOKBACK: Final = " (tt.watch(..., lookback=5) keeps it)"
 _CAUSES: Final = "usual causes are log or division of 0, overflow in half precision, and too high a learning rate."
 ADVICE: Final = (
-    "Look at what went into this site one step earlier (tt.watch(..., lookback=5) keeps it; with "
-    f"on_nonfinite='record' the operation that made it is named); {_CAUSES}"
+    f"Look at what went into this site one step earlier{_LOOKBACK}; with on_nonfinite='record' the operation that made "
+    f"it is named; {_CAUSES}"
 )
-_NAMED: Final = f"Look at what went into it, one step earlier too (tt.watch(..., lookback=5) keeps that); {_CAUSES}"
+_NAMED: Final = f"Look at what went into it, one step earlier too{_LOOKBACK}; {_CAUSES}"
 
 _SAID: Final = ("why ", "line ", "next ")  # of an origin's lines; the others are columns of numbers
 _CAME_IN: Final = "the batch was not finite when it came in"  # as an origin says it
@@ -54,7 +56,8 @@ def nonfinite(history: RunHistory) -> Iterator[Finding]:
     events, masks = _events(history)
     several = len(history.snapshot.ranks) > 1
     if events:
-        yield with_sample(history, _with_origin(history, _lead(events, several)))
+        found = _with_origin(history, _lead(events, several))
+        yield with_sample(history, _with_labels(history, _with_earlier_step(history, found)))
     elif history.phase is not None and (evaluated := _events(history.of_phase("eval"))[0]):
         yield _lead(evaluated, several, " of evaluation; no step of training has any")
     elif bad := _bad_metrics(history):
@@ -63,6 +66,29 @@ def nonfinite(history: RunHistory) -> Iterator[Finding]:
         yield _mask_note(history, masks)
     if not history.places and not history.metrics:
         raise NoData("nothing was recorded")
+
+
+def _with_earlier_step(history: RunHistory, finding: Finding) -> Finding:
+    """Name the step before, where the run holds it, instead of advising to keep it."""
+    if finding.steps is None or _LOOKBACK not in finding.advice:
+        return finding
+    before = finding.steps.first - 1
+    if not history.table(steps=[before], columns=["step"]).num_rows:
+        return finding
+    return replace(finding, advice=finding.advice.replace(_LOOKBACK, f" (step {before}, which the run holds)"))
+
+
+def _with_labels(history: RunHistory, finding: Finding) -> Finding:
+    """Name the labels that `tap.span(...)` gave to the step: which request it was."""
+    if finding.steps is None:
+        return finding
+    rows = metrics(history.snapshot).filter(pc.field("step") == finding.steps.first).to_pylist()
+    labels = {row["name"]: row["text"] for row in rows if row["text"] is not None}
+    if not labels:
+        return finding
+    said = ", ".join(f"{name} {value}" for name, value in labels.items())
+    evidence = {**finding.evidence, "labels": labels}
+    return replace(finding, evidence=evidence, message=f"{finding.message} That step is {said}.")
 
 
 def _with_origin(history: RunHistory, finding: Finding) -> Finding:

@@ -12,7 +12,7 @@ from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory, steps_where
 from tensortap.diagnose.rule import NoData, rule
 from tensortap.diagnose.rules.context.shared import gets_on
-from tensortap.diagnose.rules.shared import kernels, lately, streak
+from tensortap.diagnose.rules.shared import kernels, lasting_to_the_end, streak
 from tensortap.finding import Finding
 
 Floats = npt.NDArray[np.float64]
@@ -53,7 +53,7 @@ def vanishing_gradients(
     if not known:
         raise NoData("fewer than two layers' gradients were recorded at the same steps")
     for depth in known:
-        held = lately((depth.ratio < ratio) & (depth.sizes[0] < small) & (depth.sizes[0] > 0), steps)
+        held = lasting_to_the_end((depth.ratio < ratio) & (depth.sizes[0] < small) & (depth.sizes[0] > 0), steps)
         if not held.any() or _reaches_embeddings(history, depth, held, ratio):
             continue
         first, last = (float(np.median(row[held])) for row in (depth.sizes[0], depth.sizes[-1]))

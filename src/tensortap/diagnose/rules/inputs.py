@@ -9,7 +9,7 @@ import numpy as np
 
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory
-from tensortap.diagnose.rule import NoData, rule
+from tensortap.diagnose.rule import NO_CONTEXT, NoData, rule
 from tensortap.diagnose.rules.context.shared import gets_on
 from tensortap.diagnose.rules.samples import outsized_sample
 from tensortap.diagnose.rules.shared import named
@@ -92,7 +92,7 @@ def _of_batches(history: RunHistory, far: float, extreme: float) -> Iterator[Fin
             "", "info" if fine else "", ":input", Steps(event.step, wide[-1][0].step, len(wide)), given,
             f"{_called(event.data.get('slot', ''))} ranges from {text.number(given['min'])} to "
             f"{text.number(given['max'])}, with mean {text.number(given['mean'])} and std {text.number(given['std'])}.",
-            "Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", event.code,
+            advice="Scale it to [0, 1] or [−1, 1], or to mean 0 and std 1.", code=event.code,
         )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _given(history: RunHistory) -> list[SiteHistory]:
 def sample_out_of_size(history: RunHistory) -> Iterator[Finding]:
     """One sample's values are far larger than those of its batch and of the batches before, at a usual loss."""
     if not history.events("model"):
-        raise NoData("no training context was recorded: record with tensortap run or tt.watch(model, context=True)")
+        raise NoData(NO_CONTEXT)
     if (found := outsized_sample(history)) is not None:
         yield found
 

@@ -144,7 +144,7 @@ def _spread(values: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.floa
 def _relative(values: npt.NDArray[np.float64], before: npt.NDArray[np.float64], window: int) -> npt.NDArray[np.float64]:
     """Return how many times its usual scatter a loss's ratio to the mean before it is, as logarithms.
 
-    The loss of small batches is spread evenly on that scale. Of losses that are not positive it says nothing.
+    The loss of small batches is spread evenly on that scale. It says nothing about losses that are not positive.
     """
     if np.any(values <= 0) or np.any(before <= 0):
         return np.full(len(before), np.inf)

@@ -76,7 +76,8 @@ def _still(sites: Sequence[SiteHistory], of: int, severity: str, advice: str) ->
 def update_ratio(history: RunHistory, *, high: float = 10.0, low: float = 1e-8, steps: int = 3) -> Iterator[Finding]:
     """A kernel's update is more than `high` times, or always less than `low` times, its size (WeightUpdateRatio).
 
-    `low` must hold at every step, of `steps` at least; an update of exactly zero is for `unchanged` to report.
+    `low` must hold at every step, of `steps` at least; an update of exactly zero is for `unchanged` to report. A step
+    of LBFGS is many updates: where the loss falls, `high` is only noted.
     """
     shapes = {site.place: site for site in history.sites("update")}
     for place, (when, ratio) in history.numbers("update", "ratio").items():
@@ -86,10 +87,16 @@ def update_ratio(history: RunHistory, *, high: float = 10.0, low: float = 1e-8, 
         moved = ratio[ratio > 0]
         if much.any():
             said = f"up to {text.number(float(ratio[much].max()))} times"
-            yield _ratio(shapes[place], when, much, ratio, said, "Lower the learning rate, or warm it up.")
+            found = _ratio(shapes[place], when, much, ratio, said, "Lower the learning rate, or warm it up.")
+            yield replace(found, severity="info") if _iterates(history) and gets_on(history) else found
         elif len(moved) >= steps and np.all(moved < low):
             said = f"at most {text.number(float(moved.max()))} times"
             yield _ratio(shapes[place], when, ratio > 0, ratio, said, "Raise the learning rate.")
+
+
+def _iterates(history: RunHistory) -> bool:
+    """Return whether an optimizer takes many steps in one, by a closure."""
+    return any(event.name == "LBFGS" for event in history.events("optimizer"))
 
 
 def _ratio(site: SiteHistory, when: Steps, mask: Mask, ratio: Floats, said: str, advice: str) -> Finding:

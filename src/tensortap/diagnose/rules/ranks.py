@@ -37,11 +37,11 @@ _SHOWN: Final = 8
 def replicas_differ(history: RunHistory) -> Iterator[Finding]:
     """Parameters, gradients, updates or buffers that should be equal on data-parallel ranks are not.
 
-    Ranks that recorded a placement say themselves what they share. Of other ranks those are taken for replicas that
-    began with the same parameters, but for a few. Contents are compared by `tt.hash()` where it was kept, else by all
-    statistics. Only the first step and stage at which replicas part is named: all else follows from it. A buffer that
-    differs in every step is each rank's own, such as a count of the rows that it has seen. An update that differs is
-    none where the parameters of the next step are equal: it was sent after the optimizer's step, as ZeRO-1 may do.
+    Ranks that recorded a placement say themselves what they share. Other ranks are taken for replicas if they began
+    with the same parameters, except for a few. Contents are compared by `tt.content_hash()` where it was kept, else
+    by all statistics. Only the first step and stage at which replicas part is named: all else follows from it. A buffer
+    that differs in every step is each rank's own, such as a count of the rows that it has seen. An update that
+    differs does not count if the parameters of the next step are equal: ZeRO-1 may send it after the optimizer's step.
     """
     if len(history.snapshot.ranks) < 2:
         raise NoData("only one rank recorded")
@@ -100,7 +100,7 @@ def _arrived_later(
 def _exchange_something(history: RunHistory) -> None:
     """Refuse ranks that were started together and have no process group: nothing of theirs should be equal."""
     if history.snapshot.run_json.get("independent"):
-        raise NoData("the ranks had no process group, so they are no replicas")
+        raise NoData("the ranks had no process group, so they are not replicas")
 
 
 def _steps(history: RunHistory, ports: Sequence[str]) -> dict[int, dict[Place, dict[int, ReplicaMark]]]:

@@ -66,7 +66,7 @@ def spike_of_one_sample(history: RunHistory, factor: float) -> Finding | None:
     evidence = {"value": first.data["loss"], "before": first.data["before"], "spikes": len(found)}
     message = f"The loss jumps from {before} to {loss} at step {first.step}."
     when = Steps(first.step, first.step, 1)
-    return with_sample(history, Finding("", "info", "", when, evidence, message, "", first.code))
+    return with_sample(history, Finding("", "info", "", when, evidence, message, code=first.code))
 
 
 def outsized_sample(history: RunHistory) -> Finding | None:
@@ -79,7 +79,7 @@ def outsized_sample(history: RunHistory) -> Finding | None:
     evidence = {"size": row["size"], "batches": len(found), "samples": first.data["rows"], "sample_is_clear": True}
     when = Steps(first.step, found[-1].step, len(found))
     message = f"One sample is out of size. {sentence(first.data, 'stands out')}"
-    return Finding("", "", ":input", when, evidence, message, _look_at(row), first.code)
+    return Finding("", "", ":input", when, evidence, message, advice=_look_at(row), code=first.code)
 
 
 def _jump(event: TrainingEvent) -> float:

@@ -39,14 +39,14 @@ def relu_like(site: SiteHistory) -> bool:
     return bool(np.all(site["min"][site.finite] >= 0) and np.any(site["max"] > 0) and np.any(site["zeros"] > 0))
 
 
-def lately(mask: Mask, count: int, finite: Mask | None = None) -> Mask:
+def lasting_to_the_end(mask: Mask, count: int, finite: Mask | None = None) -> Mask:
     """Return the last steps, unbroken to the end, at which the mask holds; nothing when they are fewer than `count`.
 
     With `finite`, steps that are not finite are left out of account: what was wrong before a NaN stays named.
     """
     if finite is not None:
         out = np.zeros_like(mask)
-        out[finite] = lately(mask[finite], count)
+        out[finite] = lasting_to_the_end(mask[finite], count)
         return out
     held = np.logical_and.accumulate(mask[::-1])[::-1]
     return held if held.sum() >= min(count, len(mask)) and mask.any() else np.zeros_like(mask)
@@ -88,7 +88,7 @@ def _execution_order(history: RunHistory) -> dict[str, int]:
 
 
 def _nearest(path: str, order: dict[str, int]) -> int:
-    """When a module ran; of one that is never called by itself, when the nearest around it did."""
+    """Return when a module ran, or the nearest module around it where it is never called itself."""
     while path and path not in order:
         path = path.rpartition(".")[0]
     return order.get(path, len(order))

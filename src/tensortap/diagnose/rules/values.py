@@ -9,7 +9,7 @@ import numpy as np
 from tensortap import text
 from tensortap.diagnose.history import RunHistory, SiteHistory
 from tensortap.diagnose.rule import rule
-from tensortap.diagnose.rules.shared import RELUS, lately, named
+from tensortap.diagnose.rules.shared import RELUS, lasting_to_the_end, named
 from tensortap.finding import Finding
 from tensortap.select.ports import FORWARD_PORTS, GRADIENT_PORTS
 
@@ -48,7 +48,11 @@ def computed(history: RunHistory) -> list[SiteHistory]:
 
 
 def _folded(sites: list[SiteHistory], steps: int, advice: str) -> Iterator[Finding]:
-    lasting = {s: lately((s["zeros"] == s["numel"]) & (s["numel"] > 1), steps, s.finite) for s in sites if s.floating}
+    lasting = {
+        s: lasting_to_the_end((s["zeros"] == s["numel"]) & (s["numel"] > 1), steps, s.finite)
+        for s in sites
+        if s.floating
+    }
     zero = [site for site, mask in lasting.items() if mask.any()]
     if not zero:
         return
@@ -65,7 +69,7 @@ def constant(history: RunHistory, *, steps: int = 3) -> Iterator[Finding]:
     """Every element is the same, other than zero, at the last `steps` steps and before: std is 0."""
     for site in computed(history):
         same = (site["min"] == site["max"]) & (site["min"] != 0) & (site["numel"] > 1)
-        held = lately(same, steps, site.finite)
+        held = lasting_to_the_end(same, steps, site.finite)
         if site.floating and held.any():
             value, numel = float(site["min"][held][-1]), int(site["numel"][-1])
             yield site.finding(

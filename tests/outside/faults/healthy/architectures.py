@@ -272,4 +272,88 @@ for step in range(60):
     loss.backward()
     opt.step()
 """),
+    _case("translation with padding and teacher forcing", """
+PAD, BOS, EOS = 0, 1, 2
+def batch(n):
+    lengths = torch.randint(2, 7, (n,))
+    source = torch.zeros(n, 8, dtype=torch.long)
+    target = torch.zeros(n, 9, dtype=torch.long)
+    for i, k in enumerate(lengths):
+        words = torch.randint(3, 20, (int(k),))
+        source[i, :k] = words
+        target[i, 0], target[i, 1:k + 1], target[i, k + 1] = BOS, words.flip(0), EOS
+    return source, target
+
+class Seq2Seq(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 24, padding_idx=PAD)
+        self.encoder = nn.GRU(24, 32, batch_first=True)
+        self.decoder = nn.GRU(24, 32, batch_first=True)
+        self.out = nn.Linear(32, 20)
+
+    def forward(self, source, target):
+        _, state = self.encoder(self.embed(source))
+        hidden, _ = self.decoder(self.embed(target), state)
+        return self.out(hidden)
+
+model = Seq2Seq()
+opt = torch.optim.Adam(model.parameters(), lr=5e-3)
+criterion = nn.CrossEntropyLoss(ignore_index=PAD)
+for step in range(60):
+    source, target = batch(32)
+    logits = model(source, target[:, :-1])
+    loss = criterion(logits.reshape(-1, 20), target[:, 1:].reshape(-1))
+    opt.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    opt.step()
+"""),
+    _case("coordinates to colours with sines", """
+class Sine(nn.Module):
+    def __init__(self, i, o, first=False):
+        super().__init__()
+        self.linear = nn.Linear(i, o)
+        bound = 1 / i if first else (6 / i) ** 0.5 / 30
+        nn.init.uniform_(self.linear.weight, -bound, bound)
+
+    def forward(self, x):
+        return torch.sin(30 * self.linear(x))
+
+xy = torch.stack(torch.meshgrid(torch.linspace(-1, 1, 24), torch.linspace(-1, 1, 24), indexing="ij"), -1).reshape(-1, 2)
+picture = torch.sin(4 * xy[:, :1]) * torch.cos(3 * xy[:, 1:])
+net = nn.Sequential(Sine(2, 48, True), Sine(48, 48), nn.Linear(48, 1))
+opt = torch.optim.Adam(net.parameters(), lr=1e-3)
+for step in range(60):
+    loss = F.mse_loss(net(xy), picture)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("prompt tuning of a frozen transformer", """
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, tokens, prompt):
+        h = torch.cat([prompt.expand(len(tokens), -1, -1), self.embed(tokens)], 1)
+        return self.head(self.block(h)[:, 0])
+
+model = Tiny()
+for p in model.parameters():
+    p.requires_grad_(False)
+prompt = nn.Parameter(0.1 * torch.randn(1, 4, 16))
+opt = torch.optim.Adam([prompt], lr=0.05)
+tokens = torch.randint(0, 20, (200, 6))
+y = (tokens[:, 0] > 9).long()
+for step in range(80):
+    pick = torch.randint(0, 200, (32,))
+    loss = F.cross_entropy(model(tokens[pick], prompt), y[pick])
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
 ]  # fmt: skip

@@ -102,4 +102,76 @@ for step in range(60):
     total.backward()
     meta.step()
 """),
+    _case("DDPG with slow targets", """
+import copy
+actor = nn.Sequential(nn.Linear(3, 32), nn.ReLU(), nn.Linear(32, 1), nn.Tanh())
+critic = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 1))
+slow_actor, slow_critic = copy.deepcopy(actor), copy.deepcopy(critic)
+actor_opt = torch.optim.Adam(actor.parameters(), lr=1e-3)
+critic_opt = torch.optim.Adam(critic.parameters(), lr=3e-3)
+for step in range(80):
+    s, s2 = torch.randn(64, 3), torch.randn(64, 3)
+    with torch.no_grad():
+        a = (actor(s) + 0.2 * torch.randn(64, 1)).clamp(-1, 1)
+        r = -(a - torch.tanh(s[:, :1])).square()
+        target = r + 0.9 * slow_critic(torch.cat([s2, slow_actor(s2)], 1))
+    critic_loss = F.mse_loss(critic(torch.cat([s, a], 1)), target)
+    critic_opt.zero_grad()
+    critic_loss.backward()
+    critic_opt.step()
+    actor_loss = -critic(torch.cat([s, actor(s)], 1)).mean()
+    actor_opt.zero_grad()
+    actor_loss.backward()
+    actor_opt.step()
+    with torch.no_grad():
+        for slow, fast in ((slow_actor, actor), (slow_critic, critic)):
+            for p, q in zip(slow.parameters(), fast.parameters()):
+                p.mul_(0.99).add_(q, alpha=0.01)
+"""),
+    _case("routes whose cost is minimised by the score function", """
+from torch.distributions import Categorical
+net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 3))
+opt = torch.optim.Adam(net.parameters(), lr=5e-3)
+baseline = None
+for step in range(80):
+    cities = torch.rand(64, 3, 2)
+    dist = Categorical(logits=net(cities.flatten(1)))
+    chosen = dist.sample()
+    cost = cities[torch.arange(64), chosen].norm(dim=1)
+    baseline = cost.mean() if baseline is None else 0.8 * baseline + 0.2 * cost.mean()
+    log_likelihood = dist.log_prob(chosen)
+    loss = ((cost - baseline) * log_likelihood).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("policy gradient on minus the reward", """
+policy = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2))
+opt = torch.optim.Adam(policy.parameters(), lr=1e-2)
+rewards_seen = []
+for episode in range(60):
+    states = torch.randn(24, 4)
+    log_p = F.log_softmax(policy(states), dim=1)
+    action = torch.multinomial(log_p.exp(), 1)
+    reward = ((states[:, 0] > 0).long() == action[:, 0]).float()
+    advantage = (reward - reward.mean()) / (reward.std() + 1e-6)
+    loss = (log_p.gather(1, action)[:, 0] * -advantage).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    rewards_seen.append(reward.mean().item())
+"""),
+    _case("policy by cross entropy of actions", """
+policy = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 3))
+opt = torch.optim.RMSprop(policy.parameters(), lr=3e-3)
+for episode in range(50):
+    s = torch.randn(32, 4)
+    with torch.no_grad():
+        a = torch.distributions.Categorical(logits=policy(s)).sample()
+    returns = (a == s[:, :3].argmax(1)).float() - 0.33
+    loss = (F.cross_entropy(policy(s), a, reduction="none") * returns).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
 ]  # fmt: skip

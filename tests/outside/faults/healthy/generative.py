@@ -135,4 +135,90 @@ for step in range(80):
     loss.backward()
     opt.step()
 """),
+    _case("mixture density network", """
+x = torch.rand(600, 1) * 2 - 1
+y = torch.where(torch.rand(600, 1) > 0.5, x, -x) + 0.1 * torch.randn(600, 1)
+net = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 9))
+opt = torch.optim.Adam(net.parameters(), lr=5e-3)
+for step in range(80):
+    pick = torch.randint(0, 600, (64,))
+    logits, mean, log_std = net(x[pick]).chunk(3, dim=1)
+    components = torch.distributions.Normal(mean, log_std.clamp(-5, 3).exp())
+    loss = -torch.logsumexp(F.log_softmax(logits, 1) + components.log_prob(y[pick]), dim=1).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("normalising flow with affine couplings", """
+from sklearn.datasets import make_moons
+points = torch.tensor(make_moons(600, noise=0.05, random_state=0)[0], dtype=torch.float32)
+
+class Coupling(nn.Module):
+    def __init__(self, flip):
+        super().__init__()
+        self.flip = flip
+        self.net = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x):
+        a, b = x.chunk(2, 1)
+        if self.flip:
+            a, b = b, a
+        log_scale, shift = self.net(a).chunk(2, 1)
+        log_scale = torch.tanh(log_scale)
+        b = b * log_scale.exp() + shift
+        return torch.cat([b, a] if self.flip else [a, b], 1), log_scale.sum(1)
+
+flow = nn.ModuleList([Coupling(i % 2 == 1) for i in range(6)])
+opt = torch.optim.Adam(flow.parameters(), lr=2e-3)
+for step in range(80):
+    z, total = points[torch.randint(0, 600, (100,))], 0.0
+    for layer in flow:
+        z, log_det = layer(z)
+        total = total + log_det
+    loss = (0.5 * z.square().sum(1) + 1.8379 - total).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("energy model with Langevin samples", """
+data = torch.randn(500, 2) * 0.3 + torch.tensor([1.0, -1.0])
+energy = nn.Sequential(nn.Linear(2, 32), nn.SiLU(), nn.Linear(32, 1))
+opt = torch.optim.Adam(energy.parameters(), lr=1e-3)
+buffer = torch.rand(200, 2) * 4 - 2
+for step in range(50):
+    index = torch.randint(0, 200, (50,))
+    sample = buffer[index].clone().requires_grad_(True)
+    for _ in range(8):
+        (slope,) = torch.autograd.grad(energy(sample).sum(), sample)
+        sample = (sample - 0.1 * slope + 0.02 * torch.randn_like(sample)).detach().requires_grad_(True)
+    buffer[index] = sample.detach()
+    real, fake = energy(data[torch.randint(0, 500, (50,))]), energy(sample.detach())
+    loss = real.mean() - fake.mean() + 0.1 * (real ** 2 + fake ** 2).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("conditional GAN with hinge losses and two critic steps", """
+G = nn.Sequential(nn.Linear(8 + 4, 32), nn.ReLU(), nn.Linear(32, 2))
+D = nn.Sequential(nn.Linear(2 + 4, 32), nn.LeakyReLU(0.2), nn.Linear(32, 1))
+g_opt = torch.optim.Adam(G.parameters(), lr=2e-4, betas=(0.0, 0.9))
+d_opt = torch.optim.Adam(D.parameters(), lr=4e-4, betas=(0.0, 0.9))
+centres = torch.tensor([[1., 1.], [-1., 1.], [1., -1.], [-1., -1.]])
+def real(n):
+    c = torch.randint(0, 4, (n,))
+    return centres[c] + 0.1 * torch.randn(n, 2), F.one_hot(c, 4).float()
+for step in range(60):
+    for _ in range(2):
+        x, c = real(48)
+        fake = G(torch.cat([torch.randn(48, 8), c], 1)).detach()
+        d_loss = F.relu(1 - D(torch.cat([x, c], 1))).mean() + F.relu(1 + D(torch.cat([fake, c], 1))).mean()
+        d_opt.zero_grad()
+        d_loss.backward()
+        d_opt.step()
+    _, c = real(48)
+    g_loss = -D(torch.cat([G(torch.cat([torch.randn(48, 8), c], 1)), c], 1)).mean()
+    g_opt.zero_grad()
+    g_loss.backward()
+    g_opt.step()
+"""),
 ]  # fmt: skip

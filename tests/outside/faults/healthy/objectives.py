@@ -159,4 +159,62 @@ for step in range(100):
     loss.backward()
     opt.step()
 """),
+    _case("quantile regression with three quantiles", """
+quantiles = torch.tensor([0.1, 0.5, 0.9])
+x = torch.rand(800, 1) * 4 - 2
+y = x ** 2 / 2 + torch.randn(800, 1) * (0.1 + 0.2 * x.abs())
+model = nn.Sequential(nn.Linear(1, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 3))
+opt = torch.optim.Adam(model.parameters(), lr=3e-3)
+for step in range(100):
+    pick = torch.randint(0, 800, (64,))
+    error = y[pick] - model(x[pick])
+    loss = torch.max(quantiles * error, (quantiles - 1) * error).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("segmentation by dice and cross entropy", """
+grid = torch.stack(torch.meshgrid(torch.arange(16.), torch.arange(16.), indexing="ij"))
+def batch(n):
+    centre = torch.rand(n, 2, 1, 1) * 10 + 3
+    mask = ((grid - centre).square().sum(1) < 9).float().unsqueeze(1)
+    return mask + 0.4 * torch.randn(n, 1, 16, 16), mask
+net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 1))
+opt = torch.optim.AdamW(net.parameters(), lr=5e-3)
+for step in range(60):
+    image, mask = batch(8)
+    logit = net(image)
+    p = torch.sigmoid(logit)
+    dice = 1 - (2 * (p * mask).sum((1, 2, 3)) + 1) / (p.sum((1, 2, 3)) + mask.sum((1, 2, 3)) + 1)
+    loss = F.binary_cross_entropy_with_logits(logit, mask) + dice.mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if step % 20 == 19:
+        net.eval()
+        with torch.no_grad():
+            image, mask = batch(8)
+            print(((net(image) > 0).float() == mask).float().mean())
+        net.train()
+"""),
+    _case("boxes and classes with an assignment", """
+grid = torch.arange(6).float()
+body = nn.Sequential(nn.Conv1d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv1d(16, 16, 3, padding=1), nn.ReLU())
+cls, box = nn.Conv1d(16, 2, 1), nn.Conv1d(16, 2, 1)
+opt = torch.optim.AdamW([*body.parameters(), *cls.parameters(), *box.parameters()], lr=5e-3, weight_decay=1e-4)
+for step in range(70):
+    at, size = torch.randint(0, 24, (32,)), torch.randint(2, 6, (32,))
+    signal = 0.1 * torch.randn(32, 1, 30)
+    for i in range(32):
+        signal[i, 0, at[i]:at[i] + size[i]] += 1
+    h = body(signal)
+    there = torch.zeros(32, 30).long()
+    there[torch.arange(32), at] = 1
+    found = box(h)[torch.arange(32), :, at]
+    goal = torch.stack([size / 6, (at % 6) / 6.0], 1)
+    loss = F.cross_entropy(cls(h), there, weight=torch.tensor([0.2, 1.0])) + F.smooth_l1_loss(found, goal)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
 ]  # fmt: skip

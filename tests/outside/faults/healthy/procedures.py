@@ -279,4 +279,81 @@ with torch.no_grad():
     draws = torch.stack([model(x) for _ in range(10)])
 print(draws.std(0).mean().item())
 """),
+    _case("sharpness-aware minimisation", """
+x = torch.randn(400, 12)
+y = (x[:, 0] - x[:, 1] > 0).long()
+model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Linear(32, 2))
+base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+for step in range(60):
+    pick = torch.randint(0, 400, (40,))
+    F.cross_entropy(model(x[pick]), y[pick]).backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters()]).norm()
+    moved = [p.grad * 0.05 / (norm + 1e-12) for p in model.parameters()]
+    with torch.no_grad():
+        for p, e in zip(model.parameters(), moved):
+            p.add_(e)
+    base.zero_grad()
+    F.cross_entropy(model(x[pick]), y[pick]).backward()
+    with torch.no_grad():
+        for p, e in zip(model.parameters(), moved):
+            p.sub_(e)
+    base.step()
+    base.zero_grad()
+"""),
+    _case("Reptile with copies of the model", """
+import copy
+model = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 1))
+for outer in range(25):
+    inner = copy.deepcopy(model)
+    opt = torch.optim.SGD(inner.parameters(), lr=0.02)
+    phase = torch.rand(1) * 3
+    for _ in range(5):
+        x = torch.rand(20, 1) * 6 - 3
+        loss = F.mse_loss(inner(x), torch.sin(x + phase))
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    with torch.no_grad():
+        for slow, fast in zip(model.parameters(), inner.parameters()):
+            slow.add_(0.3 * (fast - slow))
+"""),
+    _case("bfloat16 autocast, accumulation and clipping", """
+x = torch.randn(640, 16)
+y = (x[:, :3].sum(1) > 0).long()
+model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 2))
+opt = torch.optim.AdamW(model.parameters(), lr=2e-3)
+schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda k: min(1.0, (k + 1) / 5))
+for step in range(120):
+    pick = torch.randint(0, 640, (16,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = F.cross_entropy(model(x[pick]), y[pick]) / 4
+    loss.backward()
+    if (step + 1) % 4 == 0:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+        schedule.step()
+        opt.zero_grad(set_to_none=True)
+"""),
+    _case("DistributedSampler over epochs", """
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+x = torch.randn(300, 6)
+data = TensorDataset(x, x[:, :1] * 2)
+sampler = DistributedSampler(data, num_replicas=2, rank=0, shuffle=True, seed=5)
+held_out = DistributedSampler(data, num_replicas=2, rank=1, shuffle=False)
+loader, validation = DataLoader(data, 25, sampler=sampler), DataLoader(data, 25, sampler=held_out)
+model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 1))
+opt = torch.optim.Adam(model.parameters(), lr=3e-3)
+for epoch in range(5):
+    sampler.set_epoch(epoch)
+    model.train()
+    for a, b in loader:
+        loss = F.mse_loss(model(a), b)
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+    model.eval()
+    with torch.no_grad():
+        print(sum(F.mse_loss(model(a), b).item() for a, b in validation))
+"""),
 ]  # fmt: skip

@@ -180,4 +180,80 @@ for step in range(100):
     loss.backward()
     opt.step()
 """),
+    _case("word vectors with negative samples", """
+words = torch.randint(0, 50, (3000,))
+inner, outer = nn.Embedding(50, 16), nn.Embedding(50, 16)
+nn.init.uniform_(inner.weight, -0.03, 0.03)
+nn.init.zeros_(outer.weight)
+opt = torch.optim.Adam([*inner.parameters(), *outer.parameters()], lr=0.02)
+for step in range(60):
+    i = torch.randint(0, 2998, (128,))
+    centre, context = words[i], words[i] // 5 * 5 + torch.randint(0, 5, (128,))
+    noise = torch.randint(0, 50, (128, 5))
+    v = inner(centre)
+    positive = F.logsigmoid((v * outer(context)).sum(1))
+    negative = F.logsigmoid(-torch.bmm(outer(noise), v.unsqueeze(2)).squeeze(2)).sum(1)
+    loss = -(positive + negative).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("domain adaptation by gradient reversal", """
+class Reverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return -0.3 * g
+
+features = nn.Sequential(nn.Linear(8, 32), nn.ReLU())
+label, domain = nn.Linear(32, 2), nn.Sequential(nn.Linear(32, 16), nn.ReLU(), nn.Linear(16, 2))
+opt = torch.optim.SGD([*features.parameters(), *label.parameters(), *domain.parameters()], lr=0.05, momentum=0.9)
+for step in range(80):
+    source, target = torch.randn(32, 8), torch.randn(32, 8) + 0.7
+    y = (source[:, 0] > 0).long()
+    h = features(torch.cat([source, target]))
+    d = torch.cat([torch.zeros(32), torch.ones(32)]).long()
+    loss = F.cross_entropy(label(h[:32]), y) + F.cross_entropy(domain(Reverse.apply(h)), d)
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("Barlow twins", """
+base = torch.randn(400, 20)
+encoder = nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, 16))
+opt = torch.optim.Adam(encoder.parameters(), lr=2e-3)
+for step in range(60):
+    x = base[torch.randint(0, 400, (64,))]
+    a, b = encoder(x + 0.2 * torch.randn_like(x)), encoder(x + 0.2 * torch.randn_like(x))
+    a, b = (a - a.mean(0)) / a.std(0), (b - b.mean(0)) / b.std(0)
+    c = a.T @ b / 64
+    diagonal = torch.diagonal(c)
+    loss = (diagonal - 1).square().sum() + 0.01 * (c.square().sum() - diagonal.square().sum())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
+    _case("link prediction with sampled non-edges", """
+n = 60
+group = torch.arange(n) % 4
+edges = torch.tensor([(i, j) for i in range(n) for j in range(n) if i != j and group[i] == group[j]])
+adjacency = torch.eye(n)
+adjacency[edges[:, 0], edges[:, 1]] = 1
+adjacency = adjacency / adjacency.sum(1, keepdim=True)
+feature = nn.Embedding(n, 16)
+first, second = nn.Linear(16, 32), nn.Linear(32, 16)
+opt = torch.optim.Adam([*feature.parameters(), *first.parameters(), *second.parameters()], lr=0.01)
+for epoch in range(50):
+    h = second(F.relu(adjacency @ first(adjacency @ feature.weight)))
+    some = edges[torch.randint(0, len(edges), (128,))]
+    none = torch.randint(0, n, (128, 2))
+    score = torch.cat([(h[some[:, 0]] * h[some[:, 1]]).sum(1), (h[none[:, 0]] * h[none[:, 1]]).sum(1)])
+    loss = F.binary_cross_entropy_with_logits(score, torch.cat([torch.ones(128), torch.zeros(128)]))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""),
 ]  # fmt: skip

@@ -28,14 +28,14 @@ _MOST_COUNTED: Final = 64  # classes that an event counts one by one
 
 @rule("loss_at_chance")
 def loss_at_chance(
-    history: RunHistory, *, steps: int = 50, near: float = 0.06, labels: int = 1500
+    history: RunHistory, *, steps: int = 50, near: float = 0.06, far: float = 2.0, labels: int = 1500
 ) -> Iterator[Finding]:  # fmt: skip
     """The loss stays, to the last third of the run, within `near` of what the best constant answer would give.
 
-    Over at least `steps` steps. A loss that steadily falls is on its way, unless a loader gives the same samples for
-    the third time and the weights have moved far: then it may learn them by heart. Info where fewer than `labels`
-    labels were seen, where the loss varies so much that its end may as well be lower, and where the whole model is
-    frozen and only its inputs are trained, as in prompt tuning.
+    Or above it, up to `far` times: what is worse has other causes. Over at least `steps` steps. A loss that steadily
+    falls is on its way, unless a loader gives the same samples for the third time and the weights have moved far: then
+    it may learn them by heart. Info where fewer than `labels` labels were seen, where the loss varies so much that its
+    end may as well be lower, and where the whole model is frozen and only its inputs are trained, as in prompt tuning.
     """
     calls = [e for group in training_losses(history, *CLASSES, *BINARY).values() for e in group]
     values = loss_values(history)
@@ -44,7 +44,7 @@ def loss_at_chance(
     chance, end = _chance(calls), float(np.mean(values[-len(values) // 3 :]))
     begin = float(np.mean(values[: max(3, len(values) // 10)]))
     leaving = not _is_known_by_heart(history, len(values)) and _is_leaving(values, 0.3 * near * chance)
-    if chance > 0.05 and end >= (1 - near) * chance and end > 0.9 * begin and not leaving:
+    if chance > 0.05 and (1 - near) * chance <= end <= far * chance and end > 0.9 * begin and not leaving:
         early = _labels_seen(calls, len(values)) < labels or _is_vague(values, near * chance)
         yield cause(calls, f"The loss ends at {text.number(end)}; answering without looking at the input would give "
                     f"{text.number(chance)}.", "Do labels belong to their inputs? Overfit one batch first.",

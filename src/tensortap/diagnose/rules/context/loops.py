@@ -239,7 +239,7 @@ def batchnorm_cannot_estimate(history: RunHistory) -> Iterator[Finding]:
 
 
 def _fresh_share(norm: dict[str, Any]) -> float:
-    """Return the weight of the new batch in running statistics; of the usual size where there is none."""
+    """Return the weight of the new batch in running statistics; the usual one where none was recorded."""
     momentum = norm.get("momentum")
     return float(momentum) if isinstance(momentum, (int, float)) else 0.1  # Keras' is recorded in the same sense
 
@@ -287,7 +287,7 @@ def batches_repeated(history: RunHistory, *, share: float = 0.8, least: int = 6)
     short = [e for e in epochs if e.data.get("epoch", 0) > 1 and e.data.get("batches_before") == 1]
     if len(same) >= least and np.mean(same) >= share and len(short) >= least - 1:
         yield cause(epochs, f"Of {epochs[0].data['batches']} batches the loader gives the first, again and again.",
-                    "Iterate over the loader, or keep one iterator: next(iter(loader)) begins anew.",
+                    "Iterate over the loader, or keep one iterator: next(iter(loader)) starts from the beginning.",
                     code=short[0].code)  # fmt: skip
 
 

@@ -60,8 +60,8 @@ def _mismatch(event: TrainingEvent) -> tuple[str, str] | None:
     if event.name == "nll_loss" and twice == ["LogSoftmax", "Softmax"]:
         return _TWICE
     if event.name == "nll_loss" and len(given.get("shape", ())) > 1 and 1 not in given.get("exp_sums_to_one", ()):
-        wrong_axis = any(axis != 1 for _, axis, _ in data.get("softmax", ()))
-        if given.get("shape", [0, 2])[1] > 1 and not wrong_axis:
+        wrong_axis = any(axis != 1 for _, axis, *_ in data.get("softmax", ()))
+        if given.get("shape", [0, 2])[1] > 1 and not wrong_axis and last != "LogSoftmax":  # or a part of one
             return ("nll_loss wants log-probabilities, and its input is none: exp of it does not sum to one.",
                     "Use cross_entropy on the logits, or log_softmax(…, dim=1) before nll_loss.")  # fmt: skip
     if event.name == "kl_div" and given.get("max", -1.0) > 1e-3:
@@ -98,7 +98,7 @@ def _of_log(data: dict[str, Any], last: str) -> tuple[str, str] | None:
 
 _CROSS: Final = ("categorical_crossentropy", "sparse_categorical_crossentropy")
 _UNBOUNDED: Final = ("Addmm", "Mm", "Linear", "Convolution", "Relu")
-_TWICE: Final = ("softmax is applied twice: the second one flattens what the first has said.", "Remove one of them.")
+_TWICE: Final = ("softmax is applied twice: the second one flattens the result of the first.", "Remove one of them.")
 _SEVERAL: Final = (
     "softmax makes the outputs compete, but samples have several labels or none.",
     "Use a sigmoid for each label (binary cross entropy).",
@@ -147,7 +147,7 @@ def _several_labels(target: dict[str, Any]) -> bool:
 def softmax_axis(history: RunHistory) -> Iterator[Finding]:
     """A softmax before the loss, or of an attention, runs over the batch: samples compete instead of classes."""
     for calls in training_losses(history).values():
-        wrong = [e for e in calls if any(axis == 0 and axes > 1 for _, axis, axes in e.data.get("softmax", ()))]
+        wrong = [e for e in calls if any(axis == 0 and axes > 1 for _, axis, axes, *_ in e.data.get("softmax", ()))]
         wrong = wrong or [e for e in calls if e.name == "log_loss" and _over_the_batch(e.data)]
         if wrong:
             yield cause(wrong, "The softmax before the loss runs over axis 0, the batch: its samples compete.",
@@ -187,13 +187,18 @@ def _over_the_batch(data: dict[str, Any]) -> bool:
 def constant_output(history: RunHistory) -> Iterator[Finding]:
     """A softmax over one output is always 1, and cross_entropy over one class always 0."""
     for calls in training_losses(history).values():
-        one = [e for e in calls if e.data.get("input", {}).get("shape", [0])[-1:] == [1]]
-        soft = [e for e in one if any(axis == axes - 1 for _, axis, axes in e.data.get("softmax", ()))]
-        single = [e for e in one if e.name == "cross_entropy" and len(e.data["input"]["shape"]) == 2]
+        soft = [e for e in calls if any(_length(e, *softmax) == 1 for softmax in e.data.get("softmax", ()))]
+        single = [e for e in calls if e.name == "cross_entropy" and e.data.get("input", {}).get("shape", [])[1:] == [1]]
         if wrong := soft or single:
             yield cause(wrong, "There is one output, and a softmax over one output is always 1: nothing can be learnt.",
                         "Use a sigmoid (BCEWithLogitsLoss on the logit), or two outputs.",
                         site=owner(wrong[0].data.get("produced_by")), places=_lines_of_softmax(history))  # fmt: skip
+
+
+def _length(event: TrainingEvent, _: str, axis: int, axes: int, length: int | None = None) -> int:
+    """Return over how many outputs a softmax runs; of runs that do not say so, the last axis of the loss's input."""
+    shape = event.data.get("input", {}).get("shape") or [0]
+    return length if length is not None else shape[-1] if axis == axes - 1 else 0
 
 
 @rule("output_bounded", severity="error")

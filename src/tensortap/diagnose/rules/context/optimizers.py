@@ -15,6 +15,7 @@ from tensortap.diagnose.rules.context.shared import (
     cause,
     events,
     goes_wrong,
+    jump,
     lines_of,
     modules,
     owner,
@@ -118,19 +119,26 @@ def _unmoved(event: TrainingEvent) -> float:
 
 
 @rule("learning_rate_high", severity="error")
-def learning_rate_high(history: RunHistory, *, ratio: float = 0.2, steps: int = 2) -> Iterator[Finding]:
-    """Steps move the weights by more than `ratio` of their size, and the loss does not fall.
+def learning_rate_high(
+    history: RunHistory, *, ratio: float = 0.2, steps: int = 2, once: float = 2.0
+) -> Iterator[Finding]:
+    """Steps move the weights by more than `ratio` of their size, and the loss does not fall, or jumps and stays.
 
-    Over at least `steps` steps.
+    Over at least `steps` steps; by more than `once`, in one step: after it there may be no gradient left.
     """
     found, ratios = update_ratios(history)
     early = [(e, r) for e, r in zip(found, ratios, strict=True)][:8]
     high = [(event, r) for event, r in early if r > ratio or not np.isfinite(r)]
-    if len(high) >= min(steps, len(early)) and high and goes_wrong(history) and not _absurd(history):
+    enough = len(high) >= min(steps, len(early)) or any(r > once or not np.isfinite(r) for _, r in early)
+    jumped = jump(history)
+    if high and enough and (goes_wrong(history) or jumped) and not _absurd(history):
         rates = [g.get("lr") for event in _made(history) for g in _groups(event)]
         top = max(r for _, r in high)
+        said = "the loss does not fall" if jumped is None else (
+            "the loss goes from {} up to {} and ends at {}".format(*map(text.number, jumped))
+        )  # fmt: skip
         yield cause([e for e, _ in high], f"Steps move the weights by up to {text.number(top)} of their size (0.001 is "
-                    f"usual), and the loss does not fall. The learning rate is "
+                    f"usual), and {said}. The learning rate is "
                     f"{text.number(float(rates[0] or 0)) if rates else 'unknown'}.",
                     "Lower the learning rate tenfold, or warm it up.", code=_line(history), ratio=top)  # fmt: skip
 
@@ -280,7 +288,7 @@ def optimizer_recreated(history: RunHistory, *, times: int = 3) -> Iterator[Find
         mine = [event for event in again if event.code == line]
         if (count >= times and mine[0].name != "SGD") or count >= 10:
             yield cause(mine, f"{mine[0].name} is made again for the same parameters, {count} times at least: its "
-                        "averages begin anew.", "Make it once, before the loop.", code=line, times=count)  # fmt: skip
+                        "averages start again.", "Make it once, before the loop.", code=line, times=count)  # fmt: skip
 
 
 @rule("optimizer_stale", severity="error")
@@ -332,8 +340,10 @@ def frozen(history: RunHistory) -> Iterator[Finding]:
             and event.data["frozen_count"] < event.data["parameters"]
             and not _has_adapters(event.data)
         ):
+            keras = f"{leaves[-1]}.kernel" in names
+            undo = f"Set {leaves[-1]}.trainable = True before compile()" if keras else "Remove requires_grad = False"
             yield cause([event], f"{event.data['frozen_count']} of {event.data['parameters']} parameters are frozen, "
-                        f"{leaves[-1]}, the last layer, among them.", "Remove requires_grad = False where you train.",
+                        f"{leaves[-1]}, the last layer, among them.", f"{undo} where you train.",
                         site=leaves[-1], places=sorted(names)[:12])  # fmt: skip
 
 

@@ -41,13 +41,18 @@ def attention_not_causal(history: RunHistory, *, ahead: float = 0.05) -> Iterato
 
 @rule("targets_not_shifted", severity="error")
 def targets_not_shifted(history: RunHistory) -> Iterator[Finding]:
-    """A model whose attention is causal is asked for the tokens it is given, or for those after the next."""
-    causal = [a for e in events(history, "backward") for a in e.data.get("attention", ()) if a.get("ahead") == 0]
+    """A model whose attention is causal is asked for the tokens it is given, or for those after the next.
+
+    An encoder, whose attention looks ahead, may well be asked for its tokens again.
+    """
+    ahead = [a["ahead"] for e in events(history, "backward") for a in e.data.get("attention", ()) if "ahead" in a]
+    causal = ahead and not any(ahead)
     for shift, said in ((0, "the tokens of the input themselves"), (2, "shifted by two positions")):
         calls = _shifted(history, shift)
         if calls and causal:
             yield cause(calls, f"The targets are {said}; a language model predicts the next token.",
-                        "Shift once: logits[:, :-1] against tokens[:, 1:].", shift=shift)  # fmt: skip
+                        "Shift once: logits[:, :-1] against tokens[:, 1:]; models of Hugging Face shift the "
+                        "labels that they are given.", shift=shift)  # fmt: skip
 
 
 @rule("padding_attended")

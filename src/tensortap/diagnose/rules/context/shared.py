@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tensortap.diagnose.history import RunHistory
-from tensortap.diagnose.rule import NoData
+from tensortap.diagnose.rule import NO_CONTEXT, NoData
 from tensortap.diagnose.training import TrainingEvent
 from tensortap.finding import Finding, Steps
 
@@ -21,7 +21,7 @@ BINARY: Final = ("binary_cross_entropy", "binary_cross_entropy_with_logits", "bi
 def events(history: RunHistory, kind: str) -> list[TrainingEvent]:
     """Return the events of a kind; without a training context the rule cannot look."""
     if not history.events("model"):
-        raise NoData("no training context was recorded: record with tensortap run or tt.watch(model)")
+        raise NoData(NO_CONTEXT)
     return history.events(kind)
 
 
@@ -54,7 +54,7 @@ def cause(
     line = code or next((event.code for event in events if event.code), "")
     around = [place for event in events[:1] for name in _AROUND for place in event.data.get(name) or ()]
     further = dict.fromkeys(place for place in (*places, *around) if place != line)
-    return Finding("", severity, site, when, evidence, message, advice, line, tuple(further))
+    return Finding("", severity, site, when, evidence, message, advice=advice, code=line, places=tuple(further))
 
 
 def training_losses(history: RunHistory, *names: str) -> dict[str, list[TrainingEvent]]:
@@ -139,6 +139,19 @@ def goes_wrong(history: RunHistory) -> bool:
     if begin > 2 * values[0] > 0:  # it went up at once: what it came back to is held against what it was
         begin = float(values[0])
     return bool(np.median(values[-k:]) >= 0.9 * begin)
+
+
+def jump(history: RunHistory, *, rise: float = 2.0, end: float = 0.75) -> tuple[float, float, float] | None:
+    """Return the first loss, the highest of the first quarter and the last one, where steps have thrown it up at once.
+
+    To `rise` times what it was, and it ends at `end` of that or more. None where it did not, or got on afterwards.
+    """
+    values = loss_values(history)
+    if len(values) < 8 or not np.isfinite(values).all() or values[0] <= 0:
+        return None
+    first, top = float(values[0]), float(np.max(values[: max(8, len(values) // 4)]))
+    last = float(np.median(values[-max(2, len(values) // 8) :]))
+    return (first, top, last) if top > rise * first and last >= end * first else None
 
 
 def update_ratios(history: RunHistory) -> tuple[list[TrainingEvent], list[float]]:
