@@ -15,7 +15,7 @@ from tensortap.store.sandbox import sql_in_sandbox
 from tensortap.view.agent.brief import ROOM, paged
 from tensortap.view.agent.questions import POINTS, Questions
 from tensortap.view.agent.server import TOOLS
-from tensortap.view.agent.story import story, told
+from tensortap.view.agent.story import plain_causes, story
 
 RNG = np.random.default_rng(0)
 
@@ -90,7 +90,7 @@ def test_a_finding_is_told_with_its_line_places_and_consequences(runs):
     assert "1. error: nonfinite at encoder.fc:output (train.py:12), steps 60–99" in text
     assert "The same at layers.0:output" in text and "and 296 more." in text
     assert "Change: lower the rate" in text and "Hence dead_units at encoder.relu:output: All are zero." in text
-    (item,) = told(found)
+    (item,) = plain_causes(found)
     assert item["lines"] == ["train.py:12"] and item["follows"] == ["dead_units at encoder.relu:output (steps 61–99)"]
     assert item["places"][:2] == ["encoder.fc:output (steps 60–99)", "layers.0:output"]
     assert item["places"][-1] == "and 281 more"

@@ -12,6 +12,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import Progress
 
+import tensortap as tt
 from tensortap.errors import PatternError, RunError
 from tensortap.reduce.statistics import NUMBERS
 from tensortap.reduce.summary import summarize
@@ -20,6 +21,7 @@ from tensortap.store.run import open_run
 from tensortap.text import number
 from tensortap.view.terminal.arguments import check_sites, resolve_steps
 from tensortap.view.terminal.columns import Column, grid, shorten
+from tensortap.view.terminal.ordering import SORTS
 from tensortap.view.terminal.progress import waiting
 from tensortap.view.terminal.show import draw, read_view
 
@@ -72,6 +74,34 @@ def test_the_head_says_what_must_not_be_missed(typical):
     assert lines[3] == ""
     assert lines[4].split()[:3] == ["site", "nan/inf", "since"]
     assert lines[5].split()[:5] == ["blocks.1.mlp:output", "nan", "0.781%", "step", "2"]
+
+
+def test_what_was_not_seen_is_named(tmp_path):
+    """The head names a few of the sites that were wanted and not seen, and how many more there are."""
+    torch = pytest.importorskip("torch")
+
+    class Idle(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = torch.nn.Linear(2, 2)
+            self.idle = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(5))
+
+        def forward(self, x):
+            return self.used(x)
+
+    model = Idle()
+    with tt.watch(model, to=tmp_path / "run") as tap:
+        model(torch.ones(1, 2))
+    assert "not recorded or went wrong: unseen 5 (idle.0:output, idle.1:output, idle.2:output and 2 more)" in text_of(
+        tap.run.path
+    )
+
+
+def test_what_was_only_done_did_not_go_wrong(make_run):
+    """Steps that were not finite and modules that were run again to find out why are no loss."""
+    lines = text_of(make_run([({"a": X}, {})], counts={"nonfinite_steps": 1, "modules_run_again": 1})).splitlines()
+    assert "counted: modules run again 1, nonfinite steps 1" in lines
+    assert not any("went wrong" in line for line in lines)
 
 
 def test_a_nan_that_went_away_is_still_near_the_top(make_run):
@@ -156,6 +186,24 @@ def test_outliers_come_before_the_ordinary(make_run):
     """Among finite sites those far from their neighbours lead; gradients are held against gradients."""
     tensors = {f"l{i}": X for i in range(5)} | {"big": X * 1e4, "w1:grad": X * 1e-5, "w2:grad": X * 1e-5}
     assert read_view(open_run(make_run([(tensors, {})]))).shown[0].name == "big:output"
+
+
+def test_a_healthy_run_is_shown_in_order_of_execution(tmp_path):
+    """Weights of a norm, which are 1 as they should be, do not lead; a layer that is far from the others does."""
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    blocks = [torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.LayerNorm(32)) for _ in range(3)]
+    model, x = torch.nn.Sequential(*blocks, torch.nn.Linear(32, 4)), torch.randn(16, 32)
+    with tt.watch(model, "**:{output,param}", to=tmp_path / "healthy") as tap:
+        model(x)
+        tap.step()
+    rows = read_view(tap.run).overview.rows
+    assert [row.name for row in SORTS["worst"](rows)] == [row.name for row in rows]
+    blocks[1][0].weight.data *= 1e4
+    with tt.watch(model, "**:{output,param}", to=tmp_path / "far") as tap:
+        model(x)
+        tap.step()
+    assert {row.name for row in read_view(tap.run).shown[:2]} == {"1.0:output", "1.0.weight:param"}
 
 
 def test_one_site_is_shown_closely(typical, monkeypatch):

@@ -25,6 +25,7 @@ import tensortap as tt
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "digits_cnn.py"
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\">.<b>bold</b>"
+NEVER_SEEN = "blocks_of_the_model." + "never_named_" * 20  # a pattern
 
 
 def digits(to: Path, *, steps: int = 60, rate: float = 0.003) -> None:
@@ -153,7 +154,7 @@ def empty(to: Path) -> None:
 
 
 def hostile(to: Path) -> None:
-    """Names that are HTML, very long, or not ASCII."""
+    """Names that are HTML, very long, or not ASCII; one of them is wanted and never seen."""
     names = [
         HOSTILE,
         "</script><script>document.title='hacked'</script>",
@@ -161,7 +162,7 @@ def hostile(to: Path) -> None:
         "слой.層.✓",
         "x' onmouseover='document.title=1'",
     ]
-    with tt.watch(to=str(to)) as tap:
+    with tt.watch("**", NEVER_SEEN, to=str(to)) as tap:
         for step in range(3):
             for name in names:
                 tt.tap(np.arange(4, dtype=np.float32) * step, name)

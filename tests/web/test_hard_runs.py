@@ -81,6 +81,17 @@ def test_hostile_names_are_text(at, heat):
     assert "hacked" not in page.title()
 
 
+@pytest.mark.parametrize("where", ["overview", "cost"])
+def test_long_names_of_what_was_not_seen_are_whole(at, where):
+    """A long name of what was not seen is shown as it is written, and wraps: nothing scrolls sideways."""
+    page = at(f"#/{where}?run=hostile")
+    name = page.locator("dl.facts dt", has_text="blocks_of_the_model." + "never_named_" * 20)
+    sync_api.expect(name).to_be_visible()
+    for box in page.locator(".aside, main, dl.facts").all():
+        assert box.evaluate("(one) => one.scrollWidth - one.clientWidth") <= 0
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+
+
 def test_an_unknown_run_says_so(at):
     """An address with a run that is not there gives the reason and a way to those that are."""
     page = at("#/overview?run=nowhere", expect="404")

@@ -8,6 +8,7 @@ import type { Counts, FindingGroup, Findings, RunInfo } from "./types.ts";
 import type { Context } from "./view.ts";
 
 const SHOWN = 40;
+const DONE = ["nonfinite steps", "modules run again"]; // what `on_nonfinite=` saw and did: nothing is missing
 
 export class Aside {
   readonly element: HTMLElement;
@@ -47,7 +48,9 @@ export class Aside {
   }
 
   refresh(run: RunInfo): void {
-    const lost = [...flat(run.counts), ...flat(run.unseen)];
+    const counted = flat(run.counts);
+    const lost = [...counted.filter(([name]) => !DONE.includes(name)), ...named(run.unseen)];
+    const done = counted.filter(([name]) => DONE.includes(name));
     fill(
       this.about,
       h("h2", {}, "Run"),
@@ -56,6 +59,8 @@ export class Aside {
       run.probes.map((probe) => h("p", { class: "probe" }, probed(probe))),
       lost.length > 0 && h("h2", {}, "Not kept, not seen"),
       lost.length > 0 && facts(lost),
+      done.length > 0 && h("h2", {}, "Counted"),
+      done.length > 0 && facts(done),
     );
   }
 }
@@ -83,6 +88,11 @@ function commit(git: unknown): string {
 function probed(probe: unknown): string {
   const { sites = [], keep = [], when = "" } = probe as { sites?: string[]; keep?: string[]; when?: string };
   return `${sites.join(", ")}: ${keep.join(", ").replace(/\(\)/g, "").toLowerCase()}; ${when}`;
+}
+
+/** What was not seen, by the names of sites, which are left as they are. */
+export function named(unseen: Counts | null | undefined): [string, unknown][] {
+  return Object.entries(unseen ?? {}).map(([site, why]) => [site || "(root)", why]);
 }
 
 /** Counts that are not zero, nested ones by their full names. */

@@ -1,6 +1,6 @@
 // What observing cost, what was thinned, what was not seen.
 
-import { flat } from "./aside.ts";
+import { flat, named } from "./aside.ts";
 import { fill, h } from "./dom.ts";
 import { facts } from "./findings.ts";
 import { count, many, seconds, share } from "./format.ts";
@@ -40,7 +40,7 @@ export class CostPage implements View {
       h("section", {}, h("h2", {}, "What observing cost"), h("p", {}, headline(cost))),
       cost.sites.length > 0 && h("section", {}, h("h2", {}, "By site"), this.table(cost.sites)),
       section("What was thinned or dropped", flat(cost.thinned), "Nothing: every step that was asked for was kept."),
-      section("What was not seen", flat(cost.unseen), "Nothing is known to have been missed."),
+      section("What was not seen", named(cost.unseen), "Nothing is known to have been missed."),
       section("Counted in the run", flat(this.context.run.counts), "Nothing was counted."),
     );
   }

@@ -2,7 +2,7 @@
 
 import { fill, framed, h } from "./dom.ts";
 import { count, date, many, number } from "./format.ts";
-import { harvestTable } from "./harvest.ts";
+import { harvestTable } from "./harvests.ts";
 import { NoteEditor } from "./notes.ts";
 import { MOST } from "./overlay.ts";
 import type { Source } from "./source.ts";

@@ -79,3 +79,8 @@ function drawn({ head, rows, of = 0 }: Rows): HTMLElement[] {
 function cell(value: string | number | null): HTMLElement {
   return typeof value === "string" ? h("td", {}, value) : h("td", { class: "number" }, number(value, 6));
 }
+
+/** A table that scrolls sideways by itself where the window is narrow. */
+export function wide(label: string, table: HTMLElement): HTMLElement {
+  return h("div", { class: "wide", tabindex: 0, role: "region", "aria-label": label }, table);
+}

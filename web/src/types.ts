@@ -1,6 +1,6 @@
 // What the server answers, as the page understands it (docs/viewer.md tells the same in words).
 
-import type { HarvestSummary } from "./harvest.ts";
+import type { HarvestSummary } from "./harvests.ts";
 
 export type State = "live" | "finished" | "crashed" | "empty" | "unreadable";
 

@@ -9,13 +9,16 @@ from typing import Any, Final
 
 from tensortap.diff.runs import diff
 from tensortap.errors import suggest
-from tensortap.store.queries import place_named
+from tensortap.record.step import Record
+from tensortap.store.facts import main_phase
+from tensortap.store.queries import place_named, records_in, table
 from tensortap.store.run import Run
 from tensortap.store.sandbox import sql_in_sandbox
+from tensortap.store.snapshot import Snapshot
 from tensortap.view.agent.brief import brief, paged, thinned
-from tensortap.view.agent.story import story, told
+from tensortap.view.agent.story import plain_causes, story
 from tensortap.view.api.run_finder import RunFinder
-from tensortap.view.terminal.overview import about, main_phase, recent_overview
+from tensortap.view.terminal.overview import about, recent_overview
 
 POINTS: Final = 40  # of a series in one answer
 BARS: Final = 24  # of a histogram
@@ -52,15 +55,19 @@ class Questions:
 
     def summary(self, run: str = "", sites: str = "", page: int = 0) -> dict[str, Any]:
         """List a run's sites in order of importance, with the statistics of their last record."""
-        opened = self._run(run)
-        seen = recent_overview(opened, [sites] if sites else None)
-        rows = [_row(item) for item in seen.as_json(seen.rows)["rows"]] if seen else []
-        return paged("sites", rows, page, **about(opened))
+
+        def read(snapshot: Snapshot) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+            seen = recent_overview(snapshot, [sites] if sites else None)
+            rows = [_row(item) for item in seen.as_json(seen.rows)["rows"]] if seen else []
+            return rows, seen.about if seen else about(snapshot)
+
+        rows, said = self._run(run).snapshots.read(read)
+        return paged("sites", rows, page, **said)
 
     def findings(self, run: str = "", page: int = 0) -> dict[str, Any]:
         """List what the rules found, one item for each cause, with its places and the change to make."""
         found = self._run(run).findings()
-        return paged("findings", told(found), page, summary=found.summary(), no_data=sorted(found.skipped))
+        return paged("findings", plain_causes(found), page, summary=found.summary(), no_data=sorted(found.skipped))
 
     def series(self, site: str, stat: str = "std", run: str = "", phase: str = "") -> dict[str, Any]:
         """Return one statistic of a site over steps, thinned to a few points."""
@@ -121,19 +128,25 @@ class Questions:
 
     def _listed(self, name: str) -> dict[str, Any]:
         try:
-            opened = self._run(name)
-            said = about(opened)
-            return {"run": name, "state": said["state"], "model": said["model"], "steps": len(opened.steps)}
+            return {"run": name, **self._run(name).snapshots.read(_in_short)}
         except Exception as error:
             return {"run": name, "state": "unreadable", "why": str(error)}
 
     def _record(self, run: str, site: str, step: int) -> Any:
-        opened = self._run(run)
-        place = opened.snapshots.read(lambda snapshot: place_named(snapshot, site, None, None))
-        phase = main_phase(opened)
-        steps = opened.table([str(place)], columns=["step"], phase=phase)["step"].to_pylist()
-        wanted = max(steps) if step < 0 else min(steps, key=lambda known: abs(known - step))
-        return next(iter(opened.records([str(place)], steps=wanted, phase=phase)))
+        return self._run(run).snapshots.read(lambda snapshot: _nearest_record(snapshot, site, step))
+
+
+def _in_short(snapshot: Snapshot) -> dict[str, Any]:
+    said = about(snapshot)
+    return {"state": said["state"], "model": said["model"], "steps": len(snapshot.steps)}
+
+
+def _nearest_record(snapshot: Snapshot, site: str, step: int) -> Record:
+    """Return the record of a site at the step nearest to the one asked for; the last one where that is negative."""
+    place, phase = place_named(snapshot, site, None, None), main_phase(snapshot)
+    steps = table(snapshot, [str(place)], columns=["step"], phase=phase)["step"].to_pylist()
+    wanted = max(steps) if step < 0 else min(steps, key=lambda known: abs(known - step))
+    return next(records_in(table(snapshot, [str(place)], steps=wanted, phase=phase)))
 
 
 def _row(item: dict[str, Any]) -> dict[str, Any]:

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
+from tensortap.diagnose.check import findings_in
+from tensortap.diagnose.history import RunHistory
+from tensortap.diagnose.rule import as_rules
 from tensortap.finding import Finding, Findings
+from tensortap.store.facts import split_counts
+from tensortap.store.queries import metrics
 from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot
 from tensortap.text import counted, number, printable
 from tensortap.view.api.headline import grouped, headline
 from tensortap.view.api.timeline import timeline
-from tensortap.view.terminal.overview import about, model_name
+from tensortap.view.terminal.overview import about
 
 _PLACES: Final = 4
 _METRICS: Final = 8
@@ -19,23 +25,33 @@ _LISTED: Final = 20  # places, lines and consequences of one item of an answer
 
 def story(run: Run, found: Findings | None = None) -> str:
     """Return a run's story as text: a line about the run, its metrics, and each thing that is wrong with its places."""
-    found = run.findings() if found is None else found
-    said = headline(found, run.snapshots.read(timeline), model_name(run.info))
-    return "\n".join([_title(run), *([said] if said else []), *_metrics(run), *_counts(run), "", *_wrong(found)])
+
+    def read(snapshot: Snapshot) -> str:
+        asked = findings_in(RunHistory(run, snapshot=snapshot), as_rules(None)) if found is None else found
+        return _story(snapshot, asked)
+
+    return run.snapshots.read(read, whole=True)
 
 
-def _title(run: Run) -> str:
-    said = about(run)
+def _story(snapshot: Snapshot, found: Findings) -> str:
+    said = about(snapshot)
+    first = headline(found, timeline(snapshot), said["model"])
+    opening = [_title(snapshot, said), *([first] if first else [])]
+    return "\n".join([*opening, *_metrics(snapshot), *_counts(said), "", *_wrong(found)])
+
+
+def _title(snapshot: Snapshot, said: dict[str, Any]) -> str:
     ended = f", ended by {said['ended_by']}" if said.get("ended_by") else ""
     parts = [
-        str(said["model"]), f"{said['state']}{ended}", counted(len(run.steps), "step"), counted(len(run.sites), "site"),
+        str(said["model"]), f"{said['state']}{ended}", counted(len(snapshot.steps), "step"),
+        counted(len(snapshot.places), "site"),
         counted(len(said["ranks"]), "rank") if len(said["ranks"]) > 1 else "",
     ]  # fmt: skip
     return printable(f"{said['path']}: " + ", ".join(part for part in parts if part))
 
 
-def _metrics(run: Run) -> Iterator[str]:
-    table = run.metrics()
+def _metrics(snapshot: Snapshot) -> Iterator[str]:
+    table = metrics(snapshot)
     series: dict[str, list[tuple[int, float]]] = {}
     for name, step, value in zip(*(table[column].to_pylist() for column in ("name", "step", "value")), strict=True):
         if value is not None:
@@ -56,8 +72,8 @@ def _course(points: list[tuple[int, float]]) -> str:
     return f"{number(begin)} at step {first}, {number(end)} at step {last}{lost}"
 
 
-def _counts(run: Run) -> Iterator[str]:
-    if counts := about(run)["counts"]:
+def _counts(said: dict[str, Any]) -> Iterator[str]:
+    if counts := split_counts(said["counts"])[0]:
         yield printable("not recorded or not readable: " + ", ".join(f"{name} {n}" for name, n in counts.items()))
 
 
@@ -94,7 +110,7 @@ def _other_places(first: Finding, group: list[Finding]) -> list[str]:
     return [place for place in dict.fromkeys(found) if place not in own]
 
 
-def told(found: Findings) -> list[dict[str, Any]]:
+def plain_causes(found: Findings) -> list[dict[str, Any]]:
     """Return the same as plain values: one item for each cause, with its places, lines and consequences."""
     return [_item(group) for group in grouped(found)]
 

@@ -188,7 +188,7 @@ def _latest_rows(snapshot: Snapshot, found: dict[Triple, Fact]) -> Iterator[Any]
 
 
 def _of_table(table: Any) -> dict[Triple, Fact]:
-    """Return the last row of each place; of the calls the highest."""
+    """Return the last row of each place, that of the highest call."""
     histogram = pc.is_valid(table["hist_offset"]).to_pylist()
     found: dict[Triple, Fact] = {}
     for site, port, slot, call, dtype, shape, has in zip(

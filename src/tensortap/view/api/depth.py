@@ -22,7 +22,7 @@ from tensortap.view.api.tiles import TiledGrids
 from tensortap.view.api.wire import Answer, ColumnAnswer
 
 NEAREST: Final = 11  # steps that are offered around the one asked for
-_READ: Final = ("site", "port", "slot", "step", "numel", *COUNTS, "min", "max", "std", "l2")
+_READ: Final = ("site", "port", "slot", "step", "numel", *COUNTS, "absmax", "std", "l2")
 
 
 def depth(history: TiledGrids, snapshot: Snapshot, query: Query) -> Answer:
@@ -38,7 +38,7 @@ def _forward(snapshot: Snapshot) -> dict[Triple, int]:
 
 
 def _over_steps(history: TiledGrids, snapshot: Snapshot, query: Query) -> ColumnAnswer:
-    """Standard deviations of outputs and root mean squares of the gradients that arrive there, by bin and depth."""
+    """Return standard deviations of outputs and root mean squares of their gradients, by bin and depth."""
     outputs = _forward(snapshot)
     width = min(query.width, max(16, CELLS // max(len(outputs), 1)))
     bins = bins_for(*query.span(snapshot.steps), width)
@@ -78,13 +78,12 @@ def _one(snapshot: Snapshot, query: Query) -> dict[str, Any]:
 
 
 def _summed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Several calls or ranks of a step: the mean spread, the largest magnitude, and shares and counts of all."""
+    """Merge several calls or ranks of a step: the mean std, the largest magnitude, and shares and counts of all."""
     spread = [row["std"] for row in rows if row["std"] is not None]
-    ends = [abs(row[end]) for row in rows for end in ("min", "max") if row[end] is not None]
     numel = sum(row["numel"] for row in rows)
     return {
         "std": float(np.mean(spread)) if spread else None,
-        "absmax": max(ends, default=None),
+        "absmax": max((row["absmax"] for row in rows if row["absmax"] is not None), default=None),
         "zeros": sum(row["zeros"] for row in rows) / numel if numel else None,
         "nonfinite": sum(row[name] for row in rows for name in NONFINITE),
     }

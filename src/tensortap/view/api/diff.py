@@ -42,7 +42,7 @@ def difference(a: Side, b: Side, query: Query) -> dict[str, Any]:
 
 
 def _heat(pairs: PairExcess, steps: Array, every: int, order: list[str]) -> dict[str, Any]:
-    """log10 of how many times the tolerance: above 0 it differs; the worst of several calls, ranks and steps."""
+    """Return log10 of difference over tolerance, above 0 where it differs; the worst of calls, ranks and steps."""
     known = {name: i for i, name in enumerate(order)}
     present = np.flatnonzero(np.bincount(pairs.site, minlength=len(pairs.sites)))
     numbers = sorted(present.tolist(), key=lambda i: known.get(pairs.sites[i], len(known)))

@@ -32,7 +32,7 @@ class _BucketCounts(NamedTuple):
 
 
 def distribution(table: Any, bin_of: Ints, count: int, most: int = ROWS) -> dict[str, npt.NDArray[Any]]:
-    """Quantiles (`q50`) and shares of the elements (`hist`, with `edges`) by bin, of records sorted by step."""
+    """Return quantiles (`q50`) and shares of the elements (`hist`, with `edges`) by bin, of records sorted by step."""
     starts: Ints = np.flatnonzero(np.diff(bin_of, prepend=-1)).astype(np.int64)
     dense = _merged(table, starts)
     zeros = np.add.reduceat(table["zeros"].to_numpy(), starts)

@@ -155,7 +155,7 @@ def segment_cells(
         return None
     mixed = phase if len(outline.phases) > 1 else ""
     ordered = _ordered(outline)
-    if ordered and not mixed and (known := _told_cells(outline, ordered[0], steps)) is not None:
+    if ordered and not mixed and (known := _cells_from_outline(outline, ordered[0], steps)) is not None:
         return known
     with _opened(files, name) as file:
         wanted = ["step", "recomputed", *(() if ordered else _WORDS), *(["phase"] if mixed else ())]
@@ -209,7 +209,7 @@ def _ordered(outline: Outline) -> tuple[ColumnPlaces, Callable[[], Ints]] | None
     return (places, lambda: np.repeat(np.arange(len(counts)), counts)) if counts.sum() == outline.rows else None
 
 
-def _told_cells(outline: Outline, places: ColumnPlaces, steps: Ints) -> FileCells | None:
+def _cells_from_outline(outline: Outline, places: ColumnPlaces, steps: Ints) -> FileCells | None:
     """Return where the rows lie, where the footer tells even that: each row is the next cell, and all count."""
     told = (outline.order or outline.by_place) and "recomputed" in outline.zero
     if not told or len(steps) * len(places.triples) != outline.rows:

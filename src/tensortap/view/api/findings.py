@@ -29,7 +29,7 @@ _BAD: Final = 64
 
 
 class BackgroundFindings:
-    """The findings of one run as they come; of a run that grows they are renewed now and then."""
+    """The findings of one run as they come, renewed now and then while the run grows."""
 
     def __init__(
         self, run: Run, grids: TiledGrids, pool: ThreadPoolExecutor, clock: Callable[[], float] = time.monotonic,

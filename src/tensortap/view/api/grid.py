@@ -38,14 +38,14 @@ class Grid(NamedTuple):
 
 
 def as_floats(values: npt.NDArray[Any]) -> Floats:
-    """Values as a screen needs them; beyond the range of float32 they stay finite."""
+    """Return values as float32 for a screen; what is beyond its range stays finite."""
     with np.errstate(over="ignore"):
         found: Floats = values.astype(np.float32)
     return np.clip(found, -_LARGEST, _LARGEST, out=found)
 
 
 def scattered(cell: Ints, values: npt.NDArray[Any], bad: npt.NDArray[np.bool_] | None, shape: tuple[int, int]) -> Grid:
-    """Records into cells; `cell` is step × places + place. Several records of one cell are put together."""
+    """Put records into cells; `cell` is step × places + place. Several records of one cell are merged."""
     size = shape[0] * shape[1]
     marks = None if bad is None or not bad.any() else np.bincount(cell[bad], minlength=size).astype(bool).reshape(shape)
     defined = ~np.isnan(values)
@@ -61,7 +61,7 @@ def scattered(cell: Ints, values: npt.NDArray[Any], bad: npt.NDArray[np.bool_] |
 
 
 def _folded(cell: Ints, values: npt.NDArray[Any], count: Ints, shape: tuple[int, int]) -> Grid:
-    """Records sorted by cell, several in some."""
+    """Merge records that are sorted by cell, several in some."""
     starts = np.flatnonzero(np.diff(cell, prepend=-1))
     parts = []
     for fold in (np.add, np.fmin, np.fmax):
@@ -140,7 +140,7 @@ class Canvas:
                 put(grid.each(itemgetter(these)), _at(bins[these], rows))
 
     def _set(self, grid: Grid, at: Any) -> None:
-        """Cells of bins in which there is nothing yet."""
+        """Set the cells of bins in which there is nothing yet."""
         for mine, part in zip(self.grid[:4], grid[:4], strict=True):
             if mine is not None:
                 mine[at] = part

@@ -64,12 +64,12 @@ def headline(found: Iterable[Finding], happened: Timeline, model: str = "") -> s
         told = [*told, *grouped(group[0].consequences)[:1]]
     clauses = [(first_step(group[0]), _clause(group, model)) for group in told]
     last = max((step for step, _ in clauses if step < _LATEST), default=-1)
-    clauses += [(mark.step, mark.said) for mark in _told(happened, last)]
+    clauses += [(mark.step, mark.said) for mark in _worth_a_clause(happened, last)]
     ordered = sorted(clauses, key=lambda clause: clause[0] if clause[0] < _LATEST else -1)
     return text.printable("; ".join(clause for _, clause in ordered))
 
 
-def _told(happened: Timeline, last: int) -> Iterator[TimelineMark]:
+def _worth_a_clause(happened: Timeline, last: int) -> Iterator[TimelineMark]:
     """Yield jumps of the learning rate up to the last finding, the largest, and the error that ended the run."""
     sudden = [mark for mark in happened.marks if mark.kind == "rate" and mark.step <= last]
     rises = [mark for mark in sudden if mark.times >= _TOLD]

@@ -30,7 +30,7 @@ _SPREAD_STAT: Final = Stat(
 
 
 def heat(history: TiledGrids, snapshot: Snapshot, query: Query) -> ColumnAnswer:
-    """`stat`, `port`, `sites`, `fold`, `rows`, `rank`, `from`, `to`, `width`.
+    """Answer with a heat map. Takes `stat`, `port`, `sites`, `fold`, `rows`, `rank`, `from`, `to`, `width`.
 
     Where nothing was finite the value is +Inf.
     """
@@ -121,7 +121,7 @@ def _sum(grid: Grid) -> npt.NDArray[np.float32]:
 
 
 def _turned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """ColumnPlaces × bins."""
+    """Return the grid with places as rows and bins as columns."""
     return np.ascontiguousarray(part.T)
 
 

@@ -74,7 +74,7 @@ def metrics(snapshot: Snapshot, cache: SizedCache, query: Query) -> ColumnAnswer
 
 
 def _folded(bin_of: Ints, values: npt.NDArray[np.float64], count: int) -> dict[str, npt.NDArray[Any]]:
-    """Mean, least and greatest of the finite values in each bin."""
+    """Return the mean, least and greatest of the finite values in each bin."""
     finite = np.isfinite(values)
     bin_of, values = bin_of[finite], values[finite]
     starts = np.flatnonzero(np.diff(bin_of, prepend=-1))

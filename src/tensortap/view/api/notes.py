@@ -22,7 +22,7 @@ _NONE: Final = {"tags": [], "note": ""}
 
 
 class RunNotes:
-    """Tags and notes of the runs below a folder; of one run alone the file lies beside its folder.
+    """Tags and notes of the runs below a folder; for a single run the file lies beside its folder.
 
     >>> import tempfile, tensortap as tt
     >>> folder = tempfile.mkdtemp()

@@ -67,9 +67,9 @@ def _by_rank(
 
 
 def ranks(history: TiledGrids, snapshot: Snapshot, query: Query) -> ColumnAnswer:
-    """`stat`, `port`, `from`, `to`, `width`: how far each rank is from the middle of all, by bins of steps.
+    """Return how far each rank is from the median of all, by bins. Takes `stat`, `port`, `from`, `to`, `width`.
 
-    The distance of a site is relative to the middle; nine of ten sites of the rank are nearer than what is told.
+    The distance of a site is relative to the median; nine of ten sites of the rank are nearer than the number given.
     """
     stat = stat_named(query.text("stat", "std"))
     port = query.text("port")

@@ -28,7 +28,8 @@ class RunFinder:
         self.root = None if files.local is None else files.local.resolve()
         self.alone = files.exists(RUN_JSON)
         if not self.alone and (self.root is None or not self.root.is_dir()) and not is_harvest(self.path):
-            raise NotARunError(f"there is neither a run nor a folder of runs at {self.path!r}")
+            missing = "" if files.exists() else ": no such folder"
+            raise NotARunError(f"there is neither a run nor a folder of runs at {self.path!r}{missing}")
 
     def ids(self) -> list[str]:
         """Return the runs there are, in the order of their names."""
@@ -65,7 +66,7 @@ class RunFinder:
 
 
 def _runs(folder: Path, root: Path, depth: int) -> Iterator[Path]:
-    """Folders with a `run.json`, at most so deep; what is hidden and what lies elsewhere is left out."""
+    """Yield folders with a `run.json`, at most so deep; hidden folders and links to elsewhere are left out."""
     if (folder / RUN_JSON).is_file():
         yield folder
         return

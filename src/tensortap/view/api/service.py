@@ -203,13 +203,13 @@ def _encoded(answer: Answer) -> EncodedAnswer:
 
 
 class Api:
-    """Answers what the page asks about the runs below a folder.
+    """Answer what the page asks about the runs below a folder.
 
     >>> import numpy as np, tempfile, tensortap as tt
     >>> folder = tempfile.mkdtemp()
-    >>> with tt.watch(to=f"{folder}/exp1") as tap:
+    >>> with tt.watch(to=f"{folder}/exp1") as watching:
     ...     _ = tt.tap(np.ones(3), "x")
-    ...     tap.step(loss=1.0)
+    ...     watching.step(loss=1.0)
     >>> api = Api(folder)
     >>> [run["id"] for run in api.answer("/api/runs", {})["runs"]]
     ['exp1']
@@ -253,7 +253,7 @@ class Api:
         if path in HARVEST_REQUESTS:
             return self.harvests.answer(path, given)
         answer, opened = self._request(path, given)
-        return patiently(opened, answer)
+        return answer_with_retries(opened, answer)
 
     def encoded(self, path: str, given: Mapping[str, str]) -> EncodedAnswer:
         """Return the answer as bytes; the same question about the same version is answered once."""
@@ -268,7 +268,7 @@ class Api:
             key = (path, str(Query(given)), *(snapshot.version for snapshot in snapshots))
             return self.answers.get(key, lambda: _encoded(answer(snapshots)), lambda made: made.nbytes)
 
-        return patiently(opened, remembered)
+        return answer_with_retries(opened, remembered)
 
     def runs(self) -> dict[str, Any]:
         """Return the list of runs, with their tags and notes, and of harvests."""
@@ -315,7 +315,7 @@ def _import_data_sets() -> None:
     import pyarrow.dataset  # noqa: F401
 
 
-def patiently(opened: Sequence[OpenRun], answer: Callable[[Sequence[Snapshot]], T]) -> T:
+def answer_with_retries(opened: Sequence[OpenRun], answer: Callable[[Sequence[Snapshot]], T]) -> T:
     """Answer from a snapshot of each run, and again when files were sealed or compacted away meanwhile."""
     for attempt in range(_TRIES + 1):
         try:

@@ -36,7 +36,7 @@ _MEANS: Final = ("mean", "std", "l2")
 def site(
     snapshot: Snapshot, query: Query, kept: Mapping[Triple, list[dict[str, Any]]], read: ReadColumns | None = None
 ) -> ColumnAnswer:  # fmt: skip
-    """`site`, `from`, `to`, `width`, `buckets`, and `call` or `rank` for one of several."""
+    """Describe one place. Takes `site`, `from`, `to`, `width`, `buckets`, and `call` or `rank` for one of several."""
     place = triple_of(snapshot, query.text("site"))
     read = read or of_place(snapshot, place)
     low, high = query.span(snapshot.steps)
@@ -79,7 +79,7 @@ def _read(read: ReadColumns, snapshot: Snapshot, query: Query, low: int, high: i
 
 
 def _stride(steps: int) -> int:
-    """Of so many steps every n-th histogram is read."""
+    """Return n, where every n-th histogram of so many steps is read."""
     return -(-steps // HISTOGRAMS)
 
 

@@ -51,7 +51,7 @@ def _zeros(columns: Columns) -> Floats:
 
 
 def _recorded(statistic: Statistic) -> Stat:
-    """A statistic that is a column of its own."""
+    """Return a statistic that is a column of its own."""
     fold: Fold = statistic.merge if statistic.merge in ("min", "max") else "mean"
     name, scale = statistic.name, statistic.scale or "linear"
     columns = statistic.sources or (name,)  # which older runs have too

@@ -27,7 +27,7 @@ Entry = dict[str, Any]
 
 
 def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] = ()) -> ColumnAnswer:
-    """`site`, `step`, `call`, `keeper`, `index` of the leading axes, `x` and `y` windows of the last two."""
+    """Show a tensor: `site`, `step`, `call`, `keeper`, `index` of leading axes, windows `x`, `y` of the last two."""
     place, step = Place(*triple_of(snapshot, query.text("site"))), query.number("step")
     if step is None:
         raise RequestError("a tensor is asked for by its step", "write step=100")
@@ -51,7 +51,7 @@ def _check_size(shapes: list[list[int]]) -> None:
     if any(math.prod(shape) > LARGEST for shape in shapes):
         raise RequestError(
             f"what was kept here is of more than {LARGEST // 10**6} M elements, too many to read for a picture",
-            "read it in Python: tt.open(run).tensor(site, step)",
+            "read it in Python: tt.open_run(run).tensor(site, step)",
         )
 
 
@@ -94,7 +94,7 @@ def _maps(shape: tuple[int, ...]) -> int:
 
 
 def shrunk(part: npt.NDArray[np.float64], most: int = MOST) -> dict[str, Array]:
-    """At most `most` × `most` cells: the mean of what is finite, with `low` and `high`; +Inf where nothing is.
+    """Shrink to at most `most` × `most` cells: the mean of what is finite, with `low` and `high`; else +Inf.
 
     >>> {name: cells.tolist() for name, cells in shrunk(np.array([[0.0, 4.0, 1.0, 1.0]]), 2).items()}
     {'value': [[2.0, 1.0]], 'low': [[0.0, 1.0]], 'high': [[4.0, 1.0]]}

@@ -66,7 +66,7 @@ class TiledGrids:
         return self._cache.get(_cache_key(snapshot, key), make, nbytes)
 
     def grid(self, snapshot: Snapshot, stat: Stat, bins: StepBins, rows: Ints | None = None) -> Grid:
-        """StepBins × the chosen rows, or all: the page asks for as many as it shows."""
+        """Return the grid of bins × the chosen rows, or all rows: the page asks for as many as it shows."""
         canvas = Canvas(bins.size, len(snapshot.rows), rows)
         if bins.size:
             self._fill(canvas, snapshot, stat, bins)

@@ -57,7 +57,7 @@ class Timeline(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values; of very many points evenly spread ones."""
-        rate, marks = _thinned(self.rate, POINTS), _most_telling(self.marks)
+        rate, marks = _thinned(self.rate, POINTS), _most_important(self.marks)
         return {
             "rate": {"steps": [r.step for r in rate], "values": [r.value for r in rate]},
             "marks": [mark._asdict() for mark in marks],
@@ -161,7 +161,7 @@ def _thinned(rates: Sequence[Rate], most: int) -> list[Rate]:
     return [rates[i] for i in np.unique(np.linspace(0, len(rates) - 1, most).astype(int))]
 
 
-def _most_telling(marks: Sequence[TimelineMark]) -> list[TimelineMark]:
+def _most_important(marks: Sequence[TimelineMark]) -> list[TimelineMark]:
     """Return marks that fit the screen: errors, jumps and notes before checkpoints, checkpoints before epochs."""
     rank = {"epoch": 2, "checkpoint": 1}
     chosen = sorted(range(len(marks)), key=lambda i: (rank.get(marks[i].kind, 0), i))[:MARKS]

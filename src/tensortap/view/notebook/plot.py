@@ -37,7 +37,7 @@ def _matplotlib(base: Any, curves: Curves) -> Any:
 
 
 def _shown(base: Any) -> Any:
-    """A figure that a notebook shows without pyplot."""
+    """Return a figure that a notebook shows without pyplot."""
 
     class SiteFigure(base):  # type: ignore[misc]
         def _repr_png_(self) -> bytes:

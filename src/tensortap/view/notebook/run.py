@@ -7,6 +7,7 @@ from typing import Final
 from tensortap import markup, text
 from tensortap.sinks.line import nonfinite
 from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.ordering import worst_first
 from tensortap.view.terminal.overview import Overview, SiteRow, calls_note, earlier_steps_note, recent_overview
@@ -18,13 +19,18 @@ _HEADS: Final = ("site", "nan/inf", "mean", "std", "min", "max", "zeros", "histo
 
 def run_html(run: Run) -> str:
     """Return the run as HTML: at most twenty sites, the worst first."""
-    view = recent_overview(run)
+    return run.snapshots.read(_html, whole=True)
+
+
+def _html(snapshot: Snapshot) -> str:
+    view = recent_overview(snapshot)
     if view is None:
-        return markup.page(markup.line(markup.element("b", str(run.path)), f" {run.state}: no records yet"))
+        path = str(snapshot.files.url)
+        return markup.page(markup.line(markup.element("b", path), f" {snapshot.state}: no records yet"))
     rows = worst_first(view.rows)
     hidden = len(rows) - _ROWS
     notes = [f"… {hidden} more sites"] if hidden > 0 else []
-    notes += [said for said in (calls_note(view, rows[:_ROWS]), earlier_steps_note(run, view)) if said]
+    notes += [said for said in (calls_note(view, rows[:_ROWS]), earlier_steps_note(view)) if said]
     return markup.page(*_head(view), markup.table(_HEADS, map(_row, rows[:_ROWS])), *map(_note, notes))
 
 

@@ -122,7 +122,7 @@ def _fixed(run: FrozenRun, findings: Mapping[str, Any]) -> Entries:
 
 
 def _heat_maps(run: FrozenRun, described: Mapping[str, Any], limit: int) -> Entries:
-    """As closely as fits; what is far too large by its number of cells, or by that of one map, is not even tried."""
+    """Embed heat maps as detailed as fits; those with far too many cells are not tried."""
     rows, steps, made = len(described["stats"]) * len(described["sites"]), described["steps"]["count"], Entries()
     stats = described["stats"]
     for detail in HEATS:
@@ -206,7 +206,7 @@ def _groups(run: FrozenRun, names: list[str]) -> list[list[str]]:
 
 
 def _reads(run: FrozenRun, groups: list[list[str]]) -> Iterator[tuple[str, ReadColumns]]:
-    """Yield the records of each site, a group of sites at a time; of a very long run every n-th step."""
+    """Yield the records of each site, a group of sites at a time; for a very long run, of every n-th step."""
     snapshot, chosen = run.shown(), run.shown_steps()
     for names in groups:
         names_of = {about.triple_of(snapshot, name): name for name in names}
@@ -255,7 +255,7 @@ def _closely(run: FrozenRun, path: str, query: Mapping[str, str], detail: Detail
 
 
 def _lean(answer: Answer, detail: DetailLevel) -> Answer:
-    """Without the extremes of bins, where there is no room for them."""
+    """Return the answer without the extremes of bins, where there is no room for them."""
     if detail.envelope or not isinstance(answer, ColumnAnswer):
         return answer
     return ColumnAnswer(answer.header, {
@@ -265,7 +265,7 @@ def _lean(answer: Answer, detail: DetailLevel) -> Answer:
 
 
 def rounded(answer: Answer, bits: int) -> Answer:
-    """Floats with so many bits after the first: what cannot be seen is left out.
+    """Round floats to so many bits after the first: what cannot be seen is left out.
 
     >>> rounded(ColumnAnswer({}, {"x": np.array([1.0009765, np.nan], np.float32)}), 8).columns["x"]
     array([ 1., nan], dtype=float32)
@@ -292,7 +292,7 @@ def _rounded(column: npt.NDArray[np.float32], bits: int) -> npt.NDArray[np.float
 
 
 def address(path: str, query: Mapping[str, str]) -> str:
-    """Path and query, keys in order: as the page looks it up.
+    """Return path and query, keys in order, as the page looks it up.
 
     >>> address("/api/site", {"width": "200", "site": "a b:output"})
     '/api/site?site=a%20b%3Aoutput&width=200'

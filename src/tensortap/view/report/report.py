@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tensortap.errors import MissingExtraError, RunError
+from tensortap.store.claim import read_info
 from tensortap.store.files import Files
 from tensortap.store.names import RUN_JSON
-from tensortap.view.api.service import Api, patiently
+from tensortap.view.api.service import Api, answer_with_retries
 from tensortap.view.report.embed import BYTES, Entries, FrozenRun, Progress, embed
 from tensortap.view.server.launch import NOT_BUILT, STATIC, built
 
@@ -43,12 +44,14 @@ def report(
     target = Path(output)
     if target.exists() and not overwrite:
         raise RunError(f"{output} is there already; give --overwrite to replace it, or another name")
-    if not Files(path).exists(RUN_JSON):
+    if not (files := Files(path)).exists():
+        read_info(files)  # raises, and says what is missing
+    if not files.exists(RUN_JSON):
         raise RunError(f"a report must be of one run, got {path!r}: tensortap report runs/exp1 -o report.html")
     api = Api(path, statistics=32)  # a report goes through all of them: it keeps tiles, and no grids of files
     try:
         opened = api.opened("")
-        found = patiently([opened], lambda snapshots: embed(FrozenRun(opened, snapshots[0]), limit, progress))
+        found = answer_with_retries([opened], lambda snapshots: embed(FrozenRun(opened, snapshots[0]), limit, progress))
     finally:
         api.close()
     page = whole_page(static, found.entries)

@@ -46,7 +46,7 @@ _HEADERS: Final = {
 
 
 class BuffersResponse(Response):
-    """Sends an answer piece by piece: put together first, a heat map would be copied once more."""
+    """Send an answer piece by piece: put together first, a heat map would be copied once more."""
 
     def __init__(self, sent: EncodedAnswer, headers: dict[str, str]) -> None:
         self._buffers = sent.buffers

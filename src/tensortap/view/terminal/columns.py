@@ -27,7 +27,7 @@ class Column(Generic[T]):
 
 
 class NameFitter(Protocol):
-    """Writes the cells of the first column in little room."""
+    """Write the cells of the first column in little room."""
 
     def fit(self, cell: str, width: int) -> str:
         """Return a cell in so many columns."""

@@ -14,11 +14,12 @@ from tensortap.record.step import Record
 from tensortap.reduce import histogram as buckets
 from tensortap.reduce.summary import Summary
 from tensortap.sinks.plain import plain, row
-from tensortap.store.run import Run
+from tensortap.store import facts, queries
+from tensortap.store.snapshot import Snapshot
 from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
-from tensortap.view.terminal.overview import Overview, about
+from tensortap.view.terminal.overview import Overview
 from tensortap.view.terminal.screen import Screen, head
 
 QUANTILES: Final = (0.01, 0.05, 0.5, 0.95, 0.99)
@@ -49,7 +50,7 @@ class SiteDetail:
         """Return everything the terminal shows, as plain values."""
         first = view.first_bad and view.first_bad._asdict()
         return {
-            **about(view.run),
+            **view.about,
             "site": self.name,
             **({"line": self.line} if self.line else {}),
             "nonfinite": {"records": view.bad_records, "first": first},
@@ -67,9 +68,10 @@ class SiteDetail:
 def read_detail(view: Overview, sites: list[str], most: int) -> SiteDetail:
     """Read the newest `most` steps (0: all) of the only site in view, and the step where it first was not finite."""
     steps = _picked(view, most)
-    records = list(view.run.records(sites=sites, steps=steps, phase=view.phase))
-    line = view.run.lines.get(records[-1].place.site, "") if records[-1].place.op else ""
-    return SiteDetail(view.rows[0].name, records, _metrics(view.run, set(steps)), view.records - len(records), line)
+    records = list(queries.records_in(queries.table(view.snapshot, sites, steps=steps, phase=view.phase)))
+    line = facts.lines(view.snapshot).get(records[-1].place.site, "") if records[-1].place.op else ""
+    metrics = _metrics(view.snapshot, set(steps))
+    return SiteDetail(view.rows[0].name, records, metrics, view.records - len(records), line)
 
 
 def _picked(view: Overview, most: int) -> list[int]:
@@ -79,8 +81,8 @@ def _picked(view: Overview, most: int) -> list[int]:
     return sorted({*view.steps[-most:], *view.steps[max(bad - 1, 0) : bad + 1]})
 
 
-def _metrics(run: Run, steps: set[int]) -> Metrics:
-    table = run.metrics()
+def _metrics(snapshot: Snapshot, steps: set[int]) -> Metrics:
+    table = queries.metrics(snapshot)
     found: dict[int, dict[str, float]] = {}
     columns = (table[name].to_pylist() for name in ("step", "name", "value"))
     for step, name, value in zip(*columns, strict=True):

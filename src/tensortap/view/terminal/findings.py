@@ -11,21 +11,22 @@ from typing import IO, Any, Final
 
 from rich.text import Text
 
-from tensortap.diagnose.rule import REGISTRY
+from tensortap.diagnose.rule import NO_CONTEXT, REGISTRY
 from tensortap.errors import ProbeError, names_listed
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
-from tensortap.store.snapshot import phase_steps
+from tensortap.store.snapshot import Snapshot, phase_steps
 from tensortap.text import counted, printable
 from tensortap.view.terminal import formats
-from tensortap.view.terminal.overview import about
+from tensortap.view.terminal.overview import about, site_names
 from tensortap.view.terminal.screen import Screen, title
 from tensortap.view.terminal.site_names import SiteNames
 
 _STYLES: Final = {"error": formats.ALARM, "warning": formats.WARN, "info": "cyan"}
 _INDENT: Final = "  "
 _WIDEST: Final = 100  # lines of prose are no wider, however wide the terminal is
-_AT_ONCE: Final = 3  # findings of one rule that are shown one by one; of the others the sites are named
+_ALL_PORTS: Final = "'**', '**:{grad_output,grad,param,update}'"  # what `tensortap run --watch recommended` observes
+_AT_ONCE: Final = 3  # findings of one rule that are shown one by one; the others are only named by site
 
 
 def load_rules(names: Sequence[str]) -> list[Any] | None:
@@ -48,20 +49,25 @@ def _imported(name: str) -> Any:
 
 def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
     """Return everything the terminal shows, and more, as plain values."""
-    return {**about(run), "failed": failed, **found.as_json()}
+    return {**run.snapshots.read(about), "failed": failed, **found.as_json()}
 
 
 def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
     """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
-    head = title(about(run), _steps(run), len(run.sites), _records(run))
-    _draw(Screen(stream), found, head, every, run.sites)
+    head, sites = run.snapshots.read(_title_and_sites)
+    _draw(Screen(stream), found, head, every, sites)
 
 
-def _steps(run: Run) -> str:
-    """Return how many steps there are, of each phase where phases have numbers of their own."""
-    if len(run.phases) < 2:
-        return counted(len(run.steps), "step")
-    by_phase = run.snapshots.read(lambda snapshot: {p: len(found) for p, found in phase_steps(snapshot).items()})
+def _title_and_sites(snapshot: Snapshot) -> tuple[Text, list[str]]:
+    sites = site_names(snapshot)
+    return title(about(snapshot), _steps(snapshot), len(sites), snapshot.record_count), sites
+
+
+def _steps(snapshot: Snapshot) -> str:
+    """Return how many steps there are, and of each phase where there are several."""
+    by_phase = {phase: len(found) for phase, found in phase_steps(snapshot).items()}
+    if len(by_phase) < 2:
+        return counted(len(snapshot.steps), "step")
     phases = sorted(by_phase, key=lambda phase: (phase != "train", phase))
     said = ", ".join(f"{by_phase[phase]} {phase or 'other'}" for phase in phases)
     return f"{counted(sum(by_phase.values()), 'step')} ({said})"
@@ -130,16 +136,17 @@ def _skipped(found: Findings, every: bool) -> Iterator[Text]:
         which = ", ".join(found.skipped) if few else counted(len(found.skipped), "rule")
         yield Text(f"no data: {which}; --all {'says why' if few else 'names them, and says why'}", style="dim")
     for name, reason in found.skipped.items() if every else ():
-        yield Text(f"no data: {name}: {printable(reason)}{_option(name)}", style="dim")
-    if not every and any(_option(name) for name in found.skipped):
-        yield Text("give them data: tensortap run --watch recommended SCRIPT", style="dim")
+        yield Text(f"no data: {name}: {printable(reason)}", style="dim")
+    if not every and (call := _recording_call(found)):
+        yield Text(f"give them data: {call}", style="dim")
 
 
-def _option(name: str) -> str:
-    """Return the option of `tensortap run` that gives a rule its data; empty where it needs something else."""
-    known = REGISTRY.get(name)
-    return f"; tensortap run --sites '**:{known.needs[0]}'" if known is not None and known.needs else ""
-
-
-def _records(run: Run) -> int:
-    return run.snapshots.read(lambda snapshot: snapshot.record_count)
+def _recording_call(found: Findings) -> str:
+    """Return what to write to give the rules what this run lacks; empty where it lacks neither ports nor context."""
+    ports = any(name in REGISTRY and reason == REGISTRY[name].missing for name, reason in found.skipped.items())
+    context = NO_CONTEXT in found.skipped.values()
+    if not (ports or context):
+        return ""
+    arguments = ["model", *([_ALL_PORTS] if ports else []), *(["context=True"] if context else [])]
+    option = " --watch recommended" if ports else ""
+    return f"tt.watch({', '.join(arguments)}), or tensortap run{option} SCRIPT"

@@ -19,8 +19,10 @@ from rich.text import Text
 
 from tensortap import text
 from tensortap.errors import PatternError
+from tensortap.store import queries
 from tensortap.store.filters import all_of
 from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot
 from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.ordering import SORTS
@@ -32,6 +34,7 @@ from tensortap.view.terminal.overview import (
     calls_note,
     earlier_steps_note,
     recent_overview,
+    site_names,
 )
 from tensortap.view.terminal.screen import Screen, head, sites, title
 from tensortap.view.terminal.site_names import SiteNames
@@ -117,24 +120,30 @@ def draw_until(
 def frame(
     run: Run, patterns: list[str] | None, sort: str, size: tuple[int, int] | None, note: str = ""
 ) -> list[RenderableType]:
-    """Return one picture, as tall as the terminal."""
-    view = _view(run, patterns, sort)
+    """Return one picture, as tall as the terminal, of one moment of the run."""
+    return run.snapshots.read(lambda snapshot: _frame(snapshot, patterns, sort, size, note), whole=True)
+
+
+def _frame(
+    snapshot: Snapshot, patterns: list[str] | None, sort: str, size: tuple[int, int] | None, note: str
+) -> list[RenderableType]:
+    view = _view(snapshot, patterns, sort)
     if view is None:
-        return [title(about(run), "no records yet", 0, 0), Text(note, style="dim")]
+        return [title(about(snapshot), "no records yet", 0, 0), Text(note, style="dim")]
     width, height = size or (Screen().width, 10_000)
-    above = [*head(view), *_metrics(run, width), Text()]
-    said = (calls_note(view, view.rows), earlier_steps_note(run, view), note)
+    above = [*head(view), *_metrics(snapshot, width), Text()]
+    said = (calls_note(view, view.rows), earlier_steps_note(view), note)
     below = [Text(each, style="dim") for each in said if each]
     room = max(height - _lines([*above, *below], width) - 3, _FEWEST)
     shown = SORTS[sort](view.rows)[:room]
     hidden = len(view.rows) - len(shown)
     more = [Text(f"… {hidden} more sites", style="dim")] if hidden else []
-    return [*above, sites(view, shown, width, SiteNames(run.sites)), *more, *below]
+    return [*above, sites(view, shown, width, SiteNames(site_names(snapshot))), *more, *below]
 
 
-def _view(run: Run, patterns: list[str] | None, sort: str) -> Overview | None:
+def _view(snapshot: Snapshot, patterns: list[str] | None, sort: str) -> Overview | None:
     try:
-        return recent_overview(run, patterns, sort if sort in TREND_OF else "std")
+        return recent_overview(snapshot, patterns, sort if sort in TREND_OF else "std")
     except PatternError:  # what was asked for has not come yet
         return None
 
@@ -145,10 +154,10 @@ def _lines(parts: list[Text], width: int) -> int:
     return sum(max(len(part.wrap(console, width)), 1) for part in parts)
 
 
-def _metrics(run: Run, width: int) -> list[Text]:
+def _metrics(snapshot: Snapshot, width: int) -> list[Text]:
     """Return the newest value of each metric, with a sparkline."""
     series: dict[str, list[float]] = {}
-    for row in _numbers(run):
+    for row in _numbers(snapshot):
         series.setdefault(row["name"], []).append(row["value"])
     said = [_metric(name, values) for name, values in list(series.items())[:_METRICS]]
     line = Text("   ").join(said)
@@ -161,8 +170,8 @@ def _metric(name: str, values: list[float]) -> Text:
     return Text(f"{printable(name)} {text.number(values[-1])} {text.spark(values)}", style=style)
 
 
-def _numbers(run: Run) -> list[dict[str, Any]]:
-    steps = run.steps[-RECENT_STEPS:]
-    chosen = all_of([pc.field("value").is_valid(), pc.field("step") >= (steps[0] if steps else 0)])
-    found: list[dict[str, Any]] = run.metrics().filter(chosen).to_pylist()
+def _numbers(snapshot: Snapshot) -> list[dict[str, Any]]:
+    first = int(snapshot.steps[-RECENT_STEPS:][0]) if len(snapshot.steps) else 0
+    chosen = all_of([pc.field("value").is_valid(), pc.field("step") >= first])
+    found: list[dict[str, Any]] = queries.metrics(snapshot).filter(chosen).to_pylist()
     return found

@@ -19,12 +19,11 @@ from tensortap.store import facts, queries
 from tensortap.store.blocks import PerPlace, RowBlock, blocks, read_or_mark, step_array
 from tensortap.store.catalog import PLAIN_RECORDS
 from tensortap.store.filters import places_matching
-from tensortap.store.run import Run
 from tensortap.store.snapshot import Snapshot
 from tensortap.types import Place
 
 TREND: Final = 16  # points in a line over steps
-TREND_OF: Final = {"absmax": ("min", "max"), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
+TREND_OF: Final = {"absmax": ("absmax",), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
 RECENT_STEPS: Final = 256  # what can be read again every second, however long the run is
 
 Floats = npt.NDArray[np.float64]
@@ -53,9 +52,13 @@ class SiteRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Overview:
-    """A row for each site, and the facts about the run as a whole."""
+    """A row for each site, and the facts about the run as a whole, all read from one snapshot.
 
-    run: Run
+    `about` is read with the rows: what is drawn later reads no file that may have been sealed meanwhile.
+    """
+
+    snapshot: Snapshot
+    about: dict[str, Any]
     rows: list[SiteRow]
     records: int
     steps: list[int]
@@ -67,7 +70,7 @@ class Overview:
     def as_json(self, shown: list[SiteRow]) -> dict[str, Any]:
         """Return everything the terminal shows, as plain values."""
         return {
-            **about(self.run),
+            **self.about,
             **({"phase": self.phase} if self.phase else {}),
             "steps": {"count": len(self.steps), "first": self.steps[0], "last": self.steps[-1]},
             "sites": len(self.rows),
@@ -84,15 +87,15 @@ class Overview:
         return {"name": item.name, **row(item.record), **more}
 
 
-def about(run: Run) -> dict[str, Any]:
+def about(snapshot: Snapshot) -> dict[str, Any]:
     """Describe a run in a few plain values."""
     return {
-        "path": str(run.path),
-        "state": run.state,
-        "model": model_name(run.info),
-        **({"ended_by": ended_by} if (ended_by := run.snapshots.read(facts.ended_by)) else {}),
-        "ranks": list(run.ranks),
-        "counts": {name: count for name, count in run.counts.items() if count},
+        "path": str(snapshot.files.url),
+        "state": snapshot.state,
+        "model": model_name(facts.info(snapshot)),
+        **({"ended_by": ended_by} if (ended_by := facts.ended_by(snapshot)) else {}),
+        "ranks": list(snapshot.ranks),
+        "counts": {name: count for name, count in facts.counts(snapshot).items() if count},
     }
 
 
@@ -105,15 +108,11 @@ def model_name(info: Mapping[str, Any]) -> str:
 
 
 def overview(
-    run: Run, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std", phase: str | None = None
-) -> Overview | None:
-    """Read one row for each site that matches; None when there are no records."""
-    return run.snapshots.read(lambda snapshot: _overview(run, snapshot, sites, steps, trend_of, phase))
-
-
-def _overview(
-    run: Run, snapshot: Snapshot, sites: list[str] | None, steps: Any, trend_of: str, phase: str | None
-) -> Overview | None:
+    snapshot: Snapshot, sites: list[str] | None = None, steps: Any = None, trend_of: str = "std",
+    phase: str | None = None,
+) -> Overview | None:  # fmt: skip
+    """Read one row for each site that matches; None when there are no records. No phase means the main one."""
+    phase = phase or facts.main_phase(snapshot)
     scan = _scan(snapshot, sites, steps, trend_of, phase)
     if not scan.records:
         return None
@@ -127,7 +126,8 @@ def _overview(
         if names[i] in last
     ]
     return Overview(
-        run=run,
+        snapshot=snapshot,
+        about=about(snapshot),
         rows=rows,
         records=scan.records,
         steps=scan.steps[scan.seen].tolist(),
@@ -139,29 +139,30 @@ def _overview(
 
 
 def recent_overview(
-    run: Run, sites: list[str] | None = None, trend_of: str = "std", most: int = RECENT_STEPS
+    snapshot: Snapshot, sites: list[str] | None = None, trend_of: str = "std", most: int = RECENT_STEPS
 ) -> Overview | None:
     """Read the overview of the last steps; None when there is nothing yet."""
-    steps = run.steps
-    return overview(run, sites, slice(steps[-most], None) if len(steps) > most else None, trend_of, main_phase(run))
+    steps = snapshot.steps
+    last = slice(int(steps[-most]), None) if len(steps) > most else None
+    return overview(snapshot, sites, last, trend_of)
 
 
-def main_phase(run: Run) -> str | None:
-    """Return the phase to show unless another is asked for: training, where evaluation is numbered apart."""
-    return run.snapshots.read(facts.main_phase)
+def site_names(snapshot: Snapshot) -> list[str]:
+    """Return every place as `path:port`, in order of execution."""
+    return [str(place) for place in snapshot.places]
 
 
 def calls_note(view: Overview, rows: Sequence[SiteRow]) -> str:
     """Return a sentence about what `×3` in a row means; empty when no row has it."""
     if all(row.of == 1 for row in rows):
         return ""
-    each = "calls and ranks" if len(view.run.ranks) > 1 else "calls"
+    each = "calls and ranks" if len(view.snapshot.ranks) > 1 else "calls"
     return f"×N: N {each} in this step; the numbers are of all of them together"
 
 
-def earlier_steps_note(run: Run, view: Overview) -> str:
+def earlier_steps_note(view: Overview) -> str:
     """Return a sentence about the steps before those in view; empty when there are none."""
-    earlier = len(run.steps) - len(view.steps)
+    earlier = len(view.snapshot.steps) - len(view.steps)
     last = "step" if len(view.steps) == 1 else f"{len(view.steps)} steps"
     return f"the last {last}; {earlier} earlier ones are not in this view" if earlier > 0 else ""
 
@@ -283,8 +284,6 @@ def _nonfinite(columns: Mapping[str, npt.NDArray[Any]]) -> Floats:
 
 
 def _stat(columns: Mapping[str, npt.NDArray[Any]], name: str) -> Floats:
-    if name == "absmax":
-        return np.asarray(np.fmax(-columns["min"], columns["max"]))
     if name == "zeros":
         return np.asarray(columns["zeros"] / np.maximum(columns["numel"], 1))
     if name == "nan":

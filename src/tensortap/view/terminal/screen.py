@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import IO, Any, Final
 
 from rich.console import Console, RenderableType
@@ -13,14 +14,16 @@ from rich.text import Text
 
 from tensortap import text
 from tensortap.sinks.line import nonfinite
+from tensortap.store.facts import info, numbered_phases, split_counts
 from tensortap.text import printable
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
-from tensortap.view.terminal.overview import TREND, NonFiniteEvent, Overview, SiteRow, about, calls_note
+from tensortap.view.terminal.overview import TREND, NonFiniteEvent, Overview, SiteRow, calls_note, site_names
 from tensortap.view.terminal.site_names import SiteNames
 
 _UNBOUNDED: Final = 10_000
 _BARS: Final = 10
+_NAMED: Final = 3  # of what was not seen
 _STATES: Final = {"live": "green", "crashed": formats.WARN}
 
 
@@ -72,7 +75,7 @@ class Screen:
 
 def draw_overview(view: Overview, shown: Sequence[SiteRow], screen: Screen) -> None:
     """Draw the header, then the rows, and how many rows were left out."""
-    names = SiteNames(view.run.sites)
+    names = SiteNames(site_names(view.snapshot))
     screen.draw(*head(view), Text(), sites(view, shown, screen.width, names))
     if hidden := len(view.rows) - len(shown):
         screen.draw(Text(f"… {hidden} more sites; --limit 0 shows all", style="dim"))
@@ -86,21 +89,34 @@ def sites(view: Overview, shown: Sequence[SiteRow], width: int, names: SiteNames
 
 def head(view: Overview) -> Iterator[Text]:
     """Return the header: the run in one line, then alarms in lines of their own."""
-    facts = about(view.run)
     steps = _many(len(view.steps), f"{view.phase} step" if view.phase else "step")
-    yield title(facts, f"{steps}{_range(view.steps)}", len(view.rows), view.records)
+    yield title(view.about, f"{steps}{_range(view.steps)}", len(view.rows), view.records)
     if view.first_bad:
         yield Text(_alarm(view, view.first_bad), style=formats.ALARM)
-    if counts := facts["counts"]:
-        yield counts_line(counts)
-    if others := [phase for phase in view.run.phases if view.phase and phase != view.phase]:
+    yield from counts_lines(view.about["counts"], info(view.snapshot).get("unseen", {}))
+    if others := [phase for phase in numbered_phases(view.snapshot) if view.phase and phase != view.phase]:
         yield Text(f"steps of {others[0]} have their own numbers: --phase {others[0]}", style="dim")
 
 
-def counts_line(counts: Mapping[str, int]) -> Text:
-    """Return what was counted in one line."""
-    said = ", ".join(f"{printable(name).replace('_', ' ')} {count}" for name, count in counts.items())
-    return Text(f"not recorded or went wrong: {said}", style=formats.WARN)
+def counts_lines(counts: Mapping[str, int], unseen: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Text]:
+    """Return what was counted: what is missing, with a few names of what was not seen, then what only was done."""
+    lost, done = split_counts(counts)
+    if lost:
+        said = [_counted(name, count) + (_few(unseen) if name == "unseen" else "") for name, count in lost.items()]
+        yield Text(f"not recorded or went wrong: {', '.join(said)}", style=formats.WARN)
+    if done:
+        yield Text(f"counted: {', '.join(_counted(name, count) for name, count in done.items())}", style="dim")
+
+
+def _counted(name: str, count: int) -> str:
+    return f"{printable(name).replace('_', ' ')} {count}"
+
+
+def _few(unseen: Mapping[str, Any]) -> str:
+    """Return the first names of what was not seen, in parentheses."""
+    names = [printable(name) or "(root)" for name in list(unseen)[:_NAMED]]
+    more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
+    return f" ({', '.join(names)}{more})" if names else ""
 
 
 def title(facts: dict[str, Any], steps: str, sites: int, records: int) -> Text:

@@ -7,9 +7,10 @@ from typing import IO, Any
 
 from tensortap.errors import RunError
 from tensortap.store.run import Run
+from tensortap.store.snapshot import Snapshot
 from tensortap.view.terminal.detail import SiteDetail, draw_detail, read_detail
 from tensortap.view.terminal.ordering import SORTS
-from tensortap.view.terminal.overview import TREND_OF, Overview, SiteRow, main_phase, overview
+from tensortap.view.terminal.overview import TREND_OF, Overview, SiteRow, overview
 from tensortap.view.terminal.screen import Screen, draw_overview
 
 
@@ -34,14 +35,19 @@ def read_view(
     limit: int = 0,
     phase: str | None = None,
 ) -> ShowView:
-    """Read the records that match. One pattern that matches one site gives its detail."""
-    view = overview(run, sites, steps, sort if sort in TREND_OF else "std", phase or main_phase(run))
-    if view is None:
-        raise RunError(f"{run.path} ({run.state}) holds no records {'yet' if not run.steps else 'of these sites then'}")
-    rows = SORTS[sort](view.rows)
-    shown = rows[:limit] if limit else rows
-    detail = read_detail(view, sites, limit) if sites and len(sites) == len(rows) == 1 else None
-    return ShowView(view, shown, detail)
+    """Read the records that match, as of one moment. One pattern that matches one site gives its detail."""
+
+    def read(snapshot: Snapshot) -> ShowView:
+        view = overview(snapshot, sites, steps, sort if sort in TREND_OF else "std", phase)
+        if view is None:
+            when = "of these sites then" if len(snapshot.steps) else "yet"
+            raise RunError(f"{run.path} ({snapshot.state}) holds no records {when}")
+        rows = SORTS[sort](view.rows)
+        shown = rows[:limit] if limit else rows
+        detail = read_detail(view, sites, limit) if sites and len(sites) == len(rows) == 1 else None
+        return ShowView(view, shown, detail)
+
+    return run.snapshots.read(read, whole=True)
 
 
 def draw(view: ShowView, stream: IO[str] | None = None, wide: bool = False) -> None:
