@@ -215,7 +215,7 @@ def test_two_models_are_refused():
             return []
 
     with pytest.raises(ProbeError, match="watch\\(\\) takes one model, then patterns and probes; got a Model"):
-        tt.watch(None, Model())
+        tt.watch("**", Model())
 
 
 def test_steps_that_nobody_wants_are_numbered_like_others() -> None:

@@ -1,7 +1,7 @@
 """See every tensor inside a running network, and change nothing.
 
 A name is imported when it is first used, from where `__init__.pyi` says it is made: a program that records loads
-nothing of what compares, diagnoses and draws.
+nothing of what compares, diagnoses and draws. Importing the package imports none of its modules, and no framework.
 """
 
 import ast

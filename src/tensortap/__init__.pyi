@@ -100,6 +100,7 @@ __all__ = [
     "check_model",
     "compact",
     "compare",
+    "content_hash",
     "desync",
     "diff",
     "escalation",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from tensortap.select.probes import Probe, probe
 from tensortap.select.sites import Candidate, Pattern
 from tensortap.watch import watch
 
-LARGE: Final = 1 << 18  # elements; of a larger tensor a sample is kept
+LARGE: Final = 1 << 18  # elements; a larger tensor is sampled
 SAMPLE: Final = 1 << 16
 Choice = Probe | str | Pattern | Callable[[Candidate], bool]
 
@@ -49,7 +50,7 @@ class _OfLarge(Sample):
 
 
 _NO_NAMES: Final = (
-    "the function {} named none of the values that the probes ask for: name them where they are made, "
+    "the function {} named no value that the probes ask for: name the values where they are computed, "
     "tensortap.tap(x, 'name'), or record the model inside it with tensortap.watch and compare runs: tensortap.diff"
 )
 _TWO_KINDS: Final = (
@@ -79,6 +80,10 @@ def compare(
     Each is called with the same values as arrays of its own, whatever the batch is of, and a function with the batch as
     it is, or else as arrays that it takes; `map` is that of `tensortap.diff`.
     """
+    if isinstance(model_a, (str, os.PathLike)) or isinstance(model_b, (str, os.PathLike)):
+        paths_given = f"tt.diff({str(model_a)!r}, {str(model_b)!r})"
+        given = model_a if isinstance(model_a, (str, os.PathLike)) else model_b
+        raise UnsupportedError(f"tt.compare calls two models: each must be one, got {given!r}. For runs {paths_given}")
     with tempfile.TemporaryDirectory(prefix="tensortap-compare-") as folder:
         paths = [f"{folder}/{name}" for name in "ab"]
         models = model_a, model_b
@@ -92,12 +97,12 @@ def compare(
         return replace(diff(*paths, map=map, rtol=rtol, atol=atol), a=next(names), b=next(names))
 
 
-class _ArrayType(type):
+class _AnyArrayType(type):
     def __instancecheck__(cls, value: object) -> bool:
         return hasattr(value, "__array__") and hasattr(value, "dtype")
 
 
-class _AnyArray(metaclass=_ArrayType):
+class _AnyArray(metaclass=_AnyArrayType):
     """A tensor of any framework."""
 
 
@@ -152,7 +157,7 @@ def _record(model: Any, batch: Any, probes: Sequence[Choice], path: str) -> None
 
 @contextmanager
 def _explained(model_a: Any, model_b: Any) -> Iterator[None]:
-    """An error of a model that was called with the other's kind of batch stays what it is, with a word of ours."""
+    """Add a note to the error of a model that was called with the other model's kind of batch."""
     try:
         yield
     except Exception as error:
@@ -163,7 +168,7 @@ def _explained(model_a: Any, model_b: Any) -> Iterator[None]:
 
 
 def _frameworks(*models: Any) -> list[str]:
-    """The frameworks that models are of, each once."""
+    """Return the frameworks that models are of, each once."""
     return list(dict.fromkeys(framework_for(model).capabilities.name for model in models if _is_model(model)))
 
 
@@ -171,14 +176,14 @@ def _is_model(model: Any) -> bool:
     try:
         framework_for(model)
     except UnsupportedError:
-        if not callable(model):
+        if isinstance(model, type) or not callable(model):
             raise
         return False
     return True
 
 
 def _chosen(probes: Sequence[Choice], default: Sequence[Choice]) -> list[Probe]:
-    """The user's probes as they are, bare patterns with elements kept."""
+    """Return the user's probes as they are, and bare patterns as probes that keep elements."""
     given = probes or default
     bare = [item for item in given if not isinstance(item, Probe)]
     return [*([probe(*bare, keep=KEEP)] if bare else []), *(item for item in given if isinstance(item, Probe))]
@@ -186,7 +191,7 @@ def _chosen(probes: Sequence[Choice], default: Sequence[Choice]) -> list[Probe]:
 
 @contextmanager
 def _same_random() -> Iterator[None]:
-    """Python's and NumPy's generators, put back."""
+    """Restore the random state of Python and NumPy at the end."""
     put_back = preserve_rng_state()
     try:
         yield

@@ -62,7 +62,7 @@ class MissingExtraError(TensortapError, ImportError):
 
 @contextlib.contextmanager
 def needs(what: str, package: str) -> Iterator[None]:
-    """Around the import of an optional package: say which call needs it and how to get it.
+    """Turn a failed import inside the block into an error that says what needs the package and how to install it.
 
     >>> with needs("Trackio(…)", "no-such-package"):
     ...     import no_such_package
@@ -76,7 +76,7 @@ def needs(what: str, package: str) -> Iterator[None]:
 
 
 def nearest(word: str, known: Iterable[str], n: int = 3) -> list[str]:
-    """The names most like `word`, best first: what an error offers instead."""
+    """Return the names most like `word`, best first: what an error offers instead."""
     names = list(dict.fromkeys(known))
     close = difflib.get_close_matches(word, names, n=n, cutoff=0.5)
     holding = [name for name in names if word and word in name and name not in close]
@@ -84,7 +84,7 @@ def nearest(word: str, known: Iterable[str], n: int = 3) -> list[str]:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """A sentence offering the nearest names, or nothing when there is none near."""
+    """Return a sentence offering the nearest names, or nothing when there is none near."""
     names = nearest(word, known)
     return f" Did you mean {' or '.join(repr(name) for name in names)}?" if names else ""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
@@ -120,14 +121,23 @@ class Findings(Sequence[Finding]):
         idle = f"; {len(self.skipped)} had no data" if self.skipped else ""
         return f"{', '.join(parts) or 'nothing'} found by {_many(len(self.rules), 'rule')}{idle}"
 
+    def why_idle(self) -> str:
+        """Return the reason for which most rules could not look, and of how many; empty where most looked."""
+        for reason, count in Counter(self.skipped.values()).most_common(1):
+            if 2 * count > len(self.rules) + len(self.skipped):
+                return f"{_many(count, 'rule')}: {reason}"
+        return ""
+
     def __str__(self) -> str:
-        return "\n".join([self.summary(), *(line for finding in self.found for line in _lines(finding))])
+        found = (line for finding in self.found for line in _lines(finding))
+        return "\n".join([self.summary(), *found, *filter(None, [self.why_idle()])])
 
     def __repr__(self) -> str:
         return f"<Findings: {self.summary()}>"
 
     def _repr_html_(self) -> str:
-        return markup.page(markup.line(markup.element("b", self.summary())), *map(_html, self.found))
+        title, idle = markup.line(markup.element("b", self.summary())), self.why_idle()
+        return markup.page(title, *map(_html, self.found), *([markup.line(idle)] if idle else []))
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values."""

@@ -163,7 +163,9 @@ def check_model(
     names = _known_checks(checks)
     if target is not None and loss is None:
         raise ProbeError("target= needs loss=, a function of output and target: loss=torch.nn.functional.cross_entropy")
-    question = ModelQuestion(model, batch, target, loss, batch_axis, causal, steps, seconds)
+    question = ModelQuestion(
+        model, batch, target=target, loss=loss, batch_axis=batch_axis, causal=causal, steps=steps, seconds=seconds
+    )
     with framework_for(model).model_check(question) as check:
         found = check.run(names)
         rules = _of_one_step(model, check) if checks is None else Findings.of([], [], {})
@@ -214,7 +216,7 @@ class _Tensor(Protocol):
 
 
 def _in_batch(batch: Any) -> Origin | None:
-    """The first tensor of a batch that was not finite when it came in."""
+    """Return the first tensor of a batch that was not finite when it came in."""
     for slot, tensor in values_in(batch, _Tensor):  # type: ignore[type-abstract]
         with contextlib.suppress(TensortapError):  # what cannot be read was not looked at by anybody
             if not _usable(summary := summarize(tensor)):
@@ -223,5 +225,5 @@ def _in_batch(batch: Any) -> Origin | None:
 
 
 def _usable(summary: Summary) -> bool:
-    """Neither NaN nor infinite; −inf may be a mask."""
+    """Return whether it holds neither NaN nor +inf; −inf may be a mask."""
     return not (summary.nan or summary.posinf)

@@ -30,10 +30,10 @@ class Options:
     counted ("drop"). `lookback_bytes` bounds the steps held for look-back. `start` is the first step's number; with
     `resume` it is at least the one after the run's last. `rank` overrides what the framework or the launcher says.
     `fast_path="leave"` opens layers that would run fused, whose results then differ by rounding. `context=True`
-    records the training context too, as `tensortap run` does: events of losses, optimizers and batches, by which
-    findings name causes. With `explicit_steps=True` only `tap.step()` ends a step, from the first one on, also where
-    the model is called several times in it. `control=False` listens to no `tensortap ctl`: otherwise the run folder has
-    a socket that its owner can ask for more while the run goes on.
+    records the training context too, as `tensortap run` does: events of losses, optimizers and batches, which most
+    rules need; of models of PyTorch and Keras. With `explicit_steps=True` only `tap.step()` ends a step, from the first
+    one on, also where the model is called several times in it. `control=False` listens to no `tensortap ctl`: otherwise
+    the run folder has a socket that its owner can ask for more while the run goes on.
     """
 
     queue_bytes: int = QUEUE_BYTES

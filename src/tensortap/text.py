@@ -53,6 +53,16 @@ def counted(many: int, noun: str) -> str:
     return f"{many} {noun}" if many == 1 else f"{many} {noun}s"
 
 
+def a_kind(value: object) -> str:
+    """Return a value's type as an error names what it got.
+
+    >>> a_kind([]), a_kind(3), a_kind(None)
+    ('a list', 'an int', 'None')
+    """
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
+
+
 def wrapped(said: str, width: int) -> str:
     """Return text with its lines broken at a width, each piece under the text of its line; long words stay whole.
 

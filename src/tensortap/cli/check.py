@@ -29,10 +29,10 @@ LEVELS: Final = ("info", "warning", "error")
               help="Instead of a run: a function that returns (model, batch[, target, loss]).")  # fmt: skip
 @click.option("--rule", "rules", multiple=True, metavar="NAME",
               help="Only this rule; a rule of yours is 'module:name'.")  # fmt: skip
-@click.option("--reference", metavar="RUN", help="A run to compare with: what has drifted?")
-@click.option("--against", metavar="HARVEST", help="Of a harvest: the baseline that it must not have drifted from.")
+@click.option("--reference", metavar="RUN", help="A run to compare with, for the rule on drift.")
+@click.option("--against", metavar="HARVEST", help="For a harvest: the baseline to compare it with.")
 @click.option("--fail-on", type=click.Choice(LEVELS), default="error", show_default=True,
-              help="Exit with 1 when there is anything as bad.")  # fmt: skip
+              help="Exit with 1 when a finding is at least this severe.")  # fmt: skip
 @click.option("--all", "every", is_flag=True, help="Show every finding, and why rules had no data.")
 @json_option
 @click.pass_context
@@ -42,8 +42,8 @@ def command(
 ) -> None:  # fmt: skip
     """Ask the rules what is wrong with a run, where, and what to do about it.
 
-    Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when that cannot be
-    told. With --against RUN is a harvest, and 1 says that it has drifted from its baseline. With --model a model is
+    Exits with 0 when nothing as bad as --fail-on was found, with 1 when something was, with 2 when the run cannot be
+    read. With --against, RUN is a harvest, and 1 means that it has drifted from its baseline. With --model a model is
     checked on one batch, without training: docs/check-model.md.
     """
     if (path is None) == (model is None):

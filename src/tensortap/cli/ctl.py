@@ -51,7 +51,7 @@ def status(ctx: click.Context, **given: Any) -> None:
 @command.command("capture")
 @sites_argument
 @keep_option
-@click.option("--steps", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="For so many steps.")
+@click.option("--steps", type=click.IntRange(1), default=1, show_default=True, metavar="N", help="For how many steps.")
 @how
 def capture(ctx: click.Context, sites: tuple[str, ...], keep: tuple[str, ...], steps: int, **given: Any) -> None:
     """Keep more of some sites for a few steps: capture "blocks.3.*" --keep full --steps 3."""
@@ -108,7 +108,7 @@ def add(ctx: click.Context, sites: tuple[str, ...], keep: tuple[str, ...], every
 @click.argument("probe", metavar="NUMBER|PATTERN")
 @how
 def remove(ctx: click.Context, probe: str, **given: Any) -> None:
-    """Observe what a probe chose no longer. `status` lists the probes with their numbers."""
+    """Stop observing the sites of a probe. `status` lists the probes with their numbers."""
     chosen: dict[str, Any] = {"probe": int(probe)} if probe.isdecimal() else {"sites": (probe,)}
     _send(ctx, ControlRequest(action="probe remove", **chosen), **given)
 

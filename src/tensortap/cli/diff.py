@@ -21,9 +21,9 @@ from tensortap.view.terminal.progress import waiting
 @click.argument("b")
 @click.option("--map", "renames", multiple=True, metavar="OLD=NEW",
               help="A module's name in A and in B, with all below it: 'h.*.attn=blocks.*.attention'.")  # fmt: skip
-@click.option("--rtol", type=click.FloatRange(0), help="Relative to scale, instead of what goes with the types.")
-@click.option("--atol", type=click.FloatRange(0), help="What may differ whatever the scale.  [default: 0]")
-@click.option("--mesh", metavar="SIDE=N,…", help="How B's ranks lie where they did not record it: 'dp=2,tp=4'.")
+@click.option("--rtol", type=click.FloatRange(0), help="Relative tolerance, instead of the one for each type.")
+@click.option("--atol", type=click.FloatRange(0), help="Absolute tolerance.  [default: 0]")
+@click.option("--mesh", metavar="SIDE=N,…", help="The mesh of B's ranks, if it was not recorded: 'dp=2,tp=4'.")
 @click.option("--bitwise", is_flag=True, help="Ask whether the runs are the same to the last bit.")
 @site_option
 @step_option
@@ -36,7 +36,7 @@ def command(
 ) -> None:  # fmt: skip
     """Compare run B with run A and report where they first diverge.
 
-    Exits with 0 when they agree within the tolerance, with 1 when they differ, with 2 when that cannot be told.
+    Exits with 0 when they agree within the tolerance, with 1 when they differ, with 2 when they cannot be compared.
     """
     try:
         with waiting(f"comparing {a} and {b}") as advance:

@@ -24,13 +24,14 @@ from tensortap.reduce import kernel as kernels
 from tensortap.store import facts
 from tensortap.store.names import DAMAGED
 from tensortap.store.run import open_run
+from tensortap.store.snapshot import Snapshot
 from tensortap.text import printable
 from tensortap.version import __version__
 from tensortap.view.terminal import formats
 from tensortap.view.terminal.columns import Column, grid
 from tensortap.view.terminal.overview import about
 from tensortap.view.terminal.progress import waiting
-from tensortap.view.terminal.screen import Screen, counts_line
+from tensortap.view.terminal.screen import Screen, counts_lines
 
 BASE: Final = ("numpy", "pyarrow", "ml_dtypes", "safetensors", "fsspec", "rich", "click")
 FRAMEWORKS: Final = {
@@ -61,7 +62,7 @@ def command(path: str | None, as_json: bool) -> None:
 
     With a RUN, say what is wrong with its files.
 
-    Of a run every file is read to its end and its checksums are verified. Exits with 1 when something is damaged.
+    Every file of the run is read to its end, and checksums are verified. Exits with 1 when something is damaged.
     """
     if path is not None:
         _examine(path, as_json)
@@ -79,7 +80,7 @@ def _examine(path: str, as_json: bool) -> None:
     with waiting(f"reading {path}"):
         run = open_run(path)
         run.snapshots.read(facts.read_to_the_end)
-        said = {**about(run), "damage": run.damage, "kept_aside": _kept_aside(run.damage)}
+        said = run.snapshots.read(_state_of_files)
     if as_json:
         print_json(said)
     else:
@@ -88,8 +89,9 @@ def _examine(path: str, as_json: bool) -> None:
         raise click.exceptions.Exit(FAILED)
 
 
-def _kept_aside(damage: dict[str, str]) -> list[str]:
-    return [name for name in damage if name.endswith(DAMAGED)]
+def _state_of_files(snapshot: Snapshot) -> dict[str, Any]:
+    damage = facts.damage(snapshot)
+    return {**about(snapshot), "damage": damage, "kept_aside": [name for name in damage if name.endswith(DAMAGED)]}
 
 
 def draw_damage(said: Mapping[str, Any], stream: IO[str] | None = None) -> None:
@@ -98,8 +100,7 @@ def draw_damage(said: Mapping[str, Any], stream: IO[str] | None = None) -> None:
     screen.draw(Text(printable(f"{said['path']} · {said['state']}"), style="bold"))
     for name, reason in said["damage"].items():
         screen.draw(Text(printable(f"  {name}: {reason}"), style=formats.ALARM))
-    if said["counts"]:
-        screen.draw(counts_line(said["counts"]))
+    screen.draw(*counts_lines(said["counts"]))
     if not said["damage"]:
         screen.draw(Text("  every file can be read to its end", style="green"))
 

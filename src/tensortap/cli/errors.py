@@ -73,6 +73,6 @@ def _plain_warnings() -> Iterator[None]:
 
 
 def _silence_stdout() -> None:
-    """After a broken pipe nothing more can be written, and Python must not complain about it at exit."""
+    """Discard further output after a broken pipe, so that Python does not complain about it at exit."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

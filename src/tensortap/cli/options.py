@@ -45,7 +45,7 @@ step_option = click.option("--step", type=StepRange(), help="One step (-1: the l
 def limit_option(default: int) -> Callable[[Command], Command]:
     """Return the option for the number of rows."""
     return click.option("--limit", type=click.IntRange(0), metavar="N", default=default, show_default=True,
-                        help="At most so many rows; 0: all.")  # fmt: skip
+                        help="At most this many rows; 0 shows all.")  # fmt: skip
 
 
 def selection(command: Command) -> Command:

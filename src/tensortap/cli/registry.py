@@ -11,6 +11,8 @@ from typing import Final
 
 import click
 
+from tensortap.errors import suggest
+
 COMMANDS: Final = {
     "run": "Run a script as `python` would, and record its models of PyTorch or Keras, or compiled steps of JAX.",
     "env": "Print the line that lets TENSORTAP=RUN record any Python process of this shell.",
@@ -45,6 +47,15 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command; None when there is no such command."""
         return load_command(cmd_name) if cmd_name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; where there is none of this name, offer the nearest."""
+        name = args[0]
+        if name not in COMMANDS and not name.startswith("-"):
+            ctx.fail(f"No such command {name!r}.{suggest(name, COMMANDS)}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands without importing any of them."""

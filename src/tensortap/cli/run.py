@@ -42,16 +42,16 @@ from tensortap.script.session import ScriptRun
     "(default: every step). For one process.",
 )
 @click.option("--to", metavar="RUN", help="The folder to write (default: a new one in runs/).")
-@click.option("--resume", is_flag=True, help="Go on with the run that is there.")
+@click.option("--resume", is_flag=True, help="Continue the run that is there.")
 @click.option("--overwrite", is_flag=True, help="Replace the run that is there.")
-@click.option("--twice", is_flag=True, help="Run the script twice, and tell where the runs first differ in any bit.")
+@click.option("--twice", is_flag=True, help="Run the script twice, and report the first bit that differs.")
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as for `python -m`.")
 @click.argument("target", metavar="SCRIPT")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(twice: bool, **options: Any) -> None:
     """Run a script as `python` would, and record its models of PyTorch or Keras, or compiled steps of JAX.
 
-    The script needs no edit. What follows its name is the script's own.
+    The script needs no edit. Arguments after its name are the script's own.
     """
     ScriptRun(RunOptions(**options)).run()
 

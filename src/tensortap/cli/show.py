@@ -23,11 +23,11 @@ from tensortap.view.terminal.tensor_files import holds_tensors, show_tensors
 @click.option("--sort", type=click.Choice(list(SORTS)), default="worst", show_default=True,
               help="Which rows come first.")  # fmt: skip
 @click.option("--phase", type=click.Choice(("train", "eval")),
-              help="Steps of training or of evaluation, where they are numbered apart.")  # fmt: skip
+              help="Steps of training or of evaluation, if each has its own numbers.")  # fmt: skip
 @limit_option(40)
 @click.option("--wide", is_flag=True, help="All columns and whole names, though lines may be longer than the terminal.")
 @click.option("--live", is_flag=True, help="Draw it again as it grows, until it ends or q is pressed.")
-@click.option("--dimension", type=int, metavar="N", help="Of a harvest: the samples that activate a dimension most.")
+@click.option("--dimension", type=int, metavar="N", help="For a harvest: the samples that activate a dimension most.")
 @tokenizer_option
 def command(
     path: str, sites: tuple[str, ...], step: int | slice | None, sort: str, phase: str | None, limit: int, wide: bool,

@@ -23,7 +23,8 @@ _WITH_VALUE: Final = ("--sites", "--watch", "--every", "--keep", "--budget")
 def run_twice(arguments: Sequence[str], context: click.Context) -> int:
     """Run a script twice with the same options, compare the runs bit by bit, and return the exit code.
 
-    0 says that it is deterministic, 1 that it is not, 2 that it cannot be told; a script that fails keeps its own.
+    0 means that it is deterministic, 1 that it is not, 2 that the runs cannot be compared; a failing script keeps
+    its own exit code.
     """
     options = RunOptions(**context.params)
     base = options.to or f"runs/{time.strftime('%Y%m%d-%H%M%S')}-{script_name(options)}"
