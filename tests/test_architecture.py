@@ -11,10 +11,17 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).resolve().parent.parent / "src" / "tensortap"
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "tensortap"
 FILES = sorted(SOURCE.rglob("*.py"))
+WRITTEN = ("src/tensortap", "tests", "web/src", "benchmarks", "docs", "examples")  # folders of code, in any language
+LANGUAGES = (".py", ".ts", ".css", ".js")  # C aside
 MOST_METHODS = 19
 MOST_LINES = 400
+TESTS = Path(__file__).resolve().parent
+NOT_OF_A_PACKAGE = ("outside", "web", "adapters/contract", "adapters/torch/helpers", "store/fixtures")
+MOST_POSITIONAL = 7
+IN_C = ("record", "record_if_room", "commit")  # functions of the C kernel, which are called for every tensor
 COINED = (
     "taker|takers|placing|placings|lending|standin|standins|echoes|bystander|watchman|ledger|veil|vault|ladder|"
     "twin|wish|seeds|carried|shelf"
@@ -67,24 +74,61 @@ def test_small_classes() -> None:
 
 
 def test_short_files() -> None:
-    """No file has more than 400 lines."""
-    long = {name(path) for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES}
+    """No file has more than 400 lines, be it the package's, a test, a page's or a benchmark."""
+    files = [path for folder in WRITTEN for path in (ROOT / folder).rglob("*") if path.suffix in LANGUAGES]
+    own = [path for path in files if "static" not in path.parts]  # the page as it was built
+    long = {str(path.relative_to(ROOT)) for path in own if len(path.read_text("utf-8").splitlines()) > MOST_LINES}
     assert long <= LONG_FILES
 
 
 def test_one_name_one_class() -> None:
-    """No public class name is used twice."""
+    """No class name is used twice, be it public or private."""
     places = defaultdict(set)
     for path, node in classes():
-        if not node.name.startswith("_"):
-            places[node.name].add(path)
+        places[node.name].add(path)
     assert {each for each, paths in places.items() if len(paths) > 1} <= SHARED_NAMES
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("__init__.py")), ids=name)
 def test_packages_say_what_they_hold(path: Path) -> None:
-    """Every package has a docstring."""
-    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    """Every package has a docstring that says what it holds and what it may import."""
+    said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    assert said and re.search(r"\b[Ii]mport", said)
+
+
+def test_few_arguments_by_position() -> None:
+    """No call has eight arguments by position: what belongs together has a name."""
+    long = [
+        f"{name(path)}:{node.lineno}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and len(node.args) > MOST_POSITIONAL and _called(node) not in IN_C
+    ]
+    assert long == []
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func).rpartition(".")[2]
+
+
+def test_private_names_stay_at_home() -> None:
+    """No module imports an underscore name of another module of ours."""
+    reached = [
+        f"{name(path)}:{each.name}"
+        for path in FILES
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tensortap")
+        for each in node.names
+        if each.name.startswith("_") and each.name not in ("_kernel", "__version__")
+    ]
+    assert reached == []
+
+
+def test_the_tests_mirror_the_packages() -> None:
+    """Every folder with tests is named after the package that it tests, but for helpers and subjects of others."""
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    unknown = [each for each in folders if not (SOURCE / each).is_dir()]
+    assert [each for each in unknown if not each.as_posix().startswith(NOT_OF_A_PACKAGE)] == []
 
 
 def test_plain_words() -> None:

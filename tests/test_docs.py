@@ -126,6 +126,20 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_clear_names(document: Path) -> None:
+    """No document calls a name that shadows a builtin, or a variable `tap` beside `tt.tap`; the history may name it."""
+    if document.name == "CHANGELOG.md":
+        return
+    assert re.findall(r"\b(?:tt|tensortap)\.(?:open|print|hash)\(", document.read_text(encoding="utf-8")) == []
+    both = [
+        block.where
+        for block in blocks(document)
+        if re.search(r"\btt\.tap\(", block.code) and re.search(r"\bas tap\b|\btap = ", block.code)
+    ]
+    assert both == []
+
+
+@pytest.mark.parametrize("document", PROSE, ids=lambda path: str(path.relative_to(ROOT)))
 def test_prose_is_wrapped(document: Path) -> None:
     """Prose, that is all but code, tables and lines without a space to break at, is wrapped at 100 columns."""
     text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), document.read_text(encoding="utf-8"))

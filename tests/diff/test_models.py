@@ -311,7 +311,7 @@ def test_no_model():
 
 def test_a_function_that_names_nothing_is_refused():
     """A function without named values has nothing to be compared by, and is told how to name them."""
-    with pytest.raises(UnsupportedError, match=r"the function <lambda> named none .*tensortap\.tap\(x, 'name'\)"):
+    with pytest.raises(UnsupportedError, match=r"the function <lambda> named no value .*tensortap\.tap\(x, 'name'\)"):
         tt.compare(nn.Linear(4, 4), lambda x: x, torch.ones(2, 4))
 
 
@@ -332,3 +332,13 @@ def test_a_batch_that_one_framework_does_not_take():
     with pytest.raises(RuntimeError) as caught:
         tt.compare(nn.Linear(4, 4), nn.Linear(4, 4), torch.ones(2, 5))
     assert not hasattr(caught.value, "__notes__")
+
+
+def test_models_that_begin_with_other_parameters():
+    """Of two models that were never trained nothing is said of updates: a parameter begins with another value."""
+    torch.manual_seed(0)
+    a = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    b = copy.deepcopy(a)
+    b[1].weight.data += 1
+    found = tt.compare(a, b, torch.ones(2, 4))
+    assert str(found.cause) == "parameter at step 0: 1.weight:param: it begins with another value"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tensortap as tt
+from tensortap.diagnose.rule import NO_CONTEXT
 from tensortap.errors import UnsupportedError
 from tensortap.integrations.training import TrainingSession, numbers_in
 
@@ -71,3 +72,18 @@ def test_only_numbers_are_metrics():
     """Words among the metrics are left out."""
     assert numbers_in({"loss": 0.5, "model": "net", "n": 3}) == {"loss": 0.5, "n": 3}
     assert numbers_in(None) == {}
+
+
+def test_the_context_of_a_callback(net, tmp_path):
+    """A callback hands `context=True` on to the tap, so that no rule lacks the training context."""
+    session, model = TrainingSession("**", to=str(tmp_path / "run"), context=True), net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    session.begin(model, 0, 0)
+    for number in range(4):
+        session.enter()
+        optimizer.zero_grad()
+        model(X).square().mean().backward()
+        optimizer.step()
+        session.step(number)
+    session.close()
+    assert NO_CONTEXT not in session.tap.run.findings().skipped.values()

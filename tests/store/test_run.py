@@ -158,7 +158,7 @@ def test_what_is_not_there_is_named_with_what_is(run: Run) -> None:
         (lambda: run.series("stem", "sdt"), "no statistic 'sdt'. Did you mean 'std'"),
         (lambda: run.series("stem", "q7"), "no statistic 'q7'"),
         (lambda: run.series("head", "std"), r"several places: say which of head:output\[0\], head:output\[1\]"),
-        (lambda: run.merged("rank"), "cannot fold over 'rank'.*Did you mean 'ranks'"),
+        (lambda: run.merged("rank"), "over= must be ranks, steps or calls, got 'rank'.*Did you mean 'ranks'"),
         (lambda: run.sql("select nothing from records"), "nothing.*The tables are records"),
         (lambda: run.table(steps=slice(5, 1, -1)), "must count upwards"),
     ]:

@@ -8,10 +8,12 @@ import shutil
 import sys
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 
 import tensortap as tt
 from tensortap.store.run import open_run
+from tensortap.view.api.service import Api
 
 sys.path.insert(0, str(Path(__file__).parent))
 from version1 import numbers_of
@@ -45,3 +47,17 @@ def test_the_same_numbers_once_it_is_compacted(recorded: Path) -> None:
     for name in ("records", "metrics", "tensors", "merged"):
         assert sorted(map(order, found[name])) == sorted(map(order, was[name])), name
     assert json.dumps(found["series"]) == json.dumps(was["series"])
+
+
+def test_the_viewer_shows_magnitudes_that_version_1_did_not_write(recorded: Path) -> None:
+    """By depth a step has the greatest magnitude of each output, which is derived from its ends."""
+    run, api = open_run(recorded), Api(str(recorded))
+    for step in run.steps:
+        largest: dict[str, float] = {}
+        for row in run.table(ports="output", steps=step).filter(~pc.field("recomputed")).to_pylist():
+            for end in (abs(row[name]) for name in ("min", "max") if row[name] is not None):
+                largest[f"{row['site']}:output"] = max(end, largest.get(f"{row['site']}:output", 0.0))
+        shown = {site["site"]: site["absmax"] for site in api.answer("/api/depth", {"step": str(step)})["sites"]}
+        assert shown == {name: largest.get(name) for name in shown} and set(largest) <= set(shown)
+        assert bool(largest) == (step % 3 != 2)  # its third steps are NaN throughout
+    api.close()

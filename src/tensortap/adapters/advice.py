@@ -10,6 +10,11 @@ PARAMETERS: Final = (
     "these are parameters, not a model: what can be tapped shows when a step runs with them. Watch the function of the "
     f"step, {_STEP}, call it, and look at step.tap.run.sites; name values inside it with tensortap.tap(x, 'net/name')"
 )
+STATE_DICT: Final = "these are tensors without a model: watch the model that holds them, tensortap.watch(model)"
+OPTIMIZER: Final = (
+    "this is an optimizer: watch the model whose parameters it holds, tensortap.watch(model, '**', '**:update'), and "
+    "what it does is recorded with context=True"
+)
 TRANSFORMED: Final = (
     "a {name} of Haiku is a pair of functions, init and apply. Watch the step that calls apply with its parameters: "
     f"{_STEP}; its modules are sites then"
@@ -37,9 +42,13 @@ def advice_for(value: Any) -> str:
     >>> advice_for({"w": 3})
     ''
     """
+    if hasattr(value, "param_groups") and hasattr(value, "zero_grad"):
+        return OPTIMIZER
     homes = [cls.__module__ for cls in type(value).__mro__]
-    if _holds_arrays(value, _DEPTH):
+    if _holds_arrays(value, _DEPTH, _ARRAYS):
         return PARAMETERS
+    if _holds_arrays(value, _DEPTH, ("torch",)):
+        return STATE_DICT
     if homes[0].startswith("haiku.") and hasattr(value, "apply"):
         return TRANSFORMED.format(name=type(value).__name__)
     if homes[0].startswith("onnx."):
@@ -49,13 +58,13 @@ def advice_for(value: Any) -> str:
     return TENSORFLOW if any(home.partition(".")[0] == "tensorflow" for home in homes) else ""
 
 
-def _holds_arrays(value: Any, depth: int) -> bool:
-    """Return whether a nested container holds arrays of JAX or NumPy, and nothing that is called."""
+def _holds_arrays(value: Any, depth: int, homes: tuple[str, ...]) -> bool:
+    """Return whether a nested container holds arrays of these packages, and nothing that is called."""
     if not isinstance(value, (Mapping, list, tuple)) or not depth or hasattr(value, "apply"):
         return False
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    return any(_is_array(part) or _holds_arrays(part, depth - 1) for part in parts[:1000])
+    return any(_is_array(part, homes) or _holds_arrays(part, depth - 1, homes) for part in parts[:1000])
 
 
-def _is_array(value: Any) -> bool:
-    return type(value).__module__.partition(".")[0] in _ARRAYS and hasattr(value, "dtype")
+def _is_array(value: Any, homes: tuple[str, ...]) -> bool:
+    return type(value).__module__.partition(".")[0] in homes and hasattr(value, "dtype")

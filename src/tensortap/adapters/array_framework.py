@@ -114,7 +114,8 @@ class ArrayFramework(Framework):
     def _adapter(self, model: Any) -> ArrayAdapter:
         found = self.array_adapter(model)
         if found is None:
-            raise UnsupportedError(f"an object of type {type(model).__name__} is no model of {self.capabilities.title}")
+            title, kind = self.capabilities.title, type(model).__name__
+            raise UnsupportedError(f"the model must be a model of {title}, got an object of type {kind}")
         return found
 
     def _call_with_taps(self, model: Any, inputs: Any, observer: ArrayObserver) -> Any:
@@ -165,7 +166,7 @@ class ArraySubject(VerificationSubject):
 
 
 class _Lister(ArrayObserver):
-    """Notes which operations there are."""
+    """Note which operations there are."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)

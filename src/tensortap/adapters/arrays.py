@@ -39,7 +39,7 @@ class Arrays(metaclass=_Kind):
 
 
 def arrays_in(value: Any) -> list[tuple[str, Array]]:
-    """Every array in a nested value, with its slot. A sparse matrix is taken by its values.
+    """Return every array in a nested value, with its slot. A sparse matrix is taken by its values.
 
     >>> arrays_in({"a": (np.zeros(2), "text")})
     [('.a[0]', array([0., 0.]))]
@@ -50,7 +50,7 @@ def arrays_in(value: Any) -> list[tuple[str, Array]]:
 
 
 def as_array(value: Any) -> Array:
-    """One of `Arrays` as an array."""
+    """Return one of `Arrays` as an array."""
     if _is_sparse(value):
         return value.data  # type: ignore[no-any-return]
     return np.asarray(value)
@@ -61,12 +61,12 @@ def _is_sparse(value: Any) -> bool:
 
 
 def _is_frame(value: Any) -> bool:
-    """A table or column of pandas, if all its numbers have one type."""
+    """Return whether it is a table or column of pandas whose numbers all have one type."""
     return hasattr(value, "to_numpy") and hasattr(value, "iloc") and np.asarray(value).dtype.kind not in _NO_NUMBERS
 
 
 class ArrayObserver:
-    """Records arrays. What goes wrong is counted and goes no further."""
+    """Record arrays. Errors are counted and do not reach the user."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -88,7 +88,7 @@ class ArrayObserver:
         except Exception as error:
             self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)
 
-    def take_late(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
+    def take_at_step_end(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
         """Record what is read only when the step closes."""
         try:
             value = read()
@@ -109,7 +109,7 @@ class ArrayObserver:
 
 
 class ArrayCatcher(ArrayObserver):
-    """Keeps copies instead of reducing."""
+    """Keep copies instead of reducing."""
 
     def __init__(self, recorder: Recorder, found: Captured) -> None:
         super().__init__(recorder)
@@ -150,16 +150,16 @@ class NamedArrays:
         return bool(found)
 
     def unseen(self) -> Iterator[str]:
-        """Patterns that could only mean named values, and found none."""
+        """Return the patterns that could only mean named values and matched none, each with the reason."""
         return (pattern.text for pattern in self._plan.waiting(self._known, ("output",)))
 
 
 def unseen(ports: Iterable[Port], names: NamedArrays) -> dict[str, str]:
-    """What was wanted and never seen, each with the reason."""
+    """Return what was wanted and never seen, each with the reason."""
     found = {f"{port.path}:{port.port}": port.note or NEVER for port in ports if not port.seen}
     return found | dict.fromkeys(names.unseen(), NO_VALUE)
 
 
 def same(a: Array, b: Array) -> bool:
-    """Bit for bit."""
+    """Return whether two values are the same bit for bit."""
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()

@@ -17,7 +17,7 @@ _CAME_IN: Final = "what it was given, which no layer before it gave"
 
 
 class _Finder(ArrayCatcher):
-    """Notes what each layer is given, until one makes of finite numbers something that is not."""
+    """Note what each layer is given, until one turns finite numbers into others."""
 
     def __init__(self, recorder: Recorder, types: dict[str, str]) -> None:
         super().__init__(recorder, Captured())
@@ -69,7 +69,7 @@ def locate(adapter: ArrayAdapter, call: Callable[[], Any]) -> Origin | None:
 
 
 def _spoilt(came_in: Origin | None) -> bool:
-    """Whether it was more than a mask, −inf on purpose, that came in."""
+    """Return whether it was more than a mask, −inf on purpose, that came in."""
     return came_in is not None and any(seen.summary.nan or seen.summary.posinf for seen in came_in.inputs)
 
 

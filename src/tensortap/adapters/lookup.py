@@ -40,6 +40,11 @@ def framework_of(value: Any) -> Framework | None:
 
 def framework_for(model: Any) -> Framework:
     """Return the framework that can watch a model; raise if there is none."""
+    if isinstance(model, type):
+        name = model.__name__
+        raise UnsupportedError(
+            f"a class cannot be watched: a model must be an object, got the class {name}. Make an instance: {name}(...)"
+        )
     if (found := framework_of(model)) is not None:
         return found
     for framework in (load(each) for each in FRAMEWORKS if each.plain_objects):
@@ -102,7 +107,7 @@ def _in_use(feature: str) -> Iterator[Framework]:
 
 
 def _for_function(function: Any, options: AdapterOptions) -> Adapter:
-    """A plain function shows its operations, if they are those of a framework that is in use.
+    """Return the adapter for a plain function's operations, where a framework in use can show them.
 
     A `tf.function` looks like a routine too, but its operations are none of theirs: there is advice for it.
     """

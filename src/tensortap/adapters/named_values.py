@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, TypeVar
 
+from tensortap import text
 from tensortap.adapters.lookup import compiled_values
 from tensortap.adapters.protocol import Adapter
+from tensortap.errors import ProbeError
 from tensortap.portable import after_fork
 from tensortap.record.recorder import Point, Recorder
 from tensortap.reduce.buffers import buffer_of
@@ -56,6 +58,10 @@ class NamedValueRecorder:
     def see(self, value: T, name: str) -> T:
         """Record a value and return it: in a traced step, with a tag on it."""
         try:
+            if not isinstance(name, str):
+                raise ProbeError(
+                    f"the name of a tapped value must be text, got {text.a_kind(name)}: write tap(x, 'name')"
+                )
             value = self._adapter.mark(name, value)
             if self._adapter.named(name, value) or (self._compiled is not None and self._compiled(value, name)):
                 return value
@@ -66,7 +72,7 @@ class NamedValueRecorder:
             if point is not None and step.armed & point.probes:
                 self._recorder.observe(point, buffer_of(value), value, step=step)
         except Exception as error:
-            self._recorder.counters.failed("skipped_values", f"recording {name!r}", error)
+            self._recorder.counters.failed("skipped_values", f"recording {_shown(name)}", error)
         return value
 
     def pause(self) -> None:
@@ -95,6 +101,11 @@ class NamedValueRecorder:
         return self._recorder.point(Place(name), wanted) if wanted else None
 
 
+def _shown(name: object) -> str:
+    """Return how a warning calls a value; a tensor where a name was expected is not printed."""
+    return repr(name) if isinstance(name, str) else "a value"
+
+
 class _Active:
     """Whom named values go to. A tuple that is replaced, so that reading it needs no lock."""
 
@@ -111,7 +122,7 @@ class _Active:
             self.recorders = tuple(other for other in self.recorders if other is not recorder)
 
     def after_fork(self) -> None:
-        """A forked child has the parent's taps but neither its thread nor its files: it records nothing."""
+        """Record nothing in a forked child: it has the parent's taps, but neither its thread nor its files."""
         for recorder in self.recorders:
             recorder.pause()
         self.recorders = ()

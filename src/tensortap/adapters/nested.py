@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def values_in(value: Any, kind: type[T], slot: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, T]]:
-    """Every value of a kind in tuples, lists, dicts, named tuples and dataclasses (HF's ModelOutput is a dict).
+    """Yield every value of a kind in tuples, lists, dicts, named tuples and dataclasses (HF's ModelOutput is a dict).
 
     >>> [slot for slot, _ in values_in((1.0, {"hidden": [2.0]}), float)]
     ['[0]', '[1].hidden[0]']
@@ -41,7 +41,7 @@ def items_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    """The names of a named tuple's entries, `torch.return_types.max` and its like included."""
+    """Return the names of a named tuple's entries, `torch.return_types.max` and its like included."""
     names = getattr(kind, "_fields", None) or (hasattr(kind, "n_fields") and getattr(kind, "__match_args__", None))
     return names or None
 
@@ -61,25 +61,25 @@ def call_with(function: Callable[..., Any], inputs: Any) -> Any:
 
 
 def arguments_in(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]) -> list[tuple[str, T]]:
-    """The values of a kind that a function is called with, by the names of its parameters; one alone needs none."""
+    """Return the values of a kind that a function is called with, named by its parameters; one alone has none."""
     return arguments_by(names_of(function), args, kwargs, kind)
 
 
 def arguments_by(
     names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any], kind: type[T]
 ) -> list[tuple[str, T]]:
-    """The same where the names are known."""
+    """Return the values as `arguments_in` does, for names that are known."""
     found = [pair for slot, item in named_arguments(names, args, kwargs) for pair in values_in(item, kind, slot)]
     return [("", found[0][1])] if len(found) == 1 else found
 
 
 def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What a function is called with, each with its slot."""
+    """Return what a function is called with, each with its slot."""
     return [(_slot(names, i), item) for i, item in enumerate(args)] + [(f".{key}", kwargs[key]) for key in kwargs]
 
 
 def names_of(function: Any) -> tuple[str, ...]:
-    """The names of what a function takes by position."""
+    """Return the names of what a function takes by position."""
     plain = inspect.unwrap(getattr(function, "__func__", function))
     code = getattr(plain, "__code__", None)
     return _positional(code, hasattr(function, "__self__")) if code is not None else ()

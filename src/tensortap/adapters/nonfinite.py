@@ -24,20 +24,20 @@ OnNonFinite = Literal["record", "raise"] | Callable[[Origin], object] | None
 
 
 class NonFiniteMonitor:
-    """Finds the origin of a step's first non-finite value and does with it what the user wants."""
+    """Find the origin of a step's first non-finite value, then warn, raise or call the user's function."""
 
     def __init__(self, action: OnNonFinite, counters: Counters, where: str = "") -> None:
         if not (action is None or action in ("record", "raise") or callable(action)):
-            raise ProbeError(f"on_nonfinite={action!r} is neither 'record' nor 'raise' nor a function of the origin")
+            raise ProbeError(f"on_nonfinite= must be 'record', 'raise' or a function of the origin, got {action!r}")
         self.action = action
         self._where = where  # on which of several ranks this is
         self._counters = counters
 
     def look(self, step: OpenStep, names: Names, locates_backward: bool = False) -> Origin | None:
-        """Before a step closes: where its first non-finite value was born, if it has one and somebody wants to know.
+        """Return the origin of a step's first non-finite value, before the step closes; None where no action was given.
 
-        Operations of backward are not watched, which would be dear: where the framework can name them in a step of its
-        own, the origin says by which call.
+        Operations of backward are not watched, which would be expensive: where the framework can name them in a step of
+        its own, the origin says by which call.
         """
         if self.action is None:
             return None
@@ -49,7 +49,7 @@ class NonFiniteMonitor:
         return replace(first, hint=_BY_CALL) if locates_backward and first.direction == "backward" else first
 
     def tell(self, origin: Origin, number: int) -> None:
-        """After the step is safe: count it, say it, and raise or call."""
+        """Count the step, then call the user's function, warn or raise. Called after the step is stored."""
         self._counters.add("nonfinite_steps")
         if callable(self.action):
             try:
@@ -64,7 +64,7 @@ class NonFiniteMonitor:
 
 
 def first_in(step: OpenStep, names: Names) -> Origin:
-    """The first non-finite record of a step, with what its module was given where that was recorded too."""
+    """Return the first non-finite record of a step, with what its module was given where that was recorded too."""
     table = step.table
     bad = table.column("nan") + table.column("posinf") + table.column("neginf")
     row = int(np.flatnonzero(bad)[0])

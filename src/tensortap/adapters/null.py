@@ -20,18 +20,18 @@ class NullAdapter(Adapter):
     names_only = True
 
     def default_sites(self) -> str | Callable[[Candidate], bool]:
-        """Every name."""
+        """Return the pattern that matches every name."""
         return "**"
 
     def refuse(self, pattern: Pattern) -> None:
-        """Operations need code to be seen in."""
+        """Refuse patterns of operations: without a model there is no code to observe."""
         if pattern.kind == "op" and pattern.operation is not None:
             raise PatternError(
                 f"{pattern.text!r}: there is no model to see operations of. Write ops({pattern.operation.text!r})"
             )
 
     def plan(self, probes: Sequence[Probe]) -> Plan:
-        """Names are known when they turn up."""
+        """Return an empty plan: names are known only when values are given."""
         for pattern in (pattern for probe in probes for pattern in probe.patterns):
             self.refuse(pattern)
         return Plan({}, tuple(probes))
@@ -41,7 +41,7 @@ class NullAdapter(Adapter):
         self.steps = StepDetector(recorder, ThreadState)
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Without a model no thread has steps of its own."""
+        """Refuse: without a model no thread has steps of its own."""
         raise UnsupportedError("span() needs a model: tensortap.watch(model)")
 
 
@@ -54,11 +54,11 @@ class IdleAdapter(NullAdapter):
         self.function = function
 
     def enter(self, step: OpenStep | None) -> OpenStep | None:
-        """Threads' own steps are not recorded either."""
+        """Do nothing: threads' own steps are not recorded either."""
         return None
 
     def named(self, name: str, value: Any) -> bool:
-        """Take every value, and let go of it."""
+        """Ignore every value."""
         return True
 
     def call(self, *args: Any, **kwargs: Any) -> Any:

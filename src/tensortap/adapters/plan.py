@@ -41,7 +41,7 @@ class Port:
         return any(point.probes for point in self.points.values())
 
     def point(self, slot: str) -> Point:
-        """The point of a slot; made, and its probes decided, the first time."""
+        """Return the point of a slot. The first time it is made, and which probes want it is decided."""
         known = self.points.get(slot)
         if known is None:
             wanted = 0
@@ -52,7 +52,7 @@ class Port:
 
 
 def bits_of(ports: Iterable[Port]) -> int:
-    """The probes that want any of these ports."""
+    """Return the probes that want any of these ports."""
     bits = 0
     for port in ports:
         bits |= port.bits
@@ -77,17 +77,17 @@ class Plan(NamedTuple):
     probes: tuple[Probe, ...] = ()
 
     def of(self, recorder: Recorder, path: str, port: str) -> Port | None:
-        """The port of a module, if any probe wants it."""
+        """Return the port of a module, if any probe wants it."""
         patterns = self.ports.get((path, port))
         return Port(recorder, path, port, patterns) if patterns else None
 
     def kinds(self, ports: Iterable[str]) -> tuple[str, ...]:
-        """Those of the ports that a probe wants of anything, so that no module is asked for the others."""
+        """Return the ports that some probe wants of some site, so that no module is asked for the others."""
         wanted = {port for _, port in self.ports}
         return tuple(port for port in ports if port in wanted)
 
     def port_for_named_value(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
-        """The port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
+        """Return the port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
         patterns = [
             (pattern, 1 << i)
             for i, probe in enumerate(self.probes)
@@ -97,11 +97,11 @@ class Plan(NamedTuple):
         return Port(recorder, candidate.path, port, patterns) if patterns else None
 
     def site(self, path: str) -> str:
-        """What the run calls a path of this model."""
+        """Return what the run calls a path of this model."""
         return path
 
     def port_for_operation(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
-        """The port of an operation, which is known only while it runs; `mask` leaves probes out."""
+        """Return the port of an operation, which is known only while it runs; `mask` leaves probes out."""
         patterns = [
             (pattern, 1 << i)
             for i, probe in enumerate(self.probes)
@@ -115,7 +115,7 @@ class Plan(NamedTuple):
         return any(pattern.matches_op(path, call.op, call.number, port, GROUPS) for path in paths)
 
     def waiting(self, names: Iterable[str], ports: Sequence[str]) -> list[Pattern]:
-        """The patterns that could only mean values the user names, and that none of these names answers."""
+        """Return the patterns that could only mean values the user names, and that match none of these names."""
         seen = [Candidate(name, (), tuple(ports)) for name in names]
         late = [pattern for probe in self.probes for pattern in probe.patterns if _only_late(pattern)]
         return [p for p in late if not any(p.matches(candidate, port) for candidate in seen for port in ports)]
@@ -126,7 +126,7 @@ def _only_late(pattern: Pattern) -> bool:
 
 
 def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
-    """As `pattern.matches`; a user's function that expects a module says no to anything else."""
+    """Return what `pattern.matches` does; False where a user's function expects a module and gets something else."""
     try:
         return pattern.matches(candidate, port)
     except PatternError:
@@ -155,13 +155,11 @@ def check_operation(pattern: Pattern, known: Collection[str], groups: Groups = G
         raise PatternError(f"{pattern.text!r}: single operations are not seen in this framework")
     if unknown := [group for group in operation.groups if group not in groups]:
         near = _or([f"op:@{name}" for name in nearest(unknown[0], groups, 1)])
-        raise PatternError(
-            f"{pattern.text!r}: there is no group {unknown[0]!r} of operations, only {', '.join(groups)}.{near}"
-        )
+        raise PatternError(f"{pattern.text!r}: the group must be one of {', '.join(groups)}, got {unknown[0]!r}.{near}")
     if not any(operation.means(name, groups) for name in known):
         group = [f"op:@{operation.text}"] if operation.text in groups else []
         near = _or([*group, *(f"op:{name}" for name in nearest(operation.text, sorted(known)))])
-        raise PatternError(f"{pattern.text!r}: {operation.text!r} is none of {len(known)} operations.{near}")
+        raise PatternError(f"{pattern.text!r}: there is no operation {operation.text!r} among {len(known)}.{near}")
 
 
 def _or(offers: Sequence[str]) -> str:

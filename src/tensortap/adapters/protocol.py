@@ -18,6 +18,7 @@ from tensortap.adapters.capabilities import Capabilities, refuse
 from tensortap.adapters.model_check import ModelCheck, ModelQuestion
 from tensortap.adapters.plan import Groups, Plan, check_operation, choose
 from tensortap.adapters.results import Captured, Origin, full_site_name
+from tensortap.adapters.rng import seeded_rng
 from tensortap.adapters.steps import StepDetector
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.distributed.ranks import World
@@ -151,7 +152,7 @@ class Adapter:
 
 
 def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], paths: Collection[str]) -> None:
-    """A place that was named exactly and cannot be tapped: say why."""
+    """Raise, with the reason, for a place that was named exactly and cannot be tapped."""
     for pattern in (p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths):
         if why := adapter.untappable().get(pattern.head):
             raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
@@ -192,6 +193,10 @@ class Framework:
                 see(full_site_name(name), np.asarray(value))
 
         yield run
+
+    def seeded(self, seed: int) -> AbstractContextManager[None]:
+        """Return a block in which what the framework draws depends on the seed; afterwards all states are as before."""
+        return seeded_rng(seed)
 
     def weights(self, model: Any) -> Mapping[str, npt.NDArray[Any]]:
         """Return the arrays that a model holds, by name: what tells one model from another."""

@@ -46,7 +46,7 @@ def full_site_name(name: str) -> str:
 
 
 def _shape(value: Any) -> str:
-    """The shape as people read it; a nested tensor has one for each of its tensors."""
+    """Return the shape as people read it; a nested tensor has one for each of its tensors."""
     if getattr(value, "is_nested", False):
         return f"nested, {value.size(0)} tensors"
     return text.shape(value.shape)
@@ -119,7 +119,7 @@ class TensorSummary(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a NaN or an infinity was born. Printed, it is the answer."""
+    """The origin of a NaN or an infinity. Print it to read where it was made."""
 
     direction: Literal["forward", "backward"]
     site: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -17,3 +18,15 @@ def preserve_rng_state() -> Callable[[], None]:
         np.random.set_state(numpy)
 
     return put_back
+
+
+@contextmanager
+def seeded_rng(seed: int) -> Iterator[None]:
+    """Let both states begin with a seed for the time of a block, and put them back."""
+    put_back = preserve_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    try:
+        yield
+    finally:
+        put_back()

@@ -62,7 +62,6 @@ class StepDetector(Generic[S]):
         self.was_split = False  # calls that seem to belong to one step were taken for steps of their own
         self.ends_with_call = False  # so that a metrics server need not wait for the next call
         self.call_is_all = True  # nothing of a step comes after its call, such as gradients
-        self.spread = False  # some thread has a step of its own, so each lookup must ask whose it is
         self.recorder = recorder
         self.between: Callable[[], None] | None = None  # called once, as soon as no call is going on
         self.called = False  # whether the root was ever seen to be called
@@ -92,11 +91,12 @@ class StepDetector(Generic[S]):
     def follow(self, other: StepDetector[S]) -> None:
         """Go on where another detector left off, which this one takes the place of."""
         kept = ("recorder", "call_is_all", "between")
+        self.recorder.per_thread |= other.recorder.per_thread
         vars(self).update({name: value for name, value in vars(other).items() if name not in kept})
 
     def current(self) -> OpenStep:
         """Return the step that what is seen now belongs to."""
-        if not self.spread:
+        if not self.recorder.per_thread:
             return self.recorder.current
         span = self.span()
         if span is not None:
@@ -113,7 +113,7 @@ class StepDetector(Generic[S]):
 
     def enter(self, own: OpenStep | None) -> OpenStep | None:
         """Give this context (a thread, a task) a step of its own, or take it away; return what it had before."""
-        self.spread = True
+        self.recorder.per_thread = True
         state = self._state()
         if state.step is not None:
             self._end(state)
@@ -179,7 +179,7 @@ class StepDetector(Generic[S]):
 
     def _others_begin(self, state: S) -> None:
         """End the steps of threads that are gone: they will see no more."""
-        self.spread = True
+        self.recorder.per_thread = True
         ident = threading.get_ident()
         with self._lock:
             gone = [i for i, other in self._others.items() if other is not state and _is_gone(i, other, ident)]
@@ -189,7 +189,7 @@ class StepDetector(Generic[S]):
             self._end(other)
 
     def _next(self, state: S) -> None:
-        """A call begins: what was open before it is over."""
+        """End the step that was open before this call."""
         if state.used:
             self.finish(state.step)
         state.used = True
@@ -245,7 +245,7 @@ def run_between(detector: StepDetector[Any]) -> None:
 
 
 def _ignore(step: OpenStep, metrics: Mapping[str, float]) -> None:
-    """Nobody listens: a quick look at one call, in which the user's `with` block is the step."""
+    """Ignore the end of a step: in a quick look at one call the user's `with` block is the step."""
 
 
 def _is_gone(ident: int, state: ThreadState, own: int) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from tensortap.control.paths import AVAILABLE, SOCKET, reachable
 from tensortap.control.requests import LONGEST_WAIT, ControlRequest, checked
 from tensortap.errors import ControlError, NotARunError
-from tensortap.store.claim import is_locked
+from tensortap.store.claim import is_locked, read_info
 from tensortap.store.files import Files, load_json
 from tensortap.store.names import RUN_JSON, rank_folder, rank_of
 
@@ -77,7 +77,7 @@ def live_sockets(path: str | os.PathLike[str], ranks: Sequence[int] = ()) -> dic
     """Return the socket of every rank that runs; raise ControlError with the reason where there is none."""
     files = Files(path)
     if not files.exists(RUN_JSON):
-        raise NotARunError(f"there is no run at {str(files)!r}")
+        read_info(files)  # raises, and says what is missing
     if files.local is None:
         raise ControlError(f"{files} is not on this machine: control it where it runs, by the folder it writes to")
     if not AVAILABLE:

@@ -123,7 +123,7 @@ class TapControl:
     # In the thread that trains
 
     def _schedule(self) -> None:
-        """Be called at the end of the step; where taps can change outside calls only, also when a call is over."""
+        """Ask to be called at the end of the step, or also when a call is over, where taps cannot change inside one."""
         self._closer.requested = self._at_step_end
         if self._probes.capturing or any(each.request.action in PROBE_ACTIONS for each in list(self._queue)):
             self._adapter.steps.between = self._between_calls

@@ -28,7 +28,7 @@ class Upcoming(Trigger):
         return len(self.taken) >= self.steps and not self._open
 
     def before(self, step: int) -> Answer:
-        """Want a step that begins now, unless there are enough. A step that begins anew is counted once."""
+        """Return MAYBE for the next steps until there are enough, then NO. A step that is restarted is counted once."""
         if step in self._open:
             return Answer.MAYBE
         if step < self.start or len(self.taken) >= self.steps:
@@ -52,7 +52,7 @@ class Never(Trigger):
     """Want no step: the trigger of a probe that was removed."""
 
     def before(self, step: int) -> Answer:
-        """Want none."""
+        """Return NO."""
         return Answer.NO
 
     def after(self, step: int, seen: StepOutcome) -> str | None:

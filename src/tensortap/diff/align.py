@@ -171,7 +171,7 @@ def _without(places: Sequence[Place], taken: Iterable[Place]) -> list[Place]:
 
 
 def _by_name(a: Sequence[Place], b: Sequence[Place]) -> dict[Place, Place]:
-    """Equal names; among what is left also those that differ by a wrapper, such as that of torch.compile."""
+    """Pair equal names, then those that differ only by a wrapper, such as that of torch.compile."""
     there = set(b)
     pairs = {place: place for place in a if place in there}
     known = {_unwrapped(place): place for place in reversed(_without(b, pairs.values()))}
@@ -230,7 +230,7 @@ def _by_order(a: Sequence[Place], b: Sequence[Place], score: npt.NDArray[np.floa
 
 
 def _scores(a: Sequence[SiteSignature], b: Sequence[SiteSignature], *, spread: bool) -> npt.NDArray[np.float64]:
-    """0 where port or shape differ, 1 where they agree, up to 2 where the statistics do as well."""
+    """Return 0 where port or shape differ, 1 where they agree, up to 2 where the statistics agree as well."""
     kinds, codes = [], []
     for side in (a, b):
         known: dict[tuple[str, Shape], int] = {}

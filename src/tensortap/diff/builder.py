@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tensortap.diff.align import Alignment
-from tensortap.diff.cause import Cause, first_cause
+from tensortap.diff.cause import Cause, Earlier, first_cause, port_of
 from tensortap.diff.columnar import ColumnarResult
 from tensortap.diff.pair import Pair, batch_of
 from tensortap.diff.phases import PairedSteps
@@ -17,7 +18,7 @@ from tensortap.store.run import Run
 
 
 class DiffBuilder:
-    """Collects pairs by site, step by step."""
+    """Collect pairs by site, step by step."""
 
     def __init__(self, *, bitwise: bool = False) -> None:
         self._bitwise = bitwise
@@ -59,6 +60,12 @@ class DiffBuilder:
         rows = lambda: [batch_of(self._judged(pairs)) for pairs in load()]  # noqa: E731
         self._batches.append(PairsOnDemand(len(found.excess.site), rows))
 
+    def _earlier(self, cause: Cause, paired: PairedSteps) -> Earlier:
+        """Return what of the steps before the cause was compared."""
+        if (cause.phase, cause.step) == paired.both[0][0]:
+            return "nothing"
+        return "updates" if any(port_of(site) == "update" for site, _ in self._sites) else "steps"
+
     def diff(self, a: Run, b: Run, aligned: Alignment, paired: PairedSteps, layouts: str = "") -> Diff:
         """Return all of it, the worst site first."""
         if not self._sites:
@@ -75,7 +82,7 @@ class DiffBuilder:
             b=b.path,
             rows=tuple(rows),
             first=self._first,
-            cause=self._cause,
+            cause=self._cause and replace(self._cause, earlier=self._earlier(self._cause, paired)),
             layouts=layouts,
             moved=next(((x.step, y.step) for x, y in paired.both if x.step != y.step), None),
             columns=self._columns,

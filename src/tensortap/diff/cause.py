@@ -13,14 +13,19 @@ from tensortap.select.ports import is_backward, module_of
 from tensortap.text import printable
 
 Kind = Literal["parameter", "input", "forward", "loss", "backward", "gradient", "update", "buffer"]
+Earlier = Literal["nothing", "steps", "updates"]
 _STAGES: Final = {"param": 0, "grad": 3, "update": 4, "buffer": 5}
 _KINDS: Final[dict[int, Kind]] = {
     0: "parameter", 1: "forward", 2: "backward", 3: "gradient", 4: "update", 5: "buffer",
 }  # fmt: skip
 _PORT: Final = re.compile(r"[a-z_]+")
 _SAME_FACTOR: Final = 0.02
+_PARAMETER: Final[dict[Earlier, str]] = {
+    "nothing": "it begins with another value",
+    "steps": "its value before the step is another",
+    "updates": "its value before the step is another; every update until then agrees",
+}
 _WORDS: Final[dict[Kind, str]] = {
-    "parameter": "its value before the step is another; every update until then agrees",
     "input": "the runs do not read the same batch there",
     "forward": "what goes into it agrees, what comes out does not",
     "loss": "all forward values agree; the gradient that the loss sends back does not",
@@ -69,15 +74,15 @@ class Cause:
     factor: float | None
     everywhere: bool  # all sites of the stage are wrong
     phase: str = ""
+    earlier: Earlier = "steps"  # what of earlier steps was compared, and agrees
 
     def __str__(self) -> str:
         more = f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else ""
         rank = "" if self.rank is None else f" on rank {self.rank}"
         factor = "" if self.factor is None else f", {text.number(self.factor)} times the reference"
         whole = " (all of them)" if self.everywhere and more else ""
-        return (
-            f"{self.kind} at step {self.step}: {printable(self.site)}{more}{whole}{rank}{factor}: {_WORDS[self.kind]}"
-        )
+        words = _PARAMETER[self.earlier] if self.kind == "parameter" else _WORDS[self.kind]
+        return f"{self.kind} at step {self.step}: {printable(self.site)}{more}{whole}{rank}{factor}: {words}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

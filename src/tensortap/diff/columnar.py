@@ -33,7 +33,7 @@ class ColumnarResult(NamedTuple):
 
 
 class ColumnarComparison:
-    """Compares all pairs of two runs, a chunk of rows at a time."""
+    """Compare all pairs of two runs, a chunk of rows at a time."""
 
     def __init__(
         self, runs: RunPair, kept: tuple[KeptElements, KeptElements], precision: Precision, *, bitwise: bool
@@ -220,7 +220,7 @@ class SiteTotals:
 
 
 class EarliestRow:
-    """The first in order of execution of all pairs that were added; of one position the one of the lowest rank."""
+    """The first pair in order of execution among those added; at the same position, that of the lowest rank."""
 
     def __init__(self) -> None:
         self.rows = no_rows(0)

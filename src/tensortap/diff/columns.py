@@ -31,7 +31,7 @@ class ChunkDifference(NamedTuple):
 
 
 class RoundingSoFar:
-    """Gives the relative tolerance of pairs as arrays, as `Precision` gives it one by one in order of execution.
+    """Give the relative tolerance of pairs as arrays, as `Precision` gives it one by one in order of execution.
 
     What was rounded before is known by where each tolerance is seen first: add pairs before those that come after them.
     """

@@ -37,7 +37,7 @@ def joined_parts(kept: Sequence[CommonElements | None]) -> CommonElements | None
 
 
 class DelayedUpdates:
-    """Holds the pairs of a step back until those of the next one show whether its updates arrived in time."""
+    """Hold the pairs of a step back until those of the next one show whether its updates arrived in time."""
 
     def __init__(self) -> None:
         self._held: list[Pair] | None = None

@@ -37,7 +37,7 @@ class Copy(NamedTuple):
 
 
 class LayoutComparison:
-    """Compares the steps of two layouts, one after the other: what was rounded in one is carried into the next."""
+    """Compare the steps of two layouts, one after the other: rounding in one step affects the next."""
 
     def __init__(self, a: LayoutSide, b: LayoutSide, aligned: Alignment, precision: Precision) -> None:
         self._pairs = LayoutPairs(a, b)

@@ -169,7 +169,7 @@ def _shares(summary: Summary, first: int, last: int) -> npt.NDArray[np.float64]:
 
 
 def _chunks(a: Array, b: Array) -> Iterator[tuple[Array, Array, npt.NDArray[np.bool_]]]:
-    """Parts of both as numbers of double precision, and which of their elements have the same bits (or value)."""
+    """Yield parts of both in double precision, and which of their elements have the same bits (or value)."""
     bits = _bits(a, b)
     for start in range(0, a.size, _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
@@ -178,7 +178,7 @@ def _chunks(a: Array, b: Array) -> Iterator[tuple[Array, Array, npt.NDArray[np.b
 
 
 def _alike(x: Array, y: Array) -> npt.NDArray[np.bool_]:
-    """Of one value, NaN being one too."""
+    """Return where two arrays are equal, NaN to NaN."""
     return np.asarray((x == y) | (np.isnan(x) & np.isnan(y)))
 
 
@@ -196,7 +196,7 @@ def _double(array: Array) -> Array:
 
 
 def _exact(a: Array, b: Array) -> bool:
-    """Integers and booleans of one type are equal or not."""
+    """Return whether both are integers or booleans of one type, which are compared exactly."""
     return a.dtype == b.dtype and a.dtype.kind in "iub"
 
 

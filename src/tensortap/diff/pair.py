@@ -137,5 +137,5 @@ def dtypes(pair: Pair) -> str:
 
 
 def times(excess: float) -> str:
-    """`206×`; more than a million times says no more than that."""
+    """Return a ratio as text, `206×`; above a million only that it is more."""
     return f"{text.number(excess)}×"

@@ -61,7 +61,7 @@ def rows_of(pairs: RowPairs, rtol: Floats, at: Any = slice(None)) -> PairRows:
 
 
 class PairReader:
-    """Makes pairs of records from where they lie."""
+    """Read pairs of records from their files."""
 
     def __init__(self, runs: RunPair, kept: tuple[KeptElements, KeptElements], *, bitwise: bool) -> None:
         self._runs = runs
@@ -155,7 +155,7 @@ def _kept_in_both(runs: RunPair, a: KeptElements, b: KeptElements) -> dict[int, 
 
 
 class ListReader:
-    """Compares the lists of rows, histograms and shapes, some thousand rows of both runs at a time."""
+    """Compare the lists of rows, histograms and shapes, some thousand rows of both runs at a time."""
 
     def __init__(self, runs: RunPair) -> None:
         self._runs = runs

@@ -116,7 +116,7 @@ def paired_steps(a: PhaseSteps, b: PhaseSteps, *, numbered_by_phase: bool) -> li
 
 
 def _by_number(steps: PhaseSteps) -> dict[int, PhaseStep]:
-    """Return the step of each number; of several phases training counts."""
+    """Return the step of each number; among several phases, that of training."""
     phases = sorted(steps, key=lambda phase: phase == _MAIN)
     return {step: PhaseStep(phase, step) for phase in phases for step in steps[phase]}
 

@@ -229,7 +229,7 @@ class Diff:
         rough = sum(not row.worst.by_bits for row in self.rows) if self.bitwise else 0
         if rough:
             count = many(rough, "site")
-            yield f"only statistics were compared of {count}: keep=[tt.stats(), tt.hash()] records every bit"
+            yield f"only statistics were compared of {count}: keep=[tt.stats(), tt.content_hash()] records every bit"
         if self.first and not self.bitwise:
             count = f"{self.differing} of {many(len(self.rows), 'site')} differ"
             yield f"{count}; the tolerance there is {self.first.bound}"
@@ -249,7 +249,8 @@ class Diff:
             yield "names differ: sites were aligned by order of execution and shape"
         if self.wrong_pairs:
             count = many(len(self.wrong_pairs), "pair")
-            yield f"not compared, as all behind agrees and they are no partners: {count}: {listed(self.wrong_pairs)}"
+            names = listed(self.wrong_pairs)
+            yield f"not compared, because all after them agrees, so they are not true pairs: {count}: {names}"
         for (a, b), sites in self.dtypes.items():
             yield f"{SHORT.get(a, a)} in a, {SHORT.get(b, b)} in b: {many(len(sites), 'site')}: {listed(sites)}"
         if relaid := sum(row.worst.shape != row.worst.shape_b and bool(row.worst.kept) for row in self.rows):
@@ -265,7 +266,7 @@ class Diff:
                 yield f"only in {run}: {many(alone, 'record')} of sites that are in both (another call, rank or step)"
 
     def _causes(self) -> list[str]:
-        """Parameters of the module in which they part, where those differ too by then."""
+        """Return the parameters of the first module that differs, where they differ too by then."""
         if self.first is None or self.first.site.endswith(":param"):
             return []
         last, phase = self.first.step, self.first.phase
@@ -295,7 +296,7 @@ def verdict(row: SiteDiff) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """`1 site`, `2 sites`."""
+    """Return a count with its noun: `1 site`, `2 sites`."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -42,7 +42,7 @@ class _Gradient(NamedTuple):
 
 
 class RoundingFloors:
-    """Gives each pair of a step what rounding explains beyond its type's tolerance, from what was recorded so far."""
+    """Give each pair of a step what rounding explains beyond its type's tolerance, from what was recorded so far."""
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[float, float]] = {}
@@ -170,11 +170,11 @@ class _SeenDifferences:
             path = path.rpartition(".")[0]
 
     def within(self, module: str) -> SeenDifference:
-        """What was seen in a module and in those that it holds."""
+        """Return what was seen in a module and in those that it holds."""
         return self._under.get(module, SeenDifference())
 
     def around(self, module: str) -> SeenDifference:
-        """What was seen in the module that holds this one."""
+        """Return what was seen in the module that holds this one."""
         return self.within(module.rpartition(".")[0])
 
 
@@ -199,7 +199,7 @@ class _ParametersApart:
         return _GROWTH * math.sqrt(self._squares[0] / self._squares[1]) if self._squares[1] else 0.0
 
     def at(self, module: str) -> float:
-        """The relative tolerance that follows for the values of one module."""
+        """Return the relative tolerance that follows for the values of one module."""
         return max(self.everywhere, _GROWTH * self._modules.get(module, 0.0))
 
 

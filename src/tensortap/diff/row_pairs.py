@@ -174,7 +174,7 @@ class _StepIndex:
 
 
 class _SideReader:
-    """Reads the files of one side in order, and hands over the rows before a limit."""
+    """Read the files of one side in order, and hand over the rows before a limit."""
 
     def __init__(self, blocks: Iterator[SideRows | None], starts: Sequence[int]) -> None:
         self._blocks = blocks
@@ -215,7 +215,7 @@ class _SideReader:
 
 
 class _ReadOnce:
-    """Lets two sides that read the same file share what was read of it."""
+    """Let two sides that read the same file share what was read of it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -274,7 +274,7 @@ def _concatenated(parts: Sequence[SideRows]) -> SideRows:
 
 
 def _joined(rank: int, a: SideRows | None, b: SideRows | None) -> RowPairs:
-    """Pair rows by step, site and call. Of several with one key the first in order of execution counts."""
+    """Pair rows by step, site and call. Among several with one key the first in order of execution counts."""
     if a is None or b is None:
         nothing = _EMPTY if (rest := b if a is None else a) is None else rest.at(slice(0, 0))
         alone = [0 if side is None else len(_unique(side, _codes(side)[0])[0]) for side in (a, b)]

@@ -6,8 +6,9 @@ import copy
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from tensortap import text
 from tensortap.diff.align import Alignment, Renaming, SiteSignature, align, renames
 from tensortap.diff.builder import DiffBuilder
 from tensortap.diff.columnar import ColumnarComparison
@@ -24,7 +25,7 @@ from tensortap.diff.site_names import common_names
 from tensortap.diff.tolerance import Precision, changed
 from tensortap.diff.wrong_pairs import without_pairs, wrong_pairs
 from tensortap.distributed.mesh import require_all_ranks
-from tensortap.errors import PatternError, RunError
+from tensortap.errors import PatternError, RunError, UnsupportedError
 from tensortap.record.step import Record
 from tensortap.store.files import retry_if_moved
 from tensortap.store.filters import SiteSelection, StepSelection, places_matching, step_test
@@ -58,9 +59,9 @@ def diff(
     Runs of different layouts (other ranks, other shards, other microbatches) are compared as one process would see
     them; `mesh`, such as `{"dp": 2, "tp": 4}`, says how the ranks of `b` lie where they did not record it, and `map`
     may be a function from a name in `b` to that in `a`. `bitwise=True` asks whether the runs are the same to the last
-    bit: by `tt.hash()` or all elements where they were kept, else by all statistics.
+    bit: by `tt.content_hash()` or all elements where they were kept, else by all statistics.
     """
-    first, second = (run if isinstance(run, Run) else open_run(run) for run in (a, b))
+    first, second = _opened(a), _opened(b)
 
     def compare() -> Diff:
         sides = (Side(run, run.snapshots.take()) for run in (first, second))
@@ -68,6 +69,15 @@ def diff(
                               bitwise=bitwise, progress=progress)  # fmt: skip
 
     return retry_if_moved(compare)  # once more when one of them was compacted meanwhile
+
+
+def _opened(run: Any) -> Run:
+    if not isinstance(run, (Run, str, os.PathLike)) and callable(run):
+        raise UnsupportedError(
+            f"tt.diff compares runs: each must be a run or its path, got {text.a_kind(run)}. To compare models on a "
+            "batch, write tt.compare(a, b, batch)"
+        )
+    return run if isinstance(run, Run) else open_run(run)
 
 
 class Side(NamedTuple):
@@ -142,7 +152,7 @@ def diff_snapshots(
 
 
 class PairComparison:
-    """Compares the records of two runs pair by pair: all that is known of every pair, and slow."""
+    """Compare the records of two runs pair by pair: all that is known of every pair, and slow."""
 
     def __init__(self, a: Side, b: Side, aligned: Alignment, kept_a: KeptElements, kept_b: KeptElements) -> None:
         self._sides = a, b

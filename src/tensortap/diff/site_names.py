@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from tensortap.select.ports import RESULT_PORTS
 from tensortap.types import Place
 
 SiteName = Callable[[str], str | None]
 WRAPPERS: Final = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
 _STAGE: Final = re.compile(r"stage(\d+)")
-_OUTPUTS: Final = ("output", "grad_output")
 
 
 def unwrapped(site: str) -> str:
@@ -27,7 +27,7 @@ def unwrapped(site: str) -> str:
 
 
 def common_names(places: Iterable[Place], rename: SiteName | None = None) -> dict[Place, Place]:
-    """Return the name that each place has in any layout. Of two wrappers' places for one module the inner one counts.
+    """Return the name that each place has in any layout. Where two wrappers name one module, the inner one counts.
 
     A pipeline's first stage has the model's input and its last one the output; what lies between has no counterpart.
     """
@@ -52,5 +52,5 @@ def _renamed(place: Place, rename: SiteName | None, ends: tuple[int, int]) -> st
     found = _STAGE.fullmatch(place.site)
     if found is None:
         return unwrapped(place.site)
-    wanted = ends[1] if place.port in _OUTPUTS else ends[0]
+    wanted = ends[1] if place.port in RESULT_PORTS else ends[0]
     return "" if int(found[1]) == wanted else None

@@ -45,7 +45,7 @@ class Tolerance(NamedTuple):
 
 
 class Precision:
-    """Gives the tolerance of each pair in order of execution: rounding once done is carried on.
+    """Give the tolerance of each pair in order of execution: rounding in one tensor affects all that follow.
 
     `changed` says that the second run is of another precision as a whole.
 

@@ -15,7 +15,7 @@ from tensortap.diff.pieces import Arrangement, Piece, Shape
 from tensortap.record.step import Record
 from tensortap.reduce.content_hash import combine
 from tensortap.reduce.merge import merge_groups, merge_histograms
-from tensortap.reduce.statistics import NUMBERS
+from tensortap.reduce.statistics import NUMBERS, SCALED
 from tensortap.reduce.summary import Summary, summarize
 from tensortap.types import DTYPES
 
@@ -105,13 +105,12 @@ def _histogram(summaries: Sequence[Summary]) -> dict[str, Any]:
 
 def scaled(summary: Summary, factor: float) -> Summary:
     """Return the statistics of a tensor divided by a positive number."""
-    names = ("min", "max", "mean", "std", "l1", "l2", "absmax")
     return replace(
         summary,
         hash=None,
         hist_offset=None,
         hist_counts=None,
-        **{name: getattr(summary, name) / factor for name in names},
+        **{name: getattr(summary, name) / factor for name in SCALED},
     )
 
 

@@ -1,8 +1,8 @@
 """Tell sites that were paired wrongly from sites that differ.
 
-Where names mean nothing sites are paired by order and shape, and a graph that was optimised may have made one value of
-two: the output of a Linear is then paired with that of Gemm and Relu in one. What differs in truth goes on to whatever
-is computed from it; a pair behind which everything agrees was no pair.
+Where names do not match, sites are paired by order and shape, and an optimised graph may have fused two values into
+one: the output of a Linear is then paired with that of a fused Gemm and Relu. A true difference also shows in whatever
+is computed from it; if everything after a pair agrees, the two sites were not a true pair.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FORWARD = 1
 
 
 def wrong_pairs(rows: Iterable[SiteDiff], aligned: Alignment) -> dict[str, str]:
-    """Return the sites that were paired by order and differ, with their partners, while all behind them agree."""
+    """Return the sites that were paired by order and differ, with their partners, while all after them agree."""
     by_order = {str(place) for place in aligned.ordered}
     wrong: dict[str, str] = {}
     agreed = False  # something behind it

@@ -60,10 +60,10 @@ class UnequalReplicas(NamedTuple):
 
 
 class ReplicaCheck:
-    """Compares what ranks recorded, step after step.
+    """Compare what ranks recorded, step after step.
 
-    Ranks that recorded a placement say themselves what they share. Of other ranks those are taken for replicas that
-    began with the same parameters, but for a few. Buffers that were never equal are each rank's own.
+    Ranks that recorded a placement say themselves what they share. Other ranks are taken for replicas if they began
+    with the same parameters, except for a few. Buffers that were never equal are each rank's own.
 
     >>> check, weight = ReplicaCheck(), Place("fc.weight", "param")
     >>> list(check.unequal({weight: {0: ReplicaMark(1), 1: ReplicaMark(1)}}))

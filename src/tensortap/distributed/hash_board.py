@@ -31,7 +31,7 @@ class PostedStep(NamedTuple):
 
 
 class HashBoard:
-    """Posts this rank's hashes, and reads those of others. `launch` keeps what an earlier launch left from being read.
+    """Post this rank's hashes, and read those of others. `launch` keeps what an earlier launch left from being read.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:

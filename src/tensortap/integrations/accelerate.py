@@ -16,13 +16,13 @@ def watch(accelerator: Accelerator, model: Any, *probes: Any, **options: Any) ->
 
     >>> from tensortap.integrations.accelerate import watch
     >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)     # doctest: +SKIP
-    >>> with watch(accelerator, model, "**", to="runs/exp1"):                      # doctest: +SKIP
+    >>> with watch(accelerator, model, "**", to="runs/exp1", context=True):        # doctest: +SKIP
     ...     for batch in loader:
     ...         with accelerator.accumulate(model):
     ...             ...
 
-    Steps find themselves: one for each step that the optimizer really makes, micro-batches included. To give metrics,
-    close them yourself: `if accelerator.sync_gradients: tap.step(loss=loss)`.
+    Steps are found automatically: one for each step that the optimizer really makes, micro-batches included. To give
+    metrics, close them yourself: `if accelerator.sync_gradients: tap.step(loss=loss)`.
     """
     if not isinstance(accelerator, Accelerator):
         raise UnsupportedError(

@@ -10,10 +10,10 @@ from tensortap.integrations.training import TrainingSession, numbers_in
 
 
 class HFWatch(TrainingSession, TrainerCallback):  # type: ignore[misc]  # the base is untyped
-    """Observes a Trainer's model: `Watch(...)` takes what `tt.watch` takes.
+    """Observe a Trainer's model: `Watch(...)` takes what `tt.watch` takes.
 
     >>> from tensortap.integrations.hf import Watch
-    >>> watching = Watch("**", "**:grad", to="runs/exp1")                  # doctest: +SKIP
+    >>> watching = Watch("**", "**:grad", to="runs/exp1", context=True)    # doctest: +SKIP
     >>> Trainer(model, args, callbacks=[watching], ...).train()            # doctest: +SKIP
     >>> watching.tap.run.findings()                                        # doctest: +SKIP
 

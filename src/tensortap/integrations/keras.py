@@ -10,7 +10,7 @@ from tensortap.watch import Tap, watch
 
 
 class KerasWatch(keras.callbacks.Callback):  # type: ignore[misc]
-    """Watches the model while `fit`, `evaluate` or `predict` runs: `Watch(...)` takes what `tt.watch` takes.
+    """Watch the model while `fit`, `evaluate` or `predict` runs: `Watch(...)` takes what `tt.watch` takes.
 
     >>> import tensortap as tt
     >>> from tensortap.integrations.keras import Watch

@@ -15,10 +15,10 @@ from tensortap.integrations.training import TrainingSession, numbers_in
 
 
 class LightningWatch(TrainingSession, Callback):  # type: ignore[misc]  # the base is untyped
-    """Observes a LightningModule: `Watch(...)` takes what `tt.watch` takes.
+    """Observe a LightningModule: `Watch(...)` takes what `tt.watch` takes.
 
     >>> from tensortap.integrations.lightning import Watch
-    >>> watching = Watch("**", "**:grad", to="runs/exp1")                  # doctest: +SKIP
+    >>> watching = Watch("**", "**:grad", to="runs/exp1", context=True)    # doctest: +SKIP
     >>> Trainer(callbacks=[watching]).fit(module, loader)                  # doctest: +SKIP
     >>> watching.tap.run.findings()                                        # doctest: +SKIP
 

@@ -12,7 +12,7 @@ _MOST_ALTERNATIVES = 1000
 
 
 def path_regex(text: str) -> re.Pattern[str]:
-    """For paths with a dot after every segment (see `fits`), so that the root is no segment and each is one unit.
+    """Return a regular expression for paths with a dot after every segment (see `fits`); the root has no segment.
 
     The text itself comes first: a path that contains glob characters is still found by its own name.
     """

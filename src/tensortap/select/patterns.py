@@ -36,21 +36,21 @@ class OperationPattern(NamedTuple):
     number: int | None
 
     def means(self, op: str, groups: Mapping[str, frozenset[str]]) -> bool:
-        """Whether it means operations of this kind, wherever they are."""
+        """Return whether it means operations of this kind, wherever they are."""
         return self.names.fullmatch(op) is not None or any(op in groups.get(group, ()) for group in self.groups)
 
     def lies_in(self, path: str) -> bool:
-        """Whether it means operations of the module at `path`, whatever they are."""
+        """Return whether it means operations of the module at `path`, whatever they are."""
         return fits(self.path, path)
 
     def matches(self, path: str, op: str, number: int, groups: Mapping[str, frozenset[str]]) -> bool:
-        """Whether it means operation `number` of kind `op` under the module `path`."""
+        """Return whether it means operation `number` of kind `op` under the module `path`."""
         return self.number in (None, number) and self.means(op, groups) and self.lies_in(path)
 
 
 @dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Pattern:
-    """Chooses sites; parsed once, immutable.
+    """Choose sites; parsed once, immutable.
 
     >>> mlps = Pattern.parse("blocks.*.mlp:{input,output}")
     >>> mlps.matches(Candidate("blocks.3.mlp", ("MLP", "Module"), ("input", "output")), "input")
@@ -97,17 +97,17 @@ class Pattern:
         return self.operation.groups if self.operation else frozenset()
 
     def matches(self, candidate: Candidate, port: str) -> bool:
-        """Whether it chooses this port of the candidate."""
+        """Return whether it chooses this port of the candidate."""
         return port in self.ports and port in candidate.ports and self.finds(candidate)
 
     def matches_slot(self, slot: str) -> bool:
-        """Whether it chooses this slot: always when it names none, else the named one and what lies below it."""
+        """Return whether it chooses this slot: always when it names none, else the named one and what lies below it."""
         return self.slots is None or self.slots.fullmatch(slot) is not None
 
     def matches_op(
         self, path: str, op: str, number: int, port: str, groups: Mapping[str, frozenset[str]] = _NO_GROUPS
     ) -> bool:
-        """Whether it chooses operation `number` of kind `op` in the module at `path`; `groups` resolves `@name`."""
+        """Return whether it chooses operation `number` of kind `op` in module `path`; `groups` resolve `@name`."""
         return self.operation is not None and port in self.ports and self.operation.matches(path, op, number, groups)
 
     def __repr__(self) -> str:

@@ -28,7 +28,7 @@ class PortInfo(NamedTuple):
     optional: str = ""  # for ports that adapters must name to give: what to write where one does not
 
     def as_json(self) -> dict[str, Any]:
-        """The entry as the viewer reads it."""
+        """Return the entry as the viewer reads it."""
         return {"name": self.name, "label": self.label, "gradient": self.gradient, "beside": list(self.beside)}
 
 

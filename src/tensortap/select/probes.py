@@ -139,7 +139,8 @@ def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool
     """Return what was given to `watch` as probes: bare patterns are gathered into one default probe."""
     given = tuple(items)
     for item in given:
-        if isinstance(item, type) or any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__")):
+        looks_like_a_model = any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__"))
+        if looks_like_a_model and not isinstance(item, type):  # a class chooses the layers of that class
             raise ProbeError(
                 f"watch() takes one model, then patterns and probes; got a {type(item).__name__} among them. Watch "
                 "another model by a call of its own, tt.watch(other), or put both into one module"

@@ -84,5 +84,5 @@ def _listed(to: Any) -> Iterable[Any]:
 
 
 def _next_step(path: str | os.PathLike[str]) -> int:
-    """The number after the last step that left anything: one that a crash cut short is not begun again."""
+    """Return the number after the last step that left anything: one that a crash cut short is not begun again."""
     return open_run(path).last_step + 1

@@ -183,7 +183,7 @@ def _check(path: Path, overwrite: bool) -> None:
 
 
 def _exported(folder: Path) -> bool:
-    """Whether a folder is of the kind that an export writes: of `.npy` files, or of TensorBoard's events alone."""
+    """Return whether a folder is one that an export writes: of `.npy` files, or of TensorBoard's events alone."""
     files = (path for path in folder.rglob("*") if not path.is_dir())
     return (folder / "index.jsonl").is_file() or all(path.name.startswith("events.out.tfevents.") for path in files)
 

@@ -17,7 +17,7 @@ from tensortap.reduce.summary import Summary
 from tensortap.sinks.line import nonfinite
 
 STATS: Final = ("mean", "std", "absmax", "zero_share", "nonfinite")
-"""What trackers show of a tensor unless told otherwise: a chart each, so they are few."""
+"""What trackers show of a tensor by default: few, because each is a chart."""
 
 _DERIVED: Final[Mapping[str, Callable[[Summary], float]]] = {
     "zero_share": lambda s: s.zeros / max(s.numel, 1),

@@ -21,15 +21,15 @@ class TrackerRow(NamedTuple):
 
 
 class Tracker(RecordSink):
-    """Gather the records and metrics of a step, and sends them as one row.
+    """Gather the records and metrics of a step, and send them as one row.
 
     >>> class Prints(Tracker):
     ...     def send(self, row):
     ...         print(row.step, row.values, row.metrics)
     >>> import numpy as np, tensortap as tt
-    >>> with tt.watch(to=Prints(stats=["std"])) as tap:
+    >>> with tt.watch(to=Prints(stats=["std"])) as watching:
     ...     _ = tt.tap(np.ones(3), "x")
-    ...     tap.step(loss=0.5)
+    ...     watching.step(loss=0.5)
     0 {'x/output/std': 0.0} {'loss': 0.5}
     """
 

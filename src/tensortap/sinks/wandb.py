@@ -41,7 +41,7 @@ class WandB(Tracker):
         self.replaced = 0
 
     def send(self, row: TrackerRow) -> None:
-        """Log a row. Only in a run of our own it is a step of the run."""
+        """Log a row: as a step of its own in a run that we started, else as part of the user's next step."""
         drawn = {f"{_PREFIX}{n}": self._wandb.Histogram(np_histogram=h) for n, h in row.histograms.items()}
         logged = {_STEP: row.step, **plain_row(row, _PREFIX), **drawn}
         if self._own:

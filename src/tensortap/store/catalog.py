@@ -58,8 +58,8 @@ PLAIN_EVENTS: Final = _plain(EVENTS)
 class Outline(NamedTuple):
     """What a segment's footer says of it.
 
-    A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges. Of more
-    than two phases the first and the last in alphabetical order are known without reading rows. `by_place`: rows are
+    A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges. Where there
+    are more than two phases, only the first and the last by name are known without reading rows. `by_place`: rows are
     sorted by place, and those of every (site, port, slot) are its steps, in order, once.
     """
 
@@ -95,7 +95,7 @@ class TensorFiles(NamedTuple):
 
 
 class Catalog:
-    """Lists a run's files, remembers the footers it has read, and counts what cannot be read."""
+    """List a run's files, remember the footers that were read, and count what cannot be read."""
 
     def __init__(self, files: Files) -> None:
         self.files = files
@@ -179,7 +179,7 @@ class Catalog:
         )
 
     def _outlines_of(self, names: Sequence[str]) -> dict[str, Outline]:
-        """Return what the segments of a folder say that can be read; of several copies of one, one."""
+        """Return what the readable segments of a folder say; one entry where a segment has several copies."""
         whole: dict[str, Outline] = {}
         known: dict[str, str] = {}
         for name in names:
@@ -337,7 +337,7 @@ def _places(said: bytes) -> list[tuple[str, str, str, str, int, int]]:
     """Parse a footer's places. The segments of one run mostly have the same, and parsing is most of opening a run."""
     places = [tuple(place) for place in load_json(said)]
     if not all([type(part) for part in place] == [str, str, str, str, int, int] for place in places):
-        raise ValueError("it names places that are none")
+        raise ValueError("its places must be four texts and two numbers each")
     return places
 
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from tensortap import portable
 from tensortap.errors import NotARunError, RunError, RunExistsError, SchemaError
 from tensortap.store import checked_json
-from tensortap.store.files import Files
+from tensortap.store.files import Files, unwritable
 from tensortap.store.names import (
     COMPACT_LOCK,
     DAMAGED_RUN_JSON,
@@ -52,7 +52,7 @@ def launched() -> bool:
 
 
 def launch_id(spawned: bool = False) -> str:
-    """Return what the processes of one launch have in common; of a process that nobody launched, only its own.
+    """Return what the processes of one launch have in common; for a process without a launcher, its own identity.
 
     `spawned`: no launcher, but one of several ranks all the same, which their parent started.
     """
@@ -136,13 +136,18 @@ def claim(
     """
     if resume and overwrite:
         raise RunError("resume=True and overwrite=True exclude each other; give one of them")
-    with alone(files.local.parent if files.local else None):
-        info = _join(files, rank, {"launch": launch, **about}, resume, overwrite)
-        if resume:
-            info = _resumed(files, rank, info, launch, after)
-        folder = files.staging() / rank_folder(rank)
-        files.make_folder(folder)
-        return info, Lock(folder / LOCK)
+    try:
+        with alone(files.local.parent if files.local else None):
+            info = _join(files, rank, {"launch": launch, **about}, resume, overwrite)
+            if resume:
+                info = _resumed(files, rank, info, launch, after)
+            folder = files.staging() / rank_folder(rank)
+            files.make_folder(folder)
+            return info, Lock(folder / LOCK)
+    except RunError:
+        raise
+    except OSError as error:
+        raise RunError(unwritable(files, error)) from error
 
 
 def _join(files: Files, rank: int, about: Mapping[str, Any], resume: bool, overwrite: bool) -> dict[str, Any]:
@@ -242,7 +247,7 @@ def _exists(files: Files) -> str:
     other = next(f"{files}-{n}" for n in range(2, 10_000) if not Files(f"{files}-{n}").exists())
     return (
         f"{str(files)!r} already holds a run, and it is not overwritten. Give another path, e.g. to={other!r}; "
-        "or go on with it: resume=True; or begin it anew: overwrite=True"
+        "or continue it: resume=True; or replace it: overwrite=True"
     )
 
 
@@ -283,7 +288,7 @@ def _git() -> dict[str, Any] | None:
 
 
 class Lock:
-    """Says that a process is writing a rank's files: held until closed or until the process is gone, however it goes.
+    """Show that a process is writing a rank's files: held until closed or until the process ends, however it ends.
 
     A POSIX record lock, because a forked child does not inherit it.
     """
@@ -319,7 +324,7 @@ def _locked(path: Path) -> int:
 
 @contextlib.contextmanager
 def compacting(files: Files) -> Iterator[None]:
-    """Be the only process that compacts this run; RunError while another one does."""
+    """Hold the lock for compacting this run; raise RunError while another process has it."""
     files.make_folder(files.staging())
     lock = Lock(files.staging() / COMPACT_LOCK)
     try:

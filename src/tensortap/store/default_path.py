@@ -15,7 +15,7 @@ def default_path(
     kind: str, rank: int, base: str = "runs", clock: Callable[[], float] = time.time, *, turn: int = 0,
     spawned: bool = False,
 ) -> str:  # fmt: skip
-    """`runs/<date>-<time>-<kind>`. Ranks of one launch agree on it through a small file beside it.
+    """Return `runs/<date>-<time>-<kind>`. Ranks of one launch agree on it through a small file beside it.
 
     `turn` tells the runs of one process apart: a fast rank's second must not become a slow rank's first.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from tensortap.store.catalog import PLAIN_EVENTS, PLAIN_METRICS
@@ -14,6 +14,7 @@ from tensortap.store.segments import UNREADABLE, check_segment
 from tensortap.store.snapshot import Snapshot
 from tensortap.store.tensor_index import DamagedTensorError, kept_tensors
 
+_DONE: Final = ("nonfinite_steps", "modules_run_again")  # counts of what `on_nonfinite=` saw and did
 _DAMAGED: Final = {".parquet": "damaged_segments", ".arrows": "damaged_tails", ".damaged": "damaged_tails",
                    ".safetensors": "damaged_tensors"}  # fmt: skip
 
@@ -72,6 +73,16 @@ def last_step(snapshot: Snapshot) -> int:
     kept = [tensor.key.step for tensor in kept_tensors(snapshot)]
     found: list[int] = [-1, *said, *kept, *snapshot.steps.tolist()[-1:], *metrics(snapshot)["step"].to_pylist()]
     return max(found)
+
+
+def split_counts(counts: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what is missing or went wrong, and what only tells what was done, as the search for a NaN's origin.
+
+    >>> split_counts({"dropped_steps": 2, "modules_run_again": 1})
+    ({'dropped_steps': 2}, {'modules_run_again': 1})
+    """
+    lost = {name: count for name, count in counts.items() if name not in _DONE}
+    return lost, {name: count for name, count in counts.items() if name in _DONE}
 
 
 def counts(snapshot: Snapshot) -> dict[str, int]:

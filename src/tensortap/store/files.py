@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
@@ -164,6 +165,33 @@ class Files:
         return self.staging() / folder / hidden_name(last)
 
 
+def check_writable(files: Files) -> None:
+    """Raise where no run folder could be made, and leave nothing behind: a script may never have a model."""
+    if files.local is None:
+        return
+    nearest = _nearest(files.local)
+    try:
+        Path(tempfile.mkdtemp(prefix=".tensortap-", dir=nearest)).rmdir()
+    except OSError as error:
+        raise RunError(unwritable(files, error)) from error
+
+
+def unwritable(files: Files, error: OSError) -> str:
+    """Return the sentence for a run folder that cannot be made or written: which, and why."""
+    reason = error.strerror or str(error)
+    why = f"{error.filename}: {reason}" if error.filename else reason
+    if files.local is not None and not (nearest := _nearest(files.local)).is_dir():
+        why = f"{nearest} is a file"
+    elif files.local is not None and nearest != files.local.absolute():
+        why = f"no folder can be made in {nearest} ({reason})"
+    return f"the run folder {str(files)!r} cannot be written: {why}; give another path, e.g. to='runs/exp1'"
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the folder itself or the nearest one above it that exists."""
+    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+
+
 def _remote(url: str) -> tuple[AbstractFileSystem | None, str]:
     """Return the file system that an address names and the folder there; None where it is a path of this machine."""
     if "://" not in url and "::" not in url:
@@ -184,7 +212,7 @@ def check_regular(path: Path, root: Path) -> None:
 
 
 def _check_regular(root: str, name: str) -> None:
-    """The same of names, which is quicker: it is done for every tensor that is read."""
+    """Raise unless a path is a regular file in the folder. Fast, since it is done for every tensor that is read."""
     path = f"{root}/{name}"
     if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
         raise OSError(f"{path} is not a regular file; it is not read")

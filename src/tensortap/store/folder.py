@@ -104,7 +104,7 @@ class OpenTails:
 
 
 class RunFolder:
-    """Writes one rank's part of a run.
+    """Write one rank's part of a run.
 
     `append` returns when the step's rows, metrics and small tensors are in the operating system's hands, so that
     they outlive the process. Large tensors and sealing are left to the writer's thread.
@@ -209,7 +209,7 @@ class RunFolder:
             self._tails.rotate()
 
     def write(self, step: Step) -> None:
-        """On the thread: write a step's large tensors to a file of their own."""
+        """Write a step's large tensors to a file of their own, on the writer's thread."""
         name = f"{self._folders['tensors']}/{layout.tensors_name(step.number, step.number, layout.new_id())}"
         try:
             with self.files.replacing(name) as hidden:
@@ -219,7 +219,7 @@ class RunFolder:
             raise
 
     def tick(self) -> None:
-        """On the thread, now and then: seal, sync, save the counts, and notice when the folder is gone."""
+        """Seal, sync and save the counts now and then, on the writer's thread, and notice when the folder is gone."""
         with self._lock:
             self._look_after()
             self._tails.rotate()
@@ -268,7 +268,7 @@ class RunFolder:
             tail.append(self._metrics.of_labels(step.number, step.time, step.labels, step.phase))
 
     def _append_tensors(self, step: Step) -> bool:
-        """Small tensors ride in a tail of their own. False when they are left to the thread."""
+        """Append small tensors to a tail of their own. Return False when they are left to the writer's thread."""
         layout = TensorLayout.of(step)
         if layout.size > INLINE_BYTES:
             return False
@@ -283,12 +283,12 @@ class RunFolder:
         return self._tails.begin(what)
 
     def _abandon(self) -> None:
-        """After a failed append: end every tail, and begin others when the disk or the folder is back."""
+        """End every tail after a failed append, and begin others when the disk or the folder is back."""
         self._retry_at = self._clock() + _RETRY_SECONDS
         self._tails.rotate(everything=True)
 
     def _look_after(self) -> None:
-        """When somebody deleted the folder, make it a run again and go on: the rows in it are lost and counted."""
+        """Make the folder a run again where somebody deleted it, and go on: the rows in it are lost and counted."""
         if self.files.local is None or (self.files.local / layout.RUN_JSON).exists():
             return
         for what, rows in self._tails.drop_deleted():

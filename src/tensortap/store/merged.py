@@ -58,7 +58,7 @@ def _rows(number: int, block: RowBlock) -> Any:
 
 
 class _HistogramMerge:
-    """Adds the histograms of groups of rows, each file being read when its rows are added."""
+    """Add the histograms of groups of rows, each file being read when its rows are added."""
 
     def __init__(self, snapshot: Snapshot, files: Sequence[BlockSource]) -> None:
         self._snapshot = snapshot
@@ -124,7 +124,7 @@ class _DenseHistograms:
         add_slices(self._counts, of_row, first - self._start, ends, counts)
 
     def _widen(self, low: int, high: int) -> None:
-        """Have columns for the buckets from `low` to `high`; some more, so that it is done seldom."""
+        """Add columns for the buckets from `low` to `high`, and some more, so that it is done seldom."""
         width = self._counts.shape[1]
         if low >= high or (self._start <= low and high <= self._start + width):
             return

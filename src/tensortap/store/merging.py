@@ -40,7 +40,7 @@ def fold(
         rows = parts.without_replicas(rows)
     for name in names:
         if name not in _FOLDED:
-            raise RunError(f"cannot fold over {name!r}; over= takes ranks, steps or calls.{suggest(name, _FOLDED)}")
+            raise RunError(f"over= must be ranks, steps or calls, got {name!r}.{suggest(name, _FOLDED)}")
     gone = {_FOLDED[name] for name in names} | (set() if by_phase else {"phase"})
     keys = [key for key in _KEYS if key in rows.column_names and key not in gone]
     order, starts = _group(rows, keys, order_by)

@@ -183,7 +183,8 @@ def place_named(snapshot: Snapshot, site: str, port: str | None, slot: str | Non
     exact = [p for p in places if str(p) == site or p.site == site]
     fitting = [p for p in exact if (port is None or p.port == port) and (slot is None or p.slot == slot)]
     if not fitting:
-        raise RunError(f"no records of {site!r} in {snapshot.files}.{suggest(site, map(str, places))}")
+        names = [*map(str, places), *(p.site for p in places)]
+        raise RunError(f"no records of {site!r} in {snapshot.files}.{suggest(site, names)}")
     named = [p for p in fitting if str(p) == site]
     if named or len(fitting) == 1:
         return (named or fitting)[0]

@@ -8,8 +8,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tensortap import text
 from tensortap.distributed.replicas import ReplicaGroups
-from tensortap.errors import RunError
+from tensortap.errors import RunError, UnsupportedError
 from tensortap.finding import Findings
 from tensortap.record.step import Record
 from tensortap.store import facts, queries
@@ -112,7 +113,7 @@ class RunFacts:
 
     @property
     def cost(self) -> dict[str, Any] | None:
-        """What observing cost: seconds, as a share of the step time, and by site; of several ranks the highest.
+        """What observing cost: seconds, as a share of the step time, and by site; the highest of all ranks.
 
         None while the run is written, and when no tap closed it.
         """
@@ -123,7 +124,7 @@ class Run(RunFacts):
     """Read what was written.
 
     >>> import tensortap as tt                                          # doctest: +SKIP
-    >>> run = tt.open("runs/exp1")                                      # doctest: +SKIP
+    >>> run = tt.open_run("runs/exp1")                                  # doctest: +SKIP
     >>> run.series("blocks.3.mlp", "std")                               # doctest: +SKIP
     """
 
@@ -262,7 +263,14 @@ class Run(RunFacts):
 
 def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run folder, local or remote, while it is written or afterwards."""
+    _check_path(path)
     return Run(path)
+
+
+def _check_path(given: Any) -> None:
+    if not isinstance(given, (str, os.PathLike)):
+        write = "tap.run" if hasattr(given, "run") else "tt.open('runs/exp1')"
+        raise UnsupportedError(f"a run must be the path of its folder, got {text.a_kind(given)}: write {write}")
 
 
 def _reader(package: str, name: str) -> Callable[..., Any]:

@@ -83,7 +83,7 @@ class _BoundTable(NamedTuple):
 
 
 class Batches:
-    """Makes record batches of step tables. The arrays over a table's memory are made once and sliced every step."""
+    """Make record batches of step tables. The arrays over a table's memory are made once and sliced every step."""
 
     def __init__(self, names: Names) -> None:
         self._names = names
@@ -91,13 +91,13 @@ class Batches:
         self._message = bytearray()
 
     def of(self, step: Step) -> Any:
-        """The rows of a step as one `pyarrow.RecordBatch`, valid until the table is used again."""
+        """Return the rows of a step as one `pyarrow.RecordBatch`, valid until the table is used again."""
         table = step.table
         batch = self._bind(table).batch.slice(0, table.rows)
         return batch.set_column(len(RECORDS) - 1, "numbers", _numbers(table)) if table.values else batch
 
     def message(self, step: Step) -> bytearray | None:
-        """The rows of a step as a message for a stream that has all words already, valid until the next one.
+        """Return the rows of a step as a message for a stream that has all words already, valid until the next one.
 
         None where Arrow has to make the batch.
         """
@@ -141,7 +141,7 @@ class Batches:
         return _flat(field.type, capacity, columns[field.name], validity(columns, field.name))
 
     def _dictionary(self, field: str) -> Any:
-        """The words of a column. The same object as long as there is no new word, so that it is written once."""
+        """Return the words of a column. The same object as long as there is no new word, so that it is written once."""
         if field == "dtype":
             return _DTYPES
         words = self._names.words[field]
@@ -177,7 +177,7 @@ def _ends(lengths: Iterable[int], kind: type[np.integer[Any]]) -> npt.NDArray[An
 
 
 def _numbers(table: StepTable) -> Any:
-    """The named numbers of each row, as a map; null where there are none."""
+    """Return the named numbers of each row, as a map; null where there are none."""
     values = sorted(table.values, key=lambda value: value.row)
     count = np.bincount([value.row for value in values], minlength=table.rows)
     numbers = np.array([value.number for value in values], np.float64)
@@ -189,7 +189,7 @@ def _numbers(table: StepTable) -> Any:
 
 
 class MetricBatches:
-    """Makes batches of the user's metrics; the names are a dictionary that grows.
+    """Make batches of the user's metrics; the names are a dictionary that grows.
 
     As long as a step gives the same names as the one before, its numbers are written into the same message.
     """
@@ -204,7 +204,7 @@ class MetricBatches:
         self._bind((), self._about)
 
     def of(self, step: int, time: int, metrics: Mapping[str, float], phase: str = "", owner: str = "") -> Any:
-        """One row a metric; valid until the next. `owner` is the model that the step's loss is of."""
+        """Return a row for each metric, valid until the next call. `owner` is the model that the step's loss is of."""
         self._use(tuple(metrics), (phase, owner))
         self._step[:] = step
         self._value[:] = tuple(metrics.values())
@@ -231,7 +231,7 @@ class MetricBatches:
             tail.append(batch, len(self._codes))
 
     def of_labels(self, step: int, time: int, labels: Mapping[str, str], phase: str = "") -> Any:
-        """One row a label."""
+        """Return one row for each label."""
         count, names = len(labels), self._words(tuple(labels))
         columns = (pa.array([step] * count), names, pa.nulls(count, pa.float64()), pa.array([time] * count).view(TIME))
         texts = pa.array(list(labels.values()), pa.string())

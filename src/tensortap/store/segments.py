@@ -167,7 +167,7 @@ def _plain(column: Any, dtype: Any) -> npt.NDArray[Any]:
 
 
 def ranges(steps: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Sorted numbers as (first, last, stride) runs.
+    """Return sorted numbers as (first, last, stride) runs.
 
     >>> ranges([0, 100, 200, 201, 202])
     [(0, 200, 100), (201, 202, 1)]

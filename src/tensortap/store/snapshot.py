@@ -227,7 +227,7 @@ def _rank_state(snapshot: Snapshot, rank: int) -> dict[str, Any]:
 
 
 class TailCache:
-    """Remembers the rows of tails as long as they do not grow."""
+    """Remember the rows of tails as long as they do not grow."""
 
     def __init__(self) -> None:
         self._tables: dict[tuple[Path, int], TailContent] = {}
@@ -249,7 +249,7 @@ class TailCache:
 
 
 class Snapshots:
-    """Takes snapshots of one run. What has not changed since the last one is not read again."""
+    """Take snapshots of one run. What has not changed since the last one is not read again."""
 
     def __init__(self, catalog: Catalog, info: dict[str, Any], clock: Callable[[], float] = time.monotonic) -> None:
         self._catalog = catalog
@@ -260,11 +260,15 @@ class Snapshots:
         self._last: Snapshot | None = None
         self._taken = 0.0
 
-    def take(self, max_age: float = 0.0) -> Snapshot:
-        """Return the run as it is now, or as it was at most `max_age` seconds ago."""
+    def take(self, max_age: float = 0.0, *, whole: bool = False) -> Snapshot:
+        """Return the run as it is now, or as it was at most `max_age` seconds ago.
+
+        With `whole`, a new snapshot lists metrics, events and tensors now, instead of when they are first asked for.
+        """
         with self._lock:
             if self._last is None or not max_age or self._clock() - self._taken >= max_age:
-                self._last, self._taken = retry_if_moved(lambda: self._new(compare=max_age > 0)), self._clock()
+                self._last = retry_if_moved(lambda: self._new(compare=max_age > 0, whole=whole))
+                self._taken = self._clock()
             return self._last
 
     def forget(self) -> None:
@@ -272,14 +276,16 @@ class Snapshots:
         with self._lock:
             self._last = None
 
-    def read(self, ask: Callable[[Snapshot], T], max_age: float = 0.0) -> T:
+    def read(self, ask: Callable[[Snapshot], T], max_age: float = 0.0, *, whole: bool = False) -> T:
         """Return what `ask` reads from a snapshot; when a file of it is gone meanwhile, from another one."""
         ages = iter([max_age])
-        return retry_if_moved(lambda: ask(self.take(next(ages, 0.0))))
+        return retry_if_moved(lambda: ask(self.take(next(ages, 0.0), whole=whole)))
 
-    def _new(self, *, compare: bool) -> Snapshot:
+    def _new(self, *, compare: bool, whole: bool) -> Snapshot:
         self._tails.prune()
         new, last = Snapshot(self._catalog, self._info, self._tails), self._last
+        if whole:
+            _ = new.version  # lists all there is
         if compare and last is not None and last.version == new.version:
             return last  # with everything that was read of it
         return new

@@ -24,7 +24,7 @@ _OWN: Final = struct.Struct("<I")
 
 
 class Tail:
-    """Appends batches, each of which reaches the operating system before `append` returns.
+    """Append batches, each of which reaches the operating system before `append` returns.
 
     After a failed append the stream may end in half a batch: close it and begin another. Readers take the whole
     batches of a stream and leave its torn end.
@@ -187,7 +187,7 @@ class TailFile:
                 raise
 
     def flush(self) -> None:
-        """Nothing waits here."""
+        """Do nothing: nothing waits here."""
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -158,7 +158,7 @@ def decode(
 
 
 def _covered(checks: Sequence[MessageChecksum]) -> int:
-    """How far the checksums reach without a gap."""
+    """Return how far the checksums reach without a gap."""
     end = 0
     for check in checks:
         if check.start != end:

@@ -87,7 +87,7 @@ class TensorLayout:
             checksums.append(crc32(part))
         return raw, checksums
 
-    def told(self, number: int, begin: int, checksums: Sequence[int]) -> bytearray:
+    def message_for(self, number: int, begin: int, checksums: Sequence[int]) -> bytearray:
         """Return the message for a step whose bytes lie from `begin` on; valid until the next one."""
         places = tuple(accumulate(self.sizes[:-1], initial=begin))
         return self.message.of((number,) * len(places), places, checksums)
@@ -122,7 +122,7 @@ class TensorTail(Tail):
         self._free -= layout.bound
         (raw, checksums), begin = layout.bytes_of(step), self._data.size
         self._data.write_all(raw, layout.size)
-        message = layout.told(step.number, begin, checksums)
+        message = layout.message_for(step.number, begin, checksums)
         if self.rows:
             self.append_message(message, len(raw))
         else:  # Arrow begins a stream with the schema
@@ -189,7 +189,9 @@ def _check_name(name: str, key: TensorKey) -> None:
 
 def _in_row(row: dict[str, Any]) -> TailTensor:
     array = array_of_bytes(row["dtype"], row["shape"], row["data"])
-    return TailTensor(row["name"], row["entry"], row["dtype"], array.shape, -1, array.nbytes, 0, lambda: array)
+    return TailTensor(
+        row["name"], row["entry"], row["dtype"], array.shape, start=-1, size=array.nbytes, crc32=0, read=lambda: array
+    )
 
 
 def _in_data(row: dict[str, Any], data: Path, size: int) -> TailTensor:
@@ -198,7 +200,8 @@ def _in_data(row: dict[str, Any], data: Path, size: int) -> TailTensor:
     if begin < 0 or length != count * _SIZES[row["dtype"]] or begin + length > size or min(row["shape"], default=0) < 0:
         raise ValueError(f"{row['name']} does not lie in its file")
     read = partial(_read, data, begin, length, crc, row["dtype"], row["shape"])
-    return TailTensor(row["name"], row["entry"], row["dtype"], tuple(row["shape"]), begin, length, crc, read)
+    shape = tuple(row["shape"])
+    return TailTensor(row["name"], row["entry"], row["dtype"], shape, start=begin, size=length, crc32=crc, read=read)
 
 
 def _read(data: Path, begin: int, length: int, crc: int, dtype: str, shape: Sequence[int]) -> Array:

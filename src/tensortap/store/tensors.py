@@ -233,7 +233,7 @@ def misplaced(name: str, rank: int, keys: Iterable[TensorKey]) -> str:
 
 
 class TensorReader:
-    """Reads the header of a safetensors file once, then single tensors out of it.
+    """Read the header of a safetensors file once, then single tensors out of it.
 
     safetensors' own NumPy loader knows no fp8 and no remote files; the format is a JSON header and raw bytes.
     """

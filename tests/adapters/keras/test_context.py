@@ -79,6 +79,15 @@ def test_causes(tmp_path, options, rule):
     assert named[0].site == "b" or "test_context.py" in named[0].code
 
 
+def test_a_softmax_that_is_reshaped_is_over_its_classes(tmp_path):
+    """A softmax over classes whose output has an axis of length 1 behind it is not one over a single output."""
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, "softmax"), keras.layers.Reshape((4, 1))])
+    model.compile("adam", "binary_crossentropy")
+    x, _ = data()
+    run = fitted(tmp_path / "run", model, x, np.eye(4, dtype="float32")[x.argmax(1)][..., None])
+    assert "constant_output" not in {finding.rule for finding in run.findings()}
+
+
 def test_healthy(healthy):
     """A correct model raises nothing."""
     assert list(healthy.findings().at_least("warning")) == []
@@ -111,3 +120,14 @@ def test_validation_and_a_second_optimizer(tmp_path):
     assert ['"same_parameters": true' in data for data in made] == [False, True]
     assert "evaluation_inputs_differ" in {finding.rule for finding in run.findings()}
     assert 0 < float(kinds(run)["validation"]["data"].partition('"unseen": ')[2].rstrip("}")) < 1
+
+
+def test_a_frozen_last_layer_is_told_in_the_words_of_keras(tmp_path):
+    """The advice on a frozen layer names `trainable`, which Keras has, not `requires_grad`."""
+    layers = [keras.layers.Dense(6, name="hidden"), keras.layers.Dense(2, name="head", trainable=False)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    watching = Watch(to=str(tmp_path / "run"), context=True)
+    model.fit(np.ones((8, 4), "float32"), np.arange(8) % 2, batch_size=4, verbose=0, callbacks=[watching])
+    (found,) = watching.tap.run.findings("frozen")
+    assert found.site == "head" and "head.trainable = True" in found.advice and "requires_grad" not in found.advice

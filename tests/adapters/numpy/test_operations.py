@@ -82,7 +82,9 @@ def test_operations_by_layer_and_values_that_are_named(watch):
 def test_a_misspelt_operation():
     """It is refused with the nearest names, and nothing is left on the model's classes."""
     before = list(vars(Net).items())
-    with pytest.raises(tt.TensortapError, match=r"'matmull' is none of \d+ operations\. Did you mean 'op:matmul'"):
+    with pytest.raises(
+        tt.TensortapError, match=r"there is no operation 'matmull' among \d+\. Did you mean 'op:matmul'"
+    ):
         tt.watch(Net(), "op:matmull", to=tt.Memory())
     assert list(vars(Net).items()) == before
 

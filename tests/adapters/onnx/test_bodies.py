@@ -51,5 +51,5 @@ def test_a_tensor_by_its_name(session):
     with tt.watch(session, "middle", to=tt.Memory()) as tap:
         session.run(None, {"x": np.ones(3, np.float32)})
     assert tap.counts == {}
-    with pytest.raises(tt.TensortapError, match="lies inside the If node"):
+    with pytest.raises(tt.TensortapError, match="is inside the If node"):
         tt.watch(session, "in_Exp", to=tt.Memory())

@@ -66,7 +66,7 @@ def test_fused_layer_is_no_divergence(x, probes):
     found = tt.compare(model, exported(model), x, *probes)
     assert found and found.wrong_pairs == ("fc:output → /Relu_0:output",)
     assert "fc:output" in found.only_in_a and "/Relu_0:output" in found.only_in_b
-    assert any("they are no partners: 1 pair" in remark for remark in found.remarks())
+    assert any("they are not true pairs: 1 pair" in remark for remark in found.remarks())
 
 
 def test_differing_last_layer_is_a_divergence(x):

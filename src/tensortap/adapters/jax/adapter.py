@@ -174,7 +174,7 @@ class JaxAdapter(ArrayAdapter):
         for path, parameter in self.model.parameters.items() if self.model.kind == "nnx" else ():
             port = tap.selection.ports.get((path, "param"))
             if port is not None and step.armed & port.bits and path not in tap.given:
-                tap.observer.take_late(port, partial(_on_host, parameter), step)
+                tap.observer.take_at_step_end(port, partial(_on_host, parameter), step)
 
     def _unanswered(self, tap: JaxTap) -> Iterable[tuple[str, str]]:
         """Return patterns that chose nothing: names that nobody tapped, operations that did not run."""

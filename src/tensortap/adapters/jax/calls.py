@@ -34,18 +34,20 @@ class NamedTap(NamedTuple):
     paths: tuple[str, ...]
 
 
-class _Thread(threading.local):
+class _RunningCalls(threading.local):
+    """The calls of layers in a thread."""
+
     def __init__(self) -> None:
         self.inside: list[Any] = []  # the modules whose calls are running
         self.children = 0  # how many calls of layers there have been
         self.numbers = itertools.count()
 
 
-_THREAD: Final = _Thread()
+_RUNNING: Final = _RunningCalls()
 
 
 class _Patch:
-    """Replaces a method of one class: `__call__`, or another one through which layers may be called."""
+    """Replace a method of one class: `__call__`, or another one through which layers may be called."""
 
     def __init__(self, cls: type, name: str) -> None:
         self.cls = cls
@@ -57,7 +59,7 @@ class _Patch:
 
         @functools.wraps(getattr(original, "__wrapped__", original))
         def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if _THREAD.inside and _THREAD.inside[-1] is module:  # a subclass that calls its base
+            if _RUNNING.inside and _RUNNING.inside[-1] is module:  # a subclass that calls its base
                 return original.__get__(module, type(module))(*args, **kwargs)
             return around(self.taps, module, original, args, kwargs)
 
@@ -112,11 +114,11 @@ def _called(
     active = [w for w in taps if w.listening()]
     with _outermost_call(active, module) as known:
         named = [NamedTap(w, paths) for w in active if (paths := w.layer_names(known) or _rebuilt_names(w, known))]
-        _THREAD.inside.append(known)
+        _RUNNING.inside.append(known)
         try:
             output = call_with_tags(named, type(known), original.__get__(known, type(known)), args, kwargs)
         finally:
-            _THREAD.inside.pop()
+            _RUNNING.inside.pop()
         return output if known is module else layer_names.restored(output)
 
 
@@ -131,7 +133,7 @@ def _entered(
 
 @contextlib.contextmanager
 def _outermost_call(active: Sequence[JaxTap], module: Any) -> Iterator[Any]:
-    """For taps whose model this is, if no call of it is running: name its layers, and tag its parameters."""
+    """Name the layers and tag the parameters for the taps of this model, unless a call of it is running."""
     with contextlib.ExitStack() as stack:
         entered = [w for w in active if w.is_root(module) and w.enter()]
         for tap in entered:
@@ -196,11 +198,11 @@ def call_with_tags(
         args, kwargs = _tagged_arguments(named, types, function, args, kwargs)
     except Exception as error:
         _failed(named, error)
-    before = _THREAD.children
+    before = _RUNNING.children
     with _scope(named):
         output = function(*args, **kwargs)
-    leaf = before == _THREAD.children
-    _THREAD.children += 1
+    leaf = before == _RUNNING.children
+    _RUNNING.children += 1
     try:
         return _replaced(output, _tags(named, types, ("output", "grad_output"), values_in(output, _Arrays), leaf))
     except Exception as error:
@@ -215,16 +217,16 @@ def _failed(named: Sequence[NamedTap], error: Exception) -> None:
 
 def _scope(named: Sequence[NamedTap]) -> Any:
     if any(each.tap.selection.has_operations for each in named):
-        return jax.named_scope(layer_scope(named[0].paths[0], next(_THREAD.numbers)))
+        return jax.named_scope(layer_scope(named[0].paths[0], next(_RUNNING.numbers)))
     return contextlib.nullcontext()
 
 
-class _ArrayType(type):
+class _WatchableArrayType(type):
     def __instancecheck__(cls, value: Any) -> bool:
         return watchable(value)
 
 
-class _Arrays(metaclass=_ArrayType):
+class _Arrays(metaclass=_WatchableArrayType):
     """Arrays whose elements can be reduced, traced or not, for `isinstance`."""
 
 

@@ -46,7 +46,7 @@ Rule = Callable[["TagExtractor", Any, list[Any]], tuple[Sequence[Any], "Extracte
 
 @dataclass(frozen=True)
 class TagExtractor:
-    """Evaluates a traced step. `export` says how a value leaves it; `operations` which operations are wanted."""
+    """Evaluate a traced step. `export` says how a value leaves it; `operations` which operations are wanted."""
 
     export: Callable[[Any, tuple[Mark, ...], bool], ExportedArrays]
     rules: Mapping[str, Rule]

@@ -106,7 +106,7 @@ def _retraced_flags(extractor: TagExtractor, closed: Any, given: Sequence[Any]) 
 
 
 class _Flagging(TagExtractor):
-    """Returns a flag with every value."""
+    """Return a flag with every value."""
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> tuple[list[Any], Extracted]:
         gives, seen = TagExtractor(**vars(self)).run(jaxpr, consts, args)

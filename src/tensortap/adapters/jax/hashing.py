@@ -11,7 +11,7 @@ from jax import lax
 from tensortap.reduce.content_hash import HashOperations, Words, linear_hash
 
 
-class _Jax(HashOperations):
+class _JaxHashOperations(HashOperations):
     """JAX's operations; a word is a pair of 32-bit numbers along the last axis, the lower one first."""
 
     def padded(self, raw: Any, before: int) -> Any:
@@ -35,4 +35,4 @@ def hash_in_graph(value: Any) -> Any:
     if jnp.iscomplexobj(value):
         value = jnp.stack([value.real, value.imag], -1)
     raw = value.astype(jnp.uint8) if value.dtype == bool else lax.bitcast_convert_type(value, jnp.uint8)
-    return linear_hash(_Jax(), raw.reshape(-1), raw.size).reshape(2)
+    return linear_hash(_JaxHashOperations(), raw.reshape(-1), raw.size).reshape(2)

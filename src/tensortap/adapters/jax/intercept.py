@@ -44,7 +44,7 @@ def _intercepted(
 
 
 class Interceptors:
-    """Intercepts calls for live taps, while there are any."""
+    """Intercept calls for live taps, while there are any."""
 
     def __init__(self) -> None:
         self.taps: tuple[JaxTap, ...] = ()

@@ -45,7 +45,7 @@ def _real(value: Any) -> Any:
     return (jnp.abs(value) if jnp.iscomplexobj(value) else value).astype(wide)
 
 
-class _Jax:
+class _JaxGraphOperations:
     """JAX's operations, for the shared graph kernel."""
 
     isnan = staticmethod(jnp.isnan)
@@ -76,7 +76,7 @@ def _moments(v: Any) -> tuple[Any, Any, Any]:
         power.append(_power(jnp.where(number > 0, jnp.maximum(abs(low), abs(high)), 0)))
         return jnp.exp2(power[0].astype(v.dtype))
 
-    counts, moments = reduce_in_graph(_Jax(), v, scale)
+    counts, moments = reduce_in_graph(_JaxGraphOperations(), v, scale)
     return jnp.stack(counts), jnp.stack(moments), power[0]
 
 

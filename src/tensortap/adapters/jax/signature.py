@@ -25,7 +25,7 @@ class _Static(NamedTuple):
     value: Any
 
 
-class _Slot(NamedTuple):
+class _LeafSource(NamedTuple):
     """Where a leaf of the arguments comes from: `donated`, `kept`, `static` or `object`, and its number there."""
 
     source: str
@@ -52,7 +52,7 @@ class Signature:
         """Return the layout, the arrays that are donated, and the others."""
         named = [*enumerate(args), *kwargs.items()]
         values = [_Static(value) if key in self._static else value for key, value in named]
-        slots: list[_Slot] = []
+        slots: list[_LeafSource] = []
         sources: dict[str, list[Any]] = {"donated": [], "kept": [], "static": [], "object": []}
         structures = []
         for (key, _), value in zip(named, values, strict=True):
@@ -60,7 +60,7 @@ class Signature:
             structures.append(structure)
             for leaf in leaves:
                 source = self._source(leaf, key in self._donated)
-                slots.append(_Slot(source, len(sources[source])))
+                slots.append(_LeafSource(source, len(sources[source])))
                 sources[source].append(leaf)
         objects = tuple(sources["object"])
         definition, state = _split(objects)
@@ -94,7 +94,7 @@ class CallLayout:
 
     def __init__(
         self,
-        slots: tuple[_Slot, ...],
+        slots: tuple[_LeafSource, ...],
         structures: tuple[Any, ...],
         keywords: tuple[str, ...],
         static: tuple[Any, ...],
@@ -139,7 +139,7 @@ class CallLayout:
 
 
 class ResultsRestorer:
-    """Flattens the results of a traced step: arrays leave it, anything else is remembered."""
+    """Flatten the results of a traced step: arrays leave it, anything else is remembered."""
 
     def __init__(self, definition: Any) -> None:
         self._definition = definition

@@ -28,7 +28,7 @@ def preserved(model: Any) -> Iterator[Callable[[], None]]:
 
 
 def gradient(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
-    """The gradient by a function's first argument, a model."""
+    """Return the gradient by a function's first argument, a model."""
     kind = kind_of(model)
     if kind == "nnx":
         found = sys.modules["flax.nnx"].grad(function)
@@ -40,7 +40,7 @@ def gradient(function: Callable[..., Any], model: Any) -> Callable[..., Any]:
 
 
 def traces(model: Any) -> dict[str, Any]:
-    """Everything a careless tap could leave behind: attributes of layers and of their classes."""
+    """Return everything a tap could leave behind: attributes of layers and of their classes."""
     found: dict[str, Any] = {}
     for path, module, _ in layers_of(model):
         own = [(name, value) for name, value in vars(module).items() if not name.startswith("_pytree")]

@@ -47,7 +47,7 @@ class StepFunction:
         self.adapters: tuple[JaxAdapter, ...] = (*(under.adapters if under else ()), *adapters)
         self.tap = tap
         self._signature: Signature = under._signature if under else Signature(function, **options)
-        self._told: set[TraceInfo] = set()
+        self._reported: set[TraceInfo] = set()
         self._programs: dict[tuple[int, ...], Callable[..., Any]] = {}
         functools.update_wrapper(self, self.function, updated=())
 
@@ -116,8 +116,8 @@ class StepFunction:
 
     def _note(self, wanted: Sequence[tuple[JaxAdapter, OpenStep]], outcome: StepOutputs) -> None:
         """Hand what the step gave to the taps that want it; after a new trace, also what it could not show."""
-        new = outcome.info not in self._told
-        self._told.add(outcome.info)
+        new = outcome.info not in self._reported
+        self._reported.add(outcome.info)
         for adapter, step in wanted:
             tap = _tap_of(adapter)
             tap.results.add(step, outcome.info.values, outcome.arrays)

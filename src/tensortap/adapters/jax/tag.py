@@ -31,7 +31,7 @@ class Mark(NamedTuple):
 
 
 class TagListener(Protocol):
-    """Receives the values of live tags."""
+    """Receive the values of live tags."""
 
     def receive(self, mark: Mark, value: Any) -> None:
         """Receive a value, on the host."""

@@ -17,7 +17,9 @@ from tensortap.adapters.steps import CallStepDetector
 _NUMBERS: Final = itertools.count(1)
 
 
-class _Thread(threading.local):
+class _TapThread(threading.local):
+    """What a tap does in a thread: whether it traces, how deep in calls, and the names of layers there."""
+
     def __init__(self) -> None:
         self.tracing = False
         self.depth = 0
@@ -41,7 +43,7 @@ class JaxTap:
         self.notes: dict[str, str] = {}  # sites that a trace could not show, with the reason
         self.given: set[str] = set()  # parameters that a step's arguments hold
         self.root = root
-        self._thread = _Thread()
+        self._thread = _TapThread()
         self._lock = threading.RLock()
         LISTENERS[self.number] = self
 

@@ -13,7 +13,7 @@ CONTEXT: Final = jax.make_user_context(None)
 
 
 class _LiveTaps:
-    """Keeps the context entered while there are live taps, so that functions are traced with their tags."""
+    """Keep the context entered while there are live taps, so that functions are traced with their tags."""
 
     def __init__(self) -> None:
         self._numbers: tuple[int, ...] = ()

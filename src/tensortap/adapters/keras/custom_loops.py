@@ -16,7 +16,7 @@ _BACKEND: Final = keras.backend.backend()
 
 
 class CustomLoops:
-    """Tells of models that are called outside of `fit`, and their contexts of losses and steps.
+    """Report models that are called outside of `fit`, and the losses and steps of their training loops.
 
     Nothing here raises into the script: contexts keep their errors to themselves.
     """

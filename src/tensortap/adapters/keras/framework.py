@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from tensortap.adapters.keras.adapter import KerasAdapter
 from tensortap.adapters.keras.capabilities import CAPABILITIES
 from tensortap.adapters.keras.layers import layers_of
 from tensortap.adapters.keras.observer import arrays_of
-from tensortap.adapters.keras.state import build, preserved, training_step, variables_of_training
+from tensortap.adapters.keras.state import build, names_of_arguments, preserved, training_step, variables_of_training
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.errors import UnsupportedError
@@ -33,6 +33,21 @@ class KerasFramework(ArrayFramework):
     def array_adapter(self, model: Any) -> KerasAdapter | None:
         """Return the adapter for a layer or model."""
         return KerasAdapter(model) if isinstance(model, keras.Layer) else None
+
+    def call(self, model: Any, inputs: Any) -> Any:
+        """Call a model. A dict holds arguments of `call` where it names them, else the model's inputs by name."""
+        if isinstance(inputs, Mapping) and not set(inputs) <= set(names_of_arguments(model)):
+            return model(dict(inputs))
+        return super().call(model, inputs)
+
+    def parameters_of_call(self, model: Any) -> frozenset[str] | None:
+        """Return the names of the model's inputs, or of the arguments of `call` where it takes several."""
+        inputs = getattr(model, "inputs", None)
+        if inputs:
+            struct = getattr(model, "input", None)  # a Sequential has none
+            return frozenset(struct if isinstance(struct, Mapping) else (tensor.name for tensor in inputs))
+        arguments = names_of_arguments(model)
+        return frozenset(arguments) if len(arguments) > 1 else None
 
     @contextmanager
     def preserved(self, model: Any) -> Iterator[Restore]:

@@ -14,7 +14,7 @@ from tensortap.adapters.keras.attributes import copy_attributes, copy_masks_back
 from tensortap.adapters.keras.observer import KerasObserver, KerasStepDetector
 from tensortap.adapters.plan import Port, bits_of
 
-NO_GRADIENT: Final = "has no gradient that could be followed: it is not learnt through, or lies in a branch"
+NO_GRADIENT: Final = "has no gradient to observe: no gradient flows through it, or it is in a branch"
 NOTHING_CAME_BACK: Final = "had no gradient: nothing before it is learnt, or no backward ran in an observed step"
 FROM_LOGITS: Final = (
     "had no gradient: Keras computes the loss from the logits of a sigmoid or softmax, past its output. Watch "
@@ -44,7 +44,7 @@ class LayerProbes(NamedTuple):
 
 
 class KerasLayerHook:
-    """Goes around a layer's `call`."""
+    """Wrap a layer's `call`."""
 
     def __init__(self, observer: KerasObserver, ports: LayerPorts, method: Callable[..., Any]) -> None:
         self.observer = observer
@@ -116,7 +116,7 @@ def _note(ports: Sequence[Port], why: str) -> None:
 
 
 class KerasRootHook(KerasLayerHook):
-    """Goes around the model's own `call`, which is a step, or a function while it is traced."""
+    """Wrap the model's own `call`, which is a step, or a function while it is traced."""
 
     @contextlib.contextmanager
     def step_scope(self) -> Iterator[None]:

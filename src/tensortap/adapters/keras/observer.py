@@ -45,17 +45,17 @@ class KerasStepDetector(CallStepDetector):
             self.recorder.counters.failed("step_errors", what, error)
 
 
-class _TensorType(type):
+class _KerasTensorType(type):
     def __instancecheck__(cls, value: Any) -> bool:
         return isinstance(value, np.ndarray) or bool(keras.ops.is_tensor(value))
 
 
-class KerasTensors(metaclass=_TensorType):
+class KerasTensors(metaclass=_KerasTensorType):
     """Everything that Keras or NumPy calls a tensor, for `isinstance`."""
 
 
 class KerasObserver:
-    """Observes tensors for one tap. This base class is for tensors that always have values; backends override it."""
+    """Observe tensors for one tap. This base class is for tensors that always have values; backends override it."""
 
     tensor_type: type[Any] = KerasTensors
 

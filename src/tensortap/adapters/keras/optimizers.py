@@ -14,7 +14,7 @@ GradientHook = Callable[[Any, Any], None]
 
 
 class KerasOptimizerHooks:
-    """Calls hooks with the gradients that any Keras optimizer is given, while there are hooks."""
+    """Call hooks with the gradients that any Keras optimizer is given, while there are hooks."""
 
     def __init__(self) -> None:
         self._hooks: tuple[GradientHook, ...] = ()

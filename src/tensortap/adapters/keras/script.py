@@ -97,15 +97,15 @@ class _BuiltCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._meet = meet
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """`fit` begins."""
+        """Act when `fit` begins."""
         self._meet(self.model)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """`evaluate` begins."""
+        """Act when `evaluate` begins."""
         self._meet(self.model)
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """`predict` begins."""
+        """Act when `predict` begins."""
         self._meet(self.model)
 
 

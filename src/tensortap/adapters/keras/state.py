@@ -62,7 +62,7 @@ def training_step(model: Any, batch: Any) -> Callable[[], Any] | None:
     """
     if callable(batch) or not getattr(model, "compiled", False) or keras.backend.backend() not in _EAGER:
         return None
-    if isinstance(batch, tuple) and len(batch) in (2, 3) and _arguments(model) == 1:
+    if isinstance(batch, tuple) and len(batch) in (2, 3) and len(names_of_arguments(model)) == 1:
         _build_for_training(model, batch[0])
         return lambda: model.train_step(copied(batch, _copy))
     if isinstance(batch, (tuple, dict)):
@@ -84,7 +84,7 @@ def _train(model: Any, x: Any, y: Any) -> Any:
 
 
 def _trains(model: Any, x: Any, y: Any) -> bool:
-    """Whether the loss and the metrics take these targets."""
+    """Return whether the loss and the metrics take these targets."""
     try:
         with preserved(model):
             _train(model, x, y)
@@ -94,7 +94,7 @@ def _trains(model: Any, x: Any, y: Any) -> bool:
 
 
 def _targets(model: Any, batch: Any) -> Iterator[Any]:
-    """Targets that a loss may take: zeros and ones shaped like the output, or classes."""
+    """Yield targets that a loss may take: zeros and ones shaped like the output, or classes."""
     output = model(batch)
     if keras.ops.is_tensor(output):
         shape = tuple(int(size) for size in output.shape)
@@ -102,10 +102,10 @@ def _targets(model: Any, batch: Any) -> Iterator[Any]:
         yield np.zeros(shape[:-1], "int32")
 
 
-def _arguments(model: Any) -> int:
-    """How many values a model is called with, as far as its signature tells."""
+def names_of_arguments(model: Any) -> list[str]:
+    """Return the names of the values that a model is called with, as far as its signature tells."""
     parameters = inspect.signature(model.call).parameters
-    return len([name for name in parameters if name not in ("training", "mask", "args", "kwargs")])
+    return [name for name in parameters if name not in ("training", "mask", "args", "kwargs")]
 
 
 def _copy(value: Any) -> Any:

@@ -62,7 +62,7 @@ class KerasTaps:
         """Record the variables that probes want, at the end of a step."""
         for variable, port in self._params:
             if step is self._recorder.current and step.armed & port.bits:
-                self._observer.take_late(port, partial(self.backend.observer.variable, variable.value), step)
+                self._observer.take_at_step_end(port, partial(self.backend.observer.variable, variable.value), step)
 
     def _attach(self, model: Any, layers: list[KerasLayer]) -> None:
         self._undo += self.backend.prepare(model)

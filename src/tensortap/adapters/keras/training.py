@@ -29,7 +29,7 @@ Undo = Callable[[], None]
 
 
 class TrainingTaps:
-    """Observes the steps of one model for one tap."""
+    """Observe the steps of one model for one tap."""
 
     def __init__(self, observer: KerasObserver, context: KerasContext | None = None) -> None:
         self._observer = observer
@@ -45,7 +45,7 @@ class TrainingTaps:
         return [*undo, *_wrap_step_functions(model, lambda phase: partial(self._step, phase))]
 
     def _step(self, phase: str, call: Callable[..., Any], *args: Any) -> Any:
-        """One call, on the host, of the function behind `fit` and the others."""
+        """Run one call, on the host, of the function behind `fit`, `evaluate` or `predict`."""
         observer = self._observer
         observer.steps.begin_call()
         try:
@@ -64,7 +64,7 @@ class TrainingTaps:
             observer.steps.end_call()
 
     def _trace(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """One step, run eagerly or traced."""
+        """Run or trace one step."""
         with self._observer.traced_function():
             return call(*args, **kwargs)
 
@@ -91,7 +91,7 @@ class TrainingTaps:
 
 
 class StepFunctionWrapper:
-    """Takes the place of `train_function`, `test_function` or `predict_function`."""
+    """Take the place of `train_function`, `test_function` or `predict_function`."""
 
     def __init__(self, model: Any, attribute: str, maker: str) -> None:
         self._model = weakref.ref(model)

@@ -17,7 +17,7 @@ _LOCK: Final = threading.Lock()
 
 
 class MethodWrapper:
-    """Calls a method through its hooks, the first one innermost."""
+    """Call a method through its hooks, the first one innermost."""
 
     def __init__(self, original: Callable[..., Any], own: bool) -> None:
         self.original = original

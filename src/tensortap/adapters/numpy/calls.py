@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 
 class CallHook(Protocol):
-    """Observes one layer's calls for one tap. It raises nothing unless the user asked for it."""
+    """Observe one layer's calls for one tap. It raises nothing unless the user asked for it."""
 
     def begin(self) -> None:
         """Act when a method begins that may call the layer."""
@@ -34,7 +34,7 @@ class CallHook(Protocol):
         """Act when a call is over, also when it failed."""
 
 
-class _Thread(threading.local):
+class _RunningObjects(threading.local):
     """The objects whose methods run in a thread, outermost first."""
 
     def __init__(self) -> None:
@@ -62,13 +62,13 @@ def _forget(key: int, _: object) -> None:
 
 
 WATCHED: Final[dict[int, WatchedObject]] = {}
-THREAD: Final = _Thread()
+THREAD: Final = _RunningObjects()
 _LOCK: Final = threading.RLock()
 _METHODS: dict[tuple[type, str], MethodDescriptor] = {}
 
 
 class MethodDescriptor:
-    """Takes the place of a method in a class. For objects that are not watched it returns the method itself."""
+    """Take the place of a method in a class. For objects that are not watched it returns the method itself."""
 
     def __init__(self, original: Any, name: str, observed: bool) -> None:
         self.original = original

@@ -14,9 +14,10 @@ CAPABILITIES: Final = Capabilities(
         "grad": "a gradient that a layer holds in an attribute is an array like any other: write 'fc.dW:param'",
         "update": "no optimizer is known; watch the array itself, 'fc.W:param', and take differences between steps",
         "check_model": "record a few steps, tensortap.watch(model), and ask the rules: tensortap check RUN",
+        "context": "no loss or optimizer is known; name what matters: tensortap.tap(dx, 'fc/dx'), tap.step(loss=loss)",
         "blocks": "name the values: tensortap.tap(x, 'name'); or watch an object whose layers compute them",
         "compiled": "nothing is compiled, so tensortap.tap(x, 'name') sees values as they are",
-        "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",
+        "global_stats": "merge what each rank recorded: tensortap.open_run(path).merged(over='ranks')",
     },
     notes={
         "param": "every array of floats that a layer holds when the taps go on",

@@ -10,7 +10,7 @@ from tensortap.adapters.numpy.calls import CallHook, run_hooked
 
 
 class FunctionWrapper:
-    """Takes the place of a function. It is called, copied and pickled as that function."""
+    """Take the place of a function. It is called, copied and pickled as that function."""
 
     def __init__(self, original: Callable[..., Any]) -> None:
         self.original = original

@@ -13,7 +13,7 @@ from tensortap.errors import NonFiniteError
 
 
 class NumpyLayerHook:
-    """Observes one layer, under every name it has."""
+    """Observe one layer, under every name it has."""
 
     def __init__(
         self, observer: ArrayObserver, steps: CallStepDetector, inputs: Sequence[Port], outputs: Sequence[Port]
@@ -64,7 +64,7 @@ class NumpyLayerHook:
 
 
 class NumpyRootHook(NumpyLayerHook):
-    """Observes the watched object itself, whose calls are the steps."""
+    """Observe the watched object itself, whose calls are the steps."""
 
     def begin(self) -> None:
         """Begin a step."""

@@ -25,16 +25,18 @@ _LOCK: Final = threading.RLock()
 _SITES: Final[dict[tuple[type, str], MethodSite]] = {}
 
 
-class _Running(threading.local):
+class _RunningMethods(threading.local):
+    """The observed methods that run in a thread, each with the id of its object."""
+
     def __init__(self) -> None:
         self.methods: list[tuple[int, str]] = []
 
 
-_RUNNING: Final = _Running()
+_RUNNING: Final = _RunningMethods()
 
 
 class MethodSite:
-    """Takes the place of a method in a class. For objects that are not observed it returns the method itself."""
+    """Take the place of a method in a class. For objects that are not observed it returns the method itself."""
 
     def __init__(self, original: Any, name: str) -> None:
         self.original = original

@@ -38,7 +38,7 @@ class _NextLayer(threading.local):
 
 
 class MLPTaps:
-    """Observes the layers of one perceptron for one tap, with a hook or None for each."""
+    """Observe the layers of one perceptron for one tap, with a hook or None for each."""
 
     def __init__(self, mlp: Any, hooks: Sequence[CallHook | None]) -> None:
         self.hooks = tuple(hooks)
@@ -94,7 +94,7 @@ class MLPTaps:
 
 
 class _Activation(FunctionWrapper):
-    """Wraps an activation function, which changes its argument and returns nothing."""
+    """Wrap an activation function, which changes its argument and returns nothing."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         owners = THREAD.owners

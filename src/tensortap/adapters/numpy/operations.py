@@ -42,7 +42,7 @@ class NumpyOperations(OperationTaps):
 
 
 class NumpyOperationHook:
-    """Gives a layer traced arrays. An operation belongs to the innermost layer that runs."""
+    """Give a layer traced arrays. An operation belongs to the innermost layer that runs."""
 
     def __init__(self, taps: NumpyOperations, path: str, owner: Any) -> None:
         self.taps = taps

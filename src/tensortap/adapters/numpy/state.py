@@ -15,7 +15,7 @@ from tensortap.adapters.rng import preserve_rng_state
 
 @contextmanager
 def preserved(model: Any) -> Iterator[Callable[[], None]]:
-    """Gives a function that puts attributes, arrays and random states back; calls it at the end."""
+    """Yield a function that restores attributes, arrays and random states, and call it at the end."""
     owners = [found.value for found in layers_of(model).layers if hasattr(found.value, "__dict__")]
     attributes = [(owner.__dict__, dict(owner.__dict__)) for owner in owners]
     lists = [(v, list(v)) for _, kept in attributes for v in kept.values() if isinstance(v, list)]

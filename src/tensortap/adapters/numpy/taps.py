@@ -55,7 +55,7 @@ class NumpyTaps:
         """Record the arrays that layers hold, at the end of a step."""
         for member, port in self._arrays:
             if step is self._observer.recorder.current and step.armed & port.bits and member.holder is not None:
-                self._observer.take_late(port, member.holder.get, step)
+                self._observer.take_at_step_end(port, member.holder.get, step)
 
     def unseen_operations(self) -> dict[str, str]:
         """Return patterns for operations, each with why none was met; empty for those that met one."""

@@ -93,7 +93,7 @@ class OnnxAdapter(ArrayAdapter):
         """Record the initializers."""
         for port in self._constants:
             if step is self._recorder.current and step.armed & port.bits:
-                self._observer.take_late(port, partial(self.graph.constant, port.path), step)
+                self._observer.take_at_step_end(port, partial(self.graph.constant, port.path), step)
 
     def named(self, name: str, value: Any) -> bool:
         """Record a value the user named."""

@@ -19,9 +19,10 @@ CAPABILITIES: Final = Capabilities(
         "reused": _OWN_TENSORS,
         "shared": _OWN_TENSORS,
         "check_model": "check the model it was exported from: tensortap.check_model(model, batch)",
+        "context": _NO_GRADIENTS,
         "blocks": "every tensor of the graph has a name: watch the session",
         "compiled": "every tensor of the graph has a name: watch the session",
-        "global_stats": "merge what each rank recorded: tensortap.open(path).merged(over='ranks')",
+        "global_stats": "merge what each rank recorded: tensortap.open_run(path).merged(over='ranks')",
     },
     notes={
         "output": "as optimised: tensors that were fused away, or lie inside `If` and `Loop`, are named and counted",

@@ -14,7 +14,7 @@ _LOCK: Final = threading.RLock()
 
 
 class RunObserver(Protocol):
-    """Observes the runs of a session for one tap."""
+    """Observe the runs of a session for one tap."""
 
     counters: Counters
 
@@ -35,7 +35,7 @@ class RunObserver(Protocol):
 
 
 class _Run:
-    """Takes the place of `session.run`."""
+    """Take the place of `session.run`."""
 
     def __init__(self, session: Any) -> None:
         self.original = session.run
@@ -63,7 +63,7 @@ class _Run:
 
 
 class _Unseen:
-    """Takes the place of the other ways to run a session, which are counted but not observed."""
+    """Take the place of the other ways to run a session, which are counted but not observed."""
 
     def __init__(self, run: _Run, original: Callable[..., Any], name: str) -> None:
         self.run = run

@@ -32,7 +32,7 @@ FUSED: Final = (
     "was fused or folded away when the session optimised its graph; a session with graph_optimization_level = "
     "ORT_DISABLE_ALL has it, with other rounding"
 )
-INSIDE: Final = "lies inside the {kind} node {name!r}, of which only what it returns can be seen"
+INSIDE: Final = "is inside the {kind} node {name!r}; only what that node returns can be seen"
 _SILENT: Final = 3  # only errors: a dumped graph is bound to this machine, which is where it is used
 _RANDOM: Final = ("Random", "Multinomial", "Bernoulli", "Dropout")
 _WEIGHTS: Final = "weights.bin"

@@ -54,7 +54,7 @@ class Incomplete:
     """Something that becomes a trigger only by one more step."""
 
     def hint(self) -> str:
-        """What to write instead."""
+        """Return what to write instead."""
         raise NotImplementedError
 
 
@@ -67,7 +67,7 @@ class Answer(enum.IntEnum):
 
 
 class Trigger:
-    """Decides which steps are kept; combine with `|`, `&`, `~`. Subclasses need only `after`.
+    """Decide which steps are kept; combine with `|`, `&`, `~`. Subclasses need only `after`.
 
     >>> from tensortap.select.triggers import every, metric
     >>> when = every(100) | (metric("loss") > 1.0)
@@ -100,19 +100,19 @@ class Trigger:
         return False
 
     def before(self, step: int) -> Answer:
-        """Whether `step` will be kept, as far as its number tells."""
+        """Return whether `step` will be kept, as far as its number tells."""
         return Answer.MAYBE
 
     def after(self, step: int, seen: StepOutcome) -> str | None:
-        """Why the closed `step` is kept, or None. Asked exactly once for every closed step."""
+        """Return why the closed `step` is kept, or None. Called exactly once for every closed step."""
         raise NotImplementedError(f"{type(self).__name__} must define after(step, seen)")
 
     def metrics(self) -> frozenset[str]:
-        """The names of the metrics it reads."""
+        """Return the names of the metrics it reads."""
         return frozenset()
 
     def fresh(self) -> Trigger:
-        """A copy with empty history. A subclass that keeps history and may be reused overrides this."""
+        """Return a copy with empty history. A subclass that keeps history and may be reused overrides this."""
         return copy.deepcopy(self)
 
     def __or__(self, other: TriggerLike) -> Trigger:
@@ -225,7 +225,7 @@ class _Not(Trigger):
 
 
 def nested(trigger: Trigger) -> str:
-    """A trigger's text inside a larger one's."""
+    """Return a trigger's text inside a larger one's."""
     return f"({trigger})" if trigger.bracketed else str(trigger)
 
 

@@ -28,12 +28,12 @@ class _Desync(Trigger):
 
 @maker
 def desync(every: int = 1) -> Trigger:
-    """Replicas have come apart: a parameter, gradient, update or buffer that ranks share is not the same on all.
+    """Fire when replicas differ: a parameter, gradient, update or buffer that ranks share is not the same on all.
 
-    Ranks compare the hashes that a probe keeps, such as `probe("**:param", keep=[stats(), hash()])`, and send each
-    other nothing: each posts its own beside the run, and reads those that are there. Where another rank is behind, the
-    answer comes a step or two later, and `lookback=` keeps the step itself. With `watch(global_stats=True)` hashes go
-    with its all-reduce, and the answer comes in the same step on every rank. It fires once, and again only after the
+    Ranks compare the hashes that a probe keeps, such as `probe("**:param", keep=[stats(), content_hash()])`, and send
+    each other nothing: each posts its own beside the run, and reads those that are there. Where another rank is behind,
+    the answer comes a step or two later, and `lookback=` keeps the step itself. With `watch(global_stats=True)` hashes
+    go with its all-reduce, and the answer comes in the same step on every rank. It fires once, and again only after the
     replicas were equal in between. `every=10` looks at every tenth step.
     """
     return _Desync(whole(every, 1, "every of desync()", "desync(every=10)"))

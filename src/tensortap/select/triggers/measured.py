@@ -50,7 +50,7 @@ class Metric(Incomplete):
         raise ProbeError(f"{self} == {value!r} is not supported, floats are rarely equal: use >, <, >= or <=")
 
     def hint(self) -> str:
-        """What to write instead."""
+        """Return what to write instead."""
         return f"a metric must be compared to be a trigger, got {self}: write ({self} > 1.0), in parentheses"
 
     def _bare(self, *_: object) -> NoReturn:
@@ -64,7 +64,7 @@ class Metric(Incomplete):
 
 @maker
 def metric(name: str) -> Metric:
-    """The metric passed as `tap.step(name=...)`, to be compared: `metric("loss") > 1.0`."""
+    """Return the metric passed as `tap.step(name=...)`, to be compared: `metric("loss") > 1.0`."""
     return Metric(name)
 
 
@@ -107,7 +107,7 @@ class Comparison(NamedTuple):
 
 
 def comparison(trigger: Trigger) -> Comparison | None:
-    """What a trigger compares, where that is all it does: a compiled graph can then decide it.
+    """Return what a trigger compares, where that is all it does: a compiled graph can then decide it.
 
     >>> comparison(metric("loss") > 1.0)
     Comparison(name='loss', sign='>', value=1.0)
@@ -150,7 +150,7 @@ class _Spike(Trigger):
 
 @maker
 def spike(name: str, window: int = 100, factor: float = 2.0) -> Trigger:
-    """The metric exceeds `factor` × the mean of its last `window` finite values, or is not finite.
+    """Fire when the metric exceeds `factor` × the mean of its last `window` finite values, or is not finite.
 
     It is silent until min(window, 10) values are known; values that fired count as history too, unless not finite.
     Where a multiple of the mean means little, because some of the values are negative, it fires above
@@ -173,7 +173,7 @@ class _NonFinite(Trigger):
 
 @maker
 def nonfinite() -> Trigger:
-    """Any recorded tensor of the step holds NaN or ±Inf, or any metric is not finite."""
+    """Fire when a recorded tensor of the step holds NaN or ±Inf, or a metric is not finite."""
     return _NonFinite()
 
 
@@ -211,7 +211,7 @@ class _Following(Trigger):
 
 @maker
 def following(trigger: TriggerLike, steps: int = 10) -> Trigger:
-    """The steps after one at which another trigger fires: nothing costs anything until then.
+    """Fire at the steps after one at which another trigger fires: nothing costs anything until then.
 
     >>> when = following(nonfinite(), 2)
     >>> [when.after(step, StepOutcome({}, nonfinite=step == 3)) is not None for step in range(7)]

@@ -37,7 +37,7 @@ class _Scheduled(Trigger):
 
 @maker
 def every(n: int, start: int = 0, stop: int | None = None) -> Trigger:
-    """Steps start, start + n, start + 2n, … below `stop`.
+    """Fire at steps start, start + n, start + 2n, … below `stop`.
 
     >>> [step for step in range(20) if every(5, start=3).before(step) is Answer.YES]
     [3, 8, 13, 18]
@@ -52,7 +52,7 @@ def every(n: int, start: int = 0, stop: int | None = None) -> Trigger:
 
 @maker
 def at(steps: Iterable[int]) -> Trigger:
-    """Exactly these steps: `at([0, 10, 500])`."""
+    """Fire at exactly these steps: `at([0, 10, 500])`."""
     if isinstance(steps, str | bytes) or not isinstance(steps, Iterable):
         raise ProbeError(
             f"at() must be given a list of steps, got {steps!r}: write at([{repr(steps) if is_whole(steps) else 10}])"
@@ -66,7 +66,7 @@ def at(steps: Iterable[int]) -> Trigger:
 
 @maker
 def between(a: int, b: int) -> Trigger:
-    """Every step from `a` (included) to `b` (not included), as `range(a, b)`."""
+    """Fire at every step from `a` (included) to `b` (not included), as `range(a, b)`."""
     a = whole(a, 0, "a of between(a, b)", "between(0, 100)")
     b = whole(b, a + 1, "b of between(a, b)", f"between({a}, {a + 100})")
     return _Scheduled(f"between({a}, {b})", range(a, b))
@@ -74,14 +74,14 @@ def between(a: int, b: int) -> Trigger:
 
 @maker
 def first(n: int) -> Trigger:
-    """The first `n` steps: 0 … n - 1."""
+    """Fire at the first `n` steps: 0 … n - 1."""
     n = whole(n, 1, "n of first(n)", "first(10)")
     return _Scheduled(f"first({n})", range(n))
 
 
 @maker
 def powers_of(base: int) -> Trigger:
-    """Steps 1, base, base², …: dense at the beginning, sparse later. Step 0 is no power; add `| at([0])` to have it.
+    """Fire at steps 1, base, base², …: often at the beginning, seldom later. Step 0 is not one; add `| at([0])`.
 
     >>> [step for step in range(20) if powers_of(2).before(step) is Answer.YES]
     [1, 2, 4, 8, 16]
@@ -92,7 +92,7 @@ def powers_of(base: int) -> Trigger:
 
 @maker
 def chance(p: float, seed: int = 0) -> Trigger:
-    """Each step with probability `p`: a pure function of (seed, step), so every process picks the same steps.
+    """Fire at each step with probability `p`: a function of (seed, step), so every process picks the same steps.
 
     >>> [step for step in range(50) if chance(0.1, seed=1).before(step) is Answer.YES]
     [6, 20, 23, 40, 45]
@@ -139,7 +139,7 @@ class _Lot:
 
 
 def _mix(state: int) -> int:
-    """Splitmix64's output for a 64-bit state: own arithmetic, so no generator of the user's is touched."""
+    """Return splitmix64's output for a 64-bit state, without touching the user's random generators."""
     mask = 2**64 - 1
     z = state * 0x9E3779B97F4A7C15 & mask
     z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask

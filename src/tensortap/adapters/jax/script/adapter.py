@@ -38,7 +38,7 @@ class JaxScriptAdapter(NullAdapter):
         return {"framework": "jax", "class": self._name, "library": "function", "modules": tree}
 
     def plan(self, probes: Sequence[Probe]) -> Plan:
-        """Names are known when the function is called."""
+        """Return an empty plan: names are known when the function is called."""
         return Plan({}, tuple(probes))
 
     def attach(self, recorder: Recorder, plan: Plan) -> None:

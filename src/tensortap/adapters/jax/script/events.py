@@ -23,7 +23,7 @@ _PROBES: Final = 256
 
 
 class JaxScriptEvents:
-    """Adds events to a run's log; optimizers that are made before there is a run wait for it."""
+    """Add events to a run's log; optimizers that are made before there is a run wait for it."""
 
     def __init__(self) -> None:
         self._optimizers: list[tuple[str, str, dict[str, Any]]] = []

@@ -24,14 +24,14 @@ class CallListener(Protocol):
     """Told of calls of compiled functions. None of its methods may raise."""
 
     def before_call(self, function: WatchedFunction, args: Any, kwargs: Any) -> None:
-        """Called before a function runs: its arguments may be given away."""
+        """Act before a function runs, which may donate its arguments."""
 
     def after_call(self, function: WatchedFunction, results: Any) -> None:
-        """Called with what it returned."""
+        """Act on what the function returned."""
 
 
 class WatchedFunction:
-    """Behaves as the compiled function it stands for; calls from outside of any trace are told to the listener."""
+    """Behave as the compiled function it replaces, and report calls from outside of any trace to the listener."""
 
     def __init__(self, function: Callable[..., Any], listener: CallListener) -> None:
         functools.update_wrapper(self, function, updated=())

@@ -57,7 +57,7 @@ class Roles:
 
 @dataclass
 class ScriptSteps:
-    """Finds the function whose calls are the steps, and records what goes in and comes out."""
+    """Find the function whose calls are the steps, and record what goes in and comes out."""
 
     begin: Callable[[JaxScriptAdapter], Any]
     events: JaxScriptEvents = field(default_factory=JaxScriptEvents)

@@ -19,7 +19,7 @@ COMPILERS: Final = {"jax": "jit", "flax.nnx": "jit", "equinox": "filter_jit"}  #
 
 
 class JaxScriptWatcher:
-    """Replaces what compiles functions. Functions that libraries compile for themselves stay as they are."""
+    """Replace what compiles functions. Functions that libraries compile for themselves stay as they are."""
 
     def __init__(self, begin: Callable[[JaxScriptAdapter], Any]) -> None:
         self.steps = ScriptSteps(begin)

@@ -24,7 +24,7 @@ from tensortap.record.recorder import OpenStep, Point
 
 
 class KerasJaxObserver(KerasObserver):
-    """Records arrays that have values; lets compiled functions call back with the others."""
+    """Record arrays that have values; let compiled functions call back with the others."""
 
     _has_callbacks = False
     model: Callable[[], Any] = staticmethod(lambda: None)

@@ -27,18 +27,18 @@ _NOT_NUMERIC: Final = (tf.string, tf.resource, tf.variant)
 _COMPOSITE: Final = (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices)
 
 
-class _TensorType(type):
+class _TensorflowTensorType(type):
     def __instancecheck__(cls, value: Any) -> bool:
         known = isinstance(value, (tf.Tensor, *_COMPOSITE, np.ndarray))
         return known and value.dtype not in _NOT_NUMERIC
 
 
-class TensorflowTensors(metaclass=_TensorType):
+class TensorflowTensors(metaclass=_TensorflowTensorType):
     """Numeric tensors of TensorFlow, ragged and sparse ones among them, and NumPy's arrays, for `isinstance`."""
 
 
 class KerasGraphObserver(KerasObserver):
-    """Records eager tensors; lets graphs keep the others until they have run."""
+    """Record eager tensors; let graphs keep the others until they have run."""
 
     tensor_type = TensorflowTensors
 

@@ -15,7 +15,7 @@ from tensortap.reduce.buffers import array_of, buffer_of
 
 
 class KerasTorchObserver(KerasObserver):
-    """Records PyTorch tensors."""
+    """Record PyTorch tensors."""
 
     def array(self, tensor: Any) -> npt.NDArray[Any]:
         """Return the elements without a copy on the host, for every dtype."""

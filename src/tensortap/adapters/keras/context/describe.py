@@ -95,6 +95,15 @@ def last_operations(model: Any) -> tuple[list[str], Any]:
     return found, None
 
 
+def softmax_axes(model: Any) -> list[tuple[str, int, int, int]]:
+    """Return name, axis, number of axes and length of the last softmax; its output may have been reshaped since."""
+    layer = next((layer for layer in reversed(_in_order(model)) if _activation(layer) == "softmax"), None)
+    shape = tuple(getattr(getattr(layer, "output", None), "shape", None) or ())
+    axis = getattr(layer, "axis", -1)  # of the layer Softmax; an activation's is the last
+    axis = axis % len(shape) if shape and isinstance(axis, int) else len(shape) - 1
+    return [("Softmax", axis, len(shape), int(shape[axis] or 0))] if shape else []
+
+
 def _activation(layer: Any) -> str:
     kind = type(layer).__name__
     if kind in ("Softmax", "ReLU", "LeakyReLU", "PReLU", "ELU"):

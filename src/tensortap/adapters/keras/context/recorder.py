@@ -20,6 +20,7 @@ from tensortap.adapters.keras.context.describe import (
     last_operations,
     learning_rate,
     linear_pairs,
+    softmax_axes,
 )
 from tensortap.adapters.keras.layers import layers_of, variables_of
 from tensortap.context.arrays import chance_of, describe_array, describe_labels
@@ -38,7 +39,7 @@ _MOST: Final = 65_536  # elements of a variable that an update is measured by
 
 
 class KerasContext:
-    """Adds events to a tap's log; what fails is told there once, and ends the context."""
+    """Add events to a tap's log; an error is reported there once, and ends the context."""
 
     def __init__(self, model: Any, log: EventLog) -> None:
         self._model = weakref.ref(model)
@@ -49,7 +50,7 @@ class KerasContext:
         self._before: list[tuple[str, Any]] | None = None
         self._active = True
         self._described = False
-        self._compiled: weakref.ref[Any] | None = None  # the optimizer that was told last
+        self._compiled: weakref.ref[Any] | None = None  # the optimizer that was last recorded
         self._losses = Sampling()
         self._given = Sampling()
         self.optimizer: Any = None  # of a loop of the script's own
@@ -58,9 +59,9 @@ class KerasContext:
     def loss_called(self, loss: Any, y_true: Any, y_pred: Any) -> None:
         """Describe a call of a loss in a loop of the script's own."""
         if self._losses.due():
-            self._guarded("loss_called", lambda model: self._tell_loss(model, loss, y_true, y_pred))
+            self._guarded("loss_called", lambda model: self._record_loss(model, loss, y_true, y_pred))
 
-    def _tell_loss(self, model: Any, loss: Any, y_true: Any, y_pred: Any) -> None:
+    def _record_loss(self, model: Any, loss: Any, y_true: Any, y_pred: Any) -> None:
         known = describe_loss(loss)
         if known is None:
             return
@@ -98,32 +99,32 @@ class KerasContext:
         if not self._described:
             self._described = True
             self._describe(model)
-        elif (optimizer := self._optimizer_of(model)) is not None and not self._is_told(optimizer):
-            self._tell_optimizer(model, optimizer, line_of_user(2))
+        elif (optimizer := self._optimizer_of(model)) is not None and not self._is_recorded(optimizer):
+            self._record_optimizer(model, optimizer, line_of_user(2))
         if self._given.due():
-            self._tell_given(model, args)
-        self._tell_rate(model)
+            self._record_given(model, args)
+        self._record_rate(model)
         self._before = _trainable(model, _state(args)) if self._sampling.due() else None
 
     def _end(self, model: Any, result: Any) -> None:
         self._steps += 1
         before, self._before = self._before, None
         if before is not None:
-            self._tell_updates(model, before, _trainable(model, _state_after(result)))
+            self._record_updates(model, before, _trainable(model, _state_after(result)))
 
     def _describe(self, model: Any) -> None:
         line = line_of_user(2)
         self._log.add("model", "", line, describe_model(model))
         optimizer = self._optimizer_of(model)
         if optimizer is not None:
-            self._tell_optimizer(model, optimizer, line)
+            self._record_optimizer(model, optimizer, line)
         self._log.add("backward", "", line, {"operations": [], "linear_pairs": linear_pairs(model)[:8]})
         self._describe_data(model, line)
 
-    def _is_told(self, optimizer: Any) -> bool:
+    def _is_recorded(self, optimizer: Any) -> bool:
         return self._compiled is not None and self._compiled() is optimizer
 
-    def _tell_optimizer(self, model: Any, optimizer: Any, line: str) -> None:
+    def _record_optimizer(self, model: Any, optimizer: Any, line: str) -> None:
         """Describe the optimizer, also one that takes another's place when a model is compiled again."""
         data = describe_optimizer(optimizer, len(model.trainable_variables))
         data |= {"same_parameters": self._compiled is not None, "steps_before": self._steps}
@@ -131,7 +132,7 @@ class KerasContext:
         made = LINES.get(optimizer) or LINES.get(model) or line
         self._log.add("optimizer", type(optimizer).__name__, made, data)
 
-    def _tell_given(self, model: Any, args: tuple[Any, ...]) -> None:
+    def _record_given(self, model: Any, args: tuple[Any, ...]) -> None:
         """Describe a batch that a generator or a data set gave; arrays that `fit` was given are described at once."""
         call, (x, y) = _training_call(model), batch_in(args)
         if x is None or not call or _array(call.get("x")) is not None:
@@ -174,7 +175,7 @@ class KerasContext:
         if unseen is not None:
             self._log.add("validation", "", line, {"samples": len(held_out), "unseen": unseen})
 
-    def _tell_rate(self, model: Any) -> None:
+    def _record_rate(self, model: Any) -> None:
         optimizer = self._optimizer_of(model)
         if optimizer is None or self._rate is None or (self._steps > 64 and self._steps % 16):
             return
@@ -184,7 +185,7 @@ class KerasContext:
             self._rate = rate
             self._log.add("rate", type(optimizer).__name__, LINES.get(optimizer, ""), {"number": 1, "groups": [group]})
 
-    def _tell_updates(self, model: Any, before: list[tuple[str, Any]], after: list[tuple[str, Any]]) -> None:
+    def _record_updates(self, model: Any, before: list[tuple[str, Any]], after: list[tuple[str, Any]]) -> None:
         weights, ratios = [], []
         for (_, old), (_, new) in zip(before, after, strict=True):
             found = summarize(old, histogram=False)
@@ -205,7 +206,7 @@ def _loss_event(model: Any, options: dict[str, Any], y: Any) -> dict[str, Any]:
     shape = [None if n is None else int(n) for n in getattr(model, "output_shape", None) or ()]
     data: dict[str, Any] = {
         **options, "train": True, "requires_grad": True, "operations": operations,
-        "softmax": [("Softmax", len(shape) - 1, len(shape))] if "Softmax" in operations[:2] and shape else [],
+        "softmax": softmax_axes(model) if "Softmax" in operations[:2] else [],
         "produced_by": f"{layer.name}.kernel" if layer is not None else None, "keras": True,
     }  # fmt: skip
     if shape:

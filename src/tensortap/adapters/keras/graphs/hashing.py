@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensortap.reduce.content_hash import HashOperations, Words, linear_hash
 
 
-class _TensorFlow(HashOperations):
+class _TensorflowHashOperations(HashOperations):
     """TensorFlow's operations; words are int64."""
 
     def padded(self, raw: Any, before: int) -> Any:
@@ -40,6 +40,6 @@ def hash_halves(tensor: Any) -> Any:
         tensor = tf.stack([tf.math.real(tensor), tf.math.imag(tensor)], -1)
     raw = tf.cast(tensor, tf.uint8) if tensor.dtype == tf.bool else tf.bitcast(tensor, tf.uint8)
     raw = tf.reshape(raw, [-1])
-    words = linear_hash(_TensorFlow(), raw, raw.shape[0])
+    words = linear_hash(_TensorflowHashOperations(), raw, raw.shape[0])
     halves = [words[0], tf.bitwise.right_shift(words[0], tf.constant(32, tf.int64))]
     return tf.cast(tf.bitwise.bitwise_and(tf.stack(halves), tf.constant(0xFFFFFFFF, tf.int64)), tf.float64)

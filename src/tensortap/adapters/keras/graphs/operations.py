@@ -22,7 +22,9 @@ GROUPS: Final[Groups] = {
 KNOWN: Final = frozenset(name for name in dir(tf.raw_ops) if name[0].isupper())
 
 
-class _Running(threading.local):
+class _RunningLayers(threading.local):
+    """The layers that run in a thread."""
+
     def __init__(self) -> None:
         self.layers: list[tuple[str, Counter[str]]] = []  # those that run in this thread, with their operations' counts
         self.busy = False  # an operation is being recorded
@@ -37,7 +39,7 @@ class KerasOperations(OperationTaps):
     def __init__(self, observer: KerasObserver, plan: Plan, patterns: list[Pattern]) -> None:
         super().__init__(observer.arrays, observer.steps, plan, patterns)
         self._tensors = observer
-        self._running = _Running()
+        self._running = _RunningLayers()
 
     @contextlib.contextmanager
     def inside(self, path: str) -> Iterator[None]:

@@ -32,7 +32,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class TappedScope(NamedTuple):
-    """Replaces the scope type in the context of traces with taps; `numbers` say whose taps."""
+    """Replace the scope type in the context of traces with taps; `numbers` are those of the watched models."""
 
     scope_type: Any
     numbers: frozenset[int]
@@ -76,7 +76,7 @@ class WatchedModels:
 
 
 class TappedCache:
-    """Takes the place of a function's cache for one lookup: traces that use watched models are kept apart."""
+    """Take the place of a function's cache for one lookup: traces that use watched models are kept apart."""
 
     def __init__(self, options: Any, models: WatchedModels, added: Callable[[], None]) -> None:
         self._cache = options.function_cache
@@ -118,7 +118,7 @@ class TappedCache:
 
 
 class Retracing:
-    """Replaces TensorFlow's function that finds or makes traces while any model is watched."""
+    """Replace TensorFlow's function that finds or makes traces while any model is watched."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a tap may be closed by the collector of garbage, at any time

@@ -102,7 +102,7 @@ def _numbers(tensor: Any, flat: Any, hashed: bool) -> Any:
     return tf.concat([_moments(flat), tf.cast(tf.shape(tensor), tf.float64), *halves], 0)
 
 
-class _TensorFlow:
+class _TensorflowGraphOperations:
     """TensorFlow's operations, for the shared graph kernel."""
 
     isnan = staticmethod(tf.math.is_nan)
@@ -125,7 +125,7 @@ class _TensorFlow:
 
 
 def _moments(flat: Any) -> Any:
-    values = reduce_in_graph(_TensorFlow(), tf.cast(flat, tf.float64))
+    values = reduce_in_graph(_TensorflowGraphOperations(), tf.cast(flat, tf.float64))
     return tf.stack([*values.counts, *values.moments])
 
 

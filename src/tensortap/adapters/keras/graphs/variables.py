@@ -14,7 +14,8 @@ from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 def host_variable(value: Any, dtype: Any = None, shape: Any = None) -> Any:
     """Return a variable with a first value.
 
-    Not a `tf.Variable`: a function that is traced a second time must not make those, lest the user's own become two.
+    Not a `tf.Variable`: a function that is traced a second time must not make those, because the user's own would be
+    made twice.
     """
     with tf.init_scope():
         return ResourceVariable(tf.constant(value, dtype), shape=shape, trainable=False)

@@ -65,8 +65,8 @@ class PortReceiver(GraphReceiver):
 
     def open_step(self) -> OpenStep | None:
         """Return the step that belongs to the running code, if it is observed."""
-        steps = self.steps
-        step = steps.current() if steps.spread else self.observer.recorder.current
+        recorder = self.observer.recorder
+        step = self.steps.current() if recorder.per_thread else recorder.current
         return step if step.armed & self.bits else None
 
 

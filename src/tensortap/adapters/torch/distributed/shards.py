@@ -144,7 +144,7 @@ def local_of(tensor: Any) -> Any:
 
 
 def tensor_for_function(tensor: Tensor) -> Any:
-    """Return the tensor that a user's function is given. Of a DTensor the local shard: its mean() would communicate."""
+    """Return the tensor to give to a user's function: the local shard of a DTensor, whose mean() would communicate."""
     return local_of(tensor).detach() if is_dtensor(tensor) else tensor.detach()
 
 

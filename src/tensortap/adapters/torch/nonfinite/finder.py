@@ -17,7 +17,7 @@ from torch.compiler import is_compiling
 from tensortap.adapters.results import Origin, TensorSummary
 from tensortap.adapters.torch.autograd.gradients import backward_task
 from tensortap.adapters.torch.distributed.shards import local_of, may_communicate
-from tensortap.adapters.torch.modules.hooks import Hook, tracing
+from tensortap.adapters.torch.modules.hooks import Hook, is_tracing
 from tensortap.adapters.torch.modules.nested import inputs_in, tensors_in
 from tensortap.adapters.torch.modules.tensors import TensorObserver, without_torch_function
 from tensortap.adapters.torch.nonfinite.origin import (
@@ -152,7 +152,7 @@ class OriginHook(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Examine the output."""
-        if is_compiling() or tracing():
+        if is_compiling() or is_tracing():
             return
         try:
             self.finder.examine(self, module, args, kwargs, output)
@@ -170,7 +170,7 @@ class RootInputsHook(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the root is given."""
-        if is_compiling() or tracing():
+        if is_compiling() or is_tracing():
             return
         try:
             self.finder.begin((args, kwargs))
@@ -179,7 +179,7 @@ class RootInputsHook(Hook):
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; of one made in inference mode nobody counts."""
+    """Return how often a tensor was changed in place; PyTorch does not count it for tensors of inference mode."""
     return -1 if tensor.is_inference() else tensor._version
 
 

@@ -163,7 +163,7 @@ class OriginMode(TorchFunctionMode):
 
 
 def _is_new(given: list[TensorSummary], output: Any) -> bool:
-    """`is_born_in`, by what was seen of the inputs before the operation, which may have changed them."""
+    """Return what `is_born_in` does, from what the inputs were before the operation, which may have changed them."""
     if is_finite(output) or any(seen.summary.nan or seen.summary.posinf for seen in given):
         return False
     return not any(seen.summary.neginf for seen in given) or not is_sound(output)
