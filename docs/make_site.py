@@ -33,7 +33,9 @@ SECTIONS = {
         "probe", "Probe", "escalation", "Call", "Trigger", "every", "at", "between", "first", "powers_of", "chance",
         "metric", "nonfinite", "desync", "spike", "following",
     ),
-    "Choose what to keep": ("stats", "histogram", "quantiles", "sample", "rows", "full", "units", "per_sample", "hash"),
+    "Choose what to keep": (
+        "stats", "histogram", "quantiles", "sample", "rows", "full", "units", "per_sample", "content_hash", "hash",
+    ),
     "Read a run": ("open_run", "open", "Run", "Record", "compact"),
     "Diagnose and compare": ("findings", "Finding", "Findings", "Rule", "rule", "compare", "diff", "Diff"),
     "Harvest": ("harvest", "open_harvest", "Harvest", "Drift", "Ray", "tokens", "samples", "pooled", "top_k"),
