@@ -47,6 +47,7 @@ export class Heatmap {
   span: Span = { from: 0, to: 1 };
   cursor: Point | null = null;
   private hovered: Point | null = null;
+  private mouse: [number, number] | null = null; // where it rests on the map
   private rows = 0;
   private told: [Point, number, number] | null = null; // what the tip says, and where
   private line = NaN; // a step to mark, told by another chart
@@ -120,6 +121,7 @@ export class Heatmap {
     const top = row * height;
     if (top < this.scroller.scrollTop) this.scroller.scrollTop = top;
     else if (top + height > this.scroller.scrollTop + seen) this.scroller.scrollTop = top + height - seen;
+    this.box.top = this.scroller.scrollTop; // the scroll event comes a frame later
   }
 
   get gutter(): number {
@@ -168,7 +170,8 @@ export class Heatmap {
     this.on.cursor?.(point);
     this.on.hover?.({ ...point, step: point.step + 0.5 }); // other charts have a step's point in its middle
     this.hovered = null;
-    this.tell(point, this.xOf(point.step), this.yOf(point.row) + this.box.row);
+    this.mouse = null; // what the keyboard chose is told until the mouse moves again
+    this.tellCursor(point);
   }
 
   private pan(step: number): void {
@@ -197,6 +200,7 @@ export class Heatmap {
   }
 
   private moved(x: number, y: number): void {
+    this.mouse = [x, y];
     const point = this.at(x, y);
     this.hovered = point;
     this.on.hover?.(point);
@@ -214,6 +218,7 @@ export class Heatmap {
   }
 
   private leave(): void {
+    this.mouse = null;
     this.hovered = null;
     this.tip.hidden = true;
     this.on.hover?.(null);
@@ -230,7 +235,9 @@ export class Heatmap {
 
   private scrolled(): void {
     this.box.top = this.scroller.scrollTop;
-    this.tip.hidden = true;
+    if (this.mouse) this.moved(...this.mouse); // another row lies under it now
+    else if (this.cursor && !this.tip.hidden && this.inSight(this.cursor.row)) this.tellCursor(this.cursor);
+    else this.tip.hidden = true;
     this.redraw();
   }
 
@@ -250,6 +257,14 @@ export class Heatmap {
 
   private yOf(row: number): number {
     return row * this.box.row - this.box.top;
+  }
+
+  private inSight(row: number): boolean {
+    return this.yOf(row) > -1 && this.yOf(row + 1) < this.box.height + 1; // scrolling rounds to whole pixels
+  }
+
+  private tellCursor(point: Point): void {
+    this.tell(point, this.xOf(point.step), this.yOf(point.row) + this.box.row);
   }
 
   private tell(point: Point | null, x: number, y: number): void {
