@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tensortap.reduce.statistics import BOUNDED
 from tensortap.select.ports import MODULE_PORTS, PORT_INFO
 from tensortap.types import Place
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from tensortap.diagnose.history import SiteHistory
 
 Key = tuple[object, ...]
-_TELLING: Final = ("numel", "zeros", "min", "max", "mean", "std", "l1", "l2")
+_COMPARED: Final = ("numel", "zeros", *BOUNDED)
 
 
 def without_duplicates(sites: Sequence[SiteHistory], keys: dict[Place, Key]) -> list[SiteHistory]:
@@ -41,7 +42,7 @@ def without_duplicates(sites: Sequence[SiteHistory], keys: dict[Place, Key]) -> 
 def _key(site: SiteHistory) -> Key:
     port = site.place.port
     side = PORT_INFO[port].when if port in MODULE_PORTS else str(site.place)  # parameters are themselves
-    return side, len(site.steps), _digest(site.steps), *(_digest(site[name]) for name in _TELLING)
+    return side, len(site.steps), _digest(site.steps), *(_digest(site[name]) for name in _COMPARED)
 
 
 def _digest(values: npt.NDArray[Any]) -> bytes:

@@ -9,15 +9,11 @@ from typing import Any, Final, Literal
 
 from tensortap import text
 from tensortap.diff.pair import Pair
-from tensortap.select.ports import is_backward, module_of
+from tensortap.select.ports import STAGES, module_of, stage_of
 from tensortap.text import printable
 
 Kind = Literal["parameter", "input", "forward", "loss", "backward", "gradient", "update", "buffer"]
 Earlier = Literal["nothing", "steps", "updates"]
-_STAGES: Final = {"param": 0, "grad": 3, "update": 4, "buffer": 5}
-_KINDS: Final[dict[int, Kind]] = {
-    0: "parameter", 1: "forward", 2: "backward", 3: "gradient", 4: "update", 5: "buffer",
-}  # fmt: skip
 _PORT: Final = re.compile(r"[a-z_]+")
 _SAME_FACTOR: Final = 0.02
 _PARAMETER: Final[dict[Earlier, str]] = {
@@ -34,15 +30,6 @@ _WORDS: Final[dict[Kind, str]] = {
     "update": "its gradient agrees, what the optimizer made of it does not",
     "buffer": "parameters and values agree, this buffer does not",
 }
-
-
-def stage_of(port: str) -> int:
-    """Return when a port's values come to be: parameters, forward, backward, gradients, updates, buffers.
-
-    >>> [stage_of(port) for port in ("param", "output", "grad_input", "grad", "update")]
-    [0, 1, 2, 3, 4]
-    """
-    return _STAGES.get(port, 2 if is_backward(port) else 1)
 
 
 def port_of(site: str) -> str:
@@ -103,12 +90,12 @@ def first_cause(pairs: Sequence[Pair]) -> Cause | None:
     stage = stage_of(port)
     same_stage = [pair for pair in ordered if stage_of(port_of(pair.site)) == stage]
     before = same_stage[: same_stage.index(first)]
-    kind = _KINDS[stage]
+    kind: Kind = STAGES[stage]
     if kind == "forward" and port == "input" and not _path(first):
         kind = "input"
     if kind == "backward" and not any(pair.error == 0 or not pair.differs for pair in before if _path(pair)):
         kind = "loss"
-    wrong = [first] if stage in (1, 2) else [pair for pair in same_stage if pair.differs]
+    wrong = [first] if STAGES[stage] in ("forward", "backward") else [pair for pair in same_stage if pair.differs]
     copies = [pair for pair in same_stage if (pair.site, pair.call) == (first.site, first.call)]
     return Cause(
         kind=kind,

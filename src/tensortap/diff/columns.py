@@ -12,13 +12,13 @@ import pyarrow as pa
 from tensortap.diff.metrics import COMPARED
 from tensortap.diff.row_pairs import Array, RowPairs
 from tensortap.diff.tolerance import Precision
+from tensortap.reduce.statistics import NONFINITE
 from tensortap.store.arrays import Ints, array_of
 from tensortap.types import DTYPES
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
-COLUMNS: Final = ("dtype", "numel", "nan", "posinf", "neginf", "hash", *(name for name, _ in COMPARED))
-_NONFINITE: Final = ("nan", "posinf", "neginf")
+COLUMNS: Final = ("dtype", "numel", *NONFINITE, "hash", *(name for name, _ in COMPARED))
 _EXACT: Final = np.array([*(d.name.startswith(("int", "uint", "bool")) for d in DTYPES), False])
 
 
@@ -78,7 +78,7 @@ def differences(pairs: RowPairs, rtol: Floats, atol: float) -> ChunkDifference:
     with np.errstate(all="ignore"):
         error, excess = _statistics(a, b, rtol, atol)
     impossible = a["numel"] != b["numel"]
-    for name in _NONFINITE:
+    for name in NONFINITE:
         impossible |= a[name] != b[name]
     error[impossible] = excess[impossible] = np.inf
     hashed = a["hashed"] & b["hashed"]

@@ -11,7 +11,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tensortap.diff.cause import stage_of
 from tensortap.diff.elements import CommonElements, KeptElements
 from tensortap.diff.pieces import (
     BATCH,
@@ -34,7 +33,7 @@ from tensortap.diff.whole import Whole, common_whole_elements, elements_of, merg
 from tensortap.distributed.mesh import Mesh, mesh_of
 from tensortap.errors import RunError
 from tensortap.record.step import Record
-from tensortap.select.ports import MEMBER_PORTS, PORT_INFO, is_backward, module_of
+from tensortap.select.ports import MEMBER_PORTS, PORT_INFO, is_backward, module_of, stage_of
 from tensortap.types import Place
 
 Parts = Mapping[int, Mapping[str, Mapping[str, Any]]]

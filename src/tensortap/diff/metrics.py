@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from tensortap.diff.tolerance import Tolerance
 from tensortap.reduce.histogram import BUCKETS
-from tensortap.reduce.statistics import REGISTRY
+from tensortap.reduce.statistics import NONFINITE, REGISTRY
 from tensortap.reduce.summary import Summary
 
 Array = npt.NDArray[Any]
@@ -101,7 +101,7 @@ def statistics(
     a: Summary, b: Summary, differences: Iterable[ScaledDifference], tolerance: Tolerance
 ) -> LargestDifference:
     """Compare statistics so that tensors whose elements are all within the tolerance are within it here too."""
-    for name in ("nan", "posinf", "neginf"):
+    for name in NONFINITE:
         if getattr(a, name) != getattr(b, name):
             return LargestDifference(math.inf, math.inf, "nan" if name == "nan" else "inf")
     worst = LargestDifference(0.0, 0.0, "")

@@ -20,6 +20,7 @@ from tensortap.diff.records import compare_records, to_the_last_bit
 from tensortap.diff.row_pairs import RowPairs, RunPair, SideRows
 from tensortap.diff.tolerance import Tolerance
 from tensortap.record.step import Record
+from tensortap.reduce.statistics import NONFINITE
 from tensortap.store.arrays import Ints, array_of, arrow_of
 from tensortap.store.blocks import AT_ONCE, BlockSource, ahead, left_out, read_or_mark
 from tensortap.store.queries import record_of
@@ -31,7 +32,7 @@ PairRows = npt.NDArray[np.void]
 """Where the records of pairs lie, what is known of the pairs, and the numbers that were read of both records."""
 _FIELDS: Final = ("source_a", "row_a", "source_b", "row_b", "position", "rank", "site")
 _STATISTICS: Final = tuple(name for name, _ in COMPARED)
-_COUNTS: Final = ("call", "seq", "numel", "nan", "posinf", "neginf", "hash")
+_COUNTS: Final = ("call", "seq", "numel", *NONFINITE, "hash")
 _HELD_TYPES: Final = dict.fromkeys(_COUNTS, np.int64) | {"hashed": np.bool_} | dict.fromkeys(_STATISTICS, np.float64)
 _HELD: Final = np.dtype(list(_HELD_TYPES.items()))
 _ROW: Final = np.dtype([*((name, np.int64) for name in _FIELDS), ("rtol", np.float64), ("a", _HELD), ("b", _HELD)])

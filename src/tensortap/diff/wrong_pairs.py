@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tensortap.diff.align import Alignment
-from tensortap.diff.cause import port_of, stage_of
+from tensortap.diff.cause import port_of
 from tensortap.diff.result import SiteDiff
-
-_FORWARD = 1
+from tensortap.select.ports import FORWARD_STAGE, stage_of
 
 
 def wrong_pairs(rows: Iterable[SiteDiff], aligned: Alignment) -> dict[str, str]:
@@ -22,7 +21,7 @@ def wrong_pairs(rows: Iterable[SiteDiff], aligned: Alignment) -> dict[str, str]:
     wrong: dict[str, str] = {}
     agreed = False  # something behind it
     for row in sorted(rows, key=lambda row: -row.worst.seq):
-        if stage_of(port_of(row.site)) != _FORWARD:
+        if stage_of(port_of(row.site)) != FORWARD_STAGE:
             continue
         if not row.differs:
             agreed = True

@@ -120,6 +120,8 @@ COUNTS: Final = tuple(s.name for s in REGISTRY if s.is_count and s.name != "nume
 STATISTICS: Final = tuple(s.name for s in REGISTRY if s.dtype is np.float64)
 SCALED: Final = tuple(s.name for s in REGISTRY if s.dtype is np.float64 and not s.standardized)
 """Those that are multiplied by a positive number when all elements are."""
+BOUNDED: Final = tuple(s.name for s in REGISTRY if s.bound is not None)
+"""Those that tensors are compared by: see `Statistic.bound`."""
 NONFINITE: Final = ("nan", "posinf", "neginf")
 CONDITIONS: Final[tuple[Defined, ...]] = tuple(dict.fromkeys(s.defined for s in REGISTRY if s.defined != "always"))
 """The conditions under which some statistics have no value. A table keeps a bitmap for each."""

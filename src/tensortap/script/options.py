@@ -14,6 +14,7 @@ from tensortap.errors import RunError, RunExistsError
 from tensortap.record.budget import Budget
 from tensortap.reduce.reducers import parse_reducer, stats
 from tensortap.select.patterns import Candidate
+from tensortap.select.ports import PORTS
 from tensortap.select.probes import Probe, probe
 from tensortap.select.triggers import at, every, powers_of
 from tensortap.store.files import Files, check_writable
@@ -33,7 +34,7 @@ PRESETS: Final[dict[str, tuple[Callable[[Candidate], bool] | str, ...]]] = {
     "outputs": (watched_by_default,),
     "gradients": (watched_by_default, "**:{grad_output,grad}"),
     "recommended": (watched_by_default, "**:{grad_output,grad,param,update}"),
-    "everything": ("**:{input,output,grad_input,grad_output,param,grad,update,buffer}",),
+    "everything": (f"**:{{{','.join(PORTS)}}}",),
 }
 
 

@@ -6,7 +6,11 @@ capabilities, rules, comparison and the viewer read this list; nothing else hold
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+Stage = Literal["parameter", "forward", "backward", "gradient", "update", "buffer"]
+STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+"""The stages of a step, in order: what goes wrong in one shows in those that follow."""
 
 
 class PortInfo(NamedTuple):
@@ -21,6 +25,7 @@ class PortInfo(NamedTuple):
     of: Literal["module", "parameter", "buffer"]
     label: str
     plural: str
+    stage: Stage = "forward"
     operations: bool = False  # operations have it too, not only modules
     gradient: bool = False
     needs_backward: bool = False  # without a backward there is nothing to see
@@ -37,22 +42,25 @@ _REGISTRY: Final = (
     PortInfo("input", "forward", "module", "input", "inputs", operations=True, beside=("grad_input",)),
     PortInfo(
         "grad_output", "backward", "module", "gradient of the output", "gradients of outputs",
-        operations=True, gradient=True, needs_backward=True, beside=("output",),
+        stage="backward", operations=True, gradient=True, needs_backward=True, beside=("output",),
     ),
     PortInfo(
         "grad_input", "backward", "module", "gradient of the input", "gradients of inputs",
-        operations=True, gradient=True, needs_backward=True, beside=("input",),
+        stage="backward", operations=True, gradient=True, needs_backward=True, beside=("input",),
     ),
-    PortInfo("param", "optimizer", "parameter", "parameter", "parameters", beside=("grad", "update")),
+    PortInfo(
+        "param", "optimizer", "parameter", "parameter", "parameters", stage="parameter", beside=("grad", "update")
+    ),
     PortInfo(
         "grad", "optimizer", "parameter", "gradient", "gradients of parameters",
-        gradient=True, needs_backward=True, beside=("param",),
+        stage="gradient", gradient=True, needs_backward=True, beside=("param",),
     ),
     PortInfo(
-        "update", "optimizer", "parameter", "update", "updates of parameters", needs_backward=True, beside=("param",)
+        "update", "optimizer", "parameter", "update", "updates of parameters",
+        stage="update", needs_backward=True, beside=("param",),
     ),
     PortInfo(
-        "buffer", "optimizer", "buffer", "buffer", "buffers",
+        "buffer", "optimizer", "buffer", "buffer", "buffers", stage="buffer",
         optional="what a layer keeps besides its weights is an array like any other: write 'bn.moving_mean:param'",
     ),
 )  # fmt: skip
@@ -67,6 +75,8 @@ MEMBER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of != "modul
 FORWARD_PORTS: Final = tuple(port.name for port in _REGISTRY if port.when == "forward")
 RESULT_PORTS: Final = ("output", "grad_output")  # what a call gives, and the gradient of it: all that named values have
 GRADIENT_PORTS: Final = tuple(port.name for port in _REGISTRY if port.gradient)
+FORWARD_STAGE: Final = STAGES.index("forward")
+_STAGE_OF: Final = {port.name: STAGES.index(port.stage) for port in _REGISTRY}
 NEED_BACKWARD: Final = frozenset(port.name for port in _REGISTRY if port.needs_backward)
 
 
@@ -74,6 +84,15 @@ def is_backward(port: str) -> bool:
     """Return whether a port's values come to be in the backward pass; those of a port that nobody knows do not."""
     known = PORT_INFO.get(port)
     return known is not None and known.when == "backward"
+
+
+def stage_of(port: str) -> int:
+    """Return the place in `STAGES` of the stage that makes a port's values; an unknown port's are made in forward.
+
+    >>> [stage_of(port) for port in ("param", "output", "grad_input", "grad", "update")]
+    [0, 1, 2, 3, 4]
+    """
+    return _STAGE_OF.get(port, FORWARD_STAGE)
 
 
 def module_of(path: str, port: str) -> str:

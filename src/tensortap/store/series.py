@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tensortap.errors import RunError, suggest
 from tensortap.reduce.histogram import quantile
-from tensortap.reduce.statistics import COLUMNS, NUMBERS
+from tensortap.reduce.statistics import COLUMNS, NONFINITE, NUMBERS
 from tensortap.store.merging import fold
 
 _DERIVED: Final = ("nonfinite",)
@@ -47,7 +47,7 @@ def _values(rows: Any, stat: str) -> npt.NDArray[Any]:
     if q is not None:
         return np.array([_row_quantile(row, q) for row in rows.to_pylist()], np.float64)
     if stat == "nonfinite":
-        return np.add.reduce([rows[name].to_numpy() for name in ("nan", "posinf", "neginf")], axis=0)  # type: ignore[no-any-return]
+        return np.add.reduce([rows[name].to_numpy() for name in NONFINITE], axis=0)  # type: ignore[no-any-return]
     plain: npt.NDArray[Any] = rows[stat].to_numpy(zero_copy_only=False)
     return plain
 

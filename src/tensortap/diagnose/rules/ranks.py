@@ -23,11 +23,12 @@ from tensortap.distributed.agreement import (
 )
 from tensortap.distributed.mesh import mesh_of
 from tensortap.finding import Finding, Steps
+from tensortap.reduce.statistics import BOUNDED, COUNTS
 from tensortap.select.ports import MEMBER_PORTS
 from tensortap.store import queries
 from tensortap.types import Place
 
-_EXACT: Final = ("mean", "std", "min", "max", "l1", "l2", "zeros", "nan", "posinf", "neginf", "numel")
+_EXACT: Final = (*BOUNDED, *COUNTS, "numel")
 _STAGES: Final = MEMBER_PORTS
 _VALUES: Final = ("input", "output", "grad_output")
 _SHOWN: Final = 8
