@@ -9,7 +9,7 @@ from typing import Any, Final
 from tensortap import markup, text
 from tensortap.adapters.closing import StepCloser, note_end, replicas_over_ranks, sharing_over_ranks
 from tensortap.adapters.garbage import collection_paused
-from tensortap.adapters.lookup import adapter_for, number_in, world_now
+from tensortap.adapters.lookup import adapter_for, numbers_in, world_now
 from tensortap.adapters.named_values import ACTIVE, NamedValueRecorder, tap
 from tensortap.adapters.nonfinite import NonFiniteMonitor, OnNonFinite
 from tensortap.adapters.null import IdleAdapter, NullAdapter
@@ -24,7 +24,6 @@ from tensortap.record.budget import Budget
 from tensortap.record.cost import Cost
 from tensortap.record.counters import Counters
 from tensortap.record.global_stats import GlobalStats, Sharing, check
-from tensortap.record.pending import PendingMetrics, PendingNumber
 from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.record.replicas import check_hashes
 from tensortap.record.writer import Writer
@@ -152,10 +151,7 @@ class Tap(AbstractContextManager["Tap"]):
             if asked or not recorder.pass_by():
                 steps.finish()
             return
-        found = {name: number_in(name, value, self.recorder.counters) for name, value in metrics.items()}
-        numbers: dict[str, Any] = {name: number for name, number in found.items() if number is not None}
-        pending = any(isinstance(number, PendingNumber) for number in numbers.values())
-        self.steps.finish(metrics=PendingMetrics(numbers) if pending else numbers)
+        steps.finish(metrics=numbers_in(metrics, self.recorder.counters))
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the plain function that is watched: `with watch(fn, "op:matmul") as tap: y = tap.call(x)`."""

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from tensortap.adapters.advice import advice_for
@@ -16,7 +16,7 @@ from tensortap.adapters.registry import BY_MODULE, BY_NAME, FRAMEWORKS, Register
 from tensortap.distributed.ranks import World, of_environment
 from tensortap.errors import ProbeError, UnsupportedError
 from tensortap.record.counters import Counters
-from tensortap.record.pending import PendingNumber
+from tensortap.record.pending import PendingMetrics, PendingNumber
 
 _A_STEP: Final = "; or watch a step of JAX: step = tensortap.watch_step(step, params)"
 
@@ -77,11 +77,23 @@ def compiled_values(see: Callable[[Any, str], object]) -> Callable[[Any, str], b
     return next(filter(None, (framework.compiled_values(see) for framework in _in_use("compiled"))), None)
 
 
-def number_in(name: str, value: Any, counters: Counters) -> float | PendingNumber | None:
-    """Return the number in a metric; one on a device is not waited for. None: it has none in this step.
+def numbers_in(metrics: Mapping[str, Any], counters: Counters) -> Mapping[str, float]:
+    """Return the numbers in metrics; those on a device are not waited for. A metric of None is left out.
 
-    What is no number is counted and warned of, and with `strict` raised: a training does not end because of it.
+    A value that is not a number is counted and warned of, and with `strict` raised: it must not end a training.
     """
+    numbers: dict[str, Any] = {}
+    pending = False
+    for name, value in metrics.items():
+        # Mostly it is a float, and no framework has to be asked.
+        number = value if type(value) is float else _number_in(name, value, counters)
+        if number is not None:
+            numbers[name] = number
+            pending = pending or type(number) is PendingNumber
+    return PendingMetrics(numbers) if pending else numbers
+
+
+def _number_in(name: str, value: Any, counters: Counters) -> float | PendingNumber | None:
     if value is None:
         return None
     framework = framework_of(value)

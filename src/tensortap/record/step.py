@@ -67,11 +67,12 @@ class _Shared(NamedTuple):
     numbers: Mapping[int, Mapping[str, float]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Step:
-    """A closed step: its number, the user's metrics and labels, and the rows that were kept.
+    """A closed step: its number, the user's metrics and labels, and the rows that were kept. Nothing changes it.
 
-    `tensors_only` marks a look-back step whose rows were written when it closed; its tensors come now.
+    It is not `frozen`, because one is made in every step, and setting the fields of a frozen class takes three times
+    as long. `tensors_only` marks a look-back step whose rows were written when it closed; its tensors come now.
     """
 
     number: int

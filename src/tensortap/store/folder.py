@@ -85,14 +85,17 @@ class OpenTails:
         return folder / layout.tail_name(layout.new_id())
 
     def rotate(self, everything: bool = False) -> None:
-        """Append no more to the tails that are long or old enough to be sealed."""
+        """Append no more to the tails that are old enough to be sealed."""
         old = self._clock() - SEAL_SECONDS
-        due = []
-        for what, tail in self._tails.items():
-            if everything or tail.rows >= SEAL_ROWS or tail.opened <= old or tail.size >= SEAL_BYTES:
-                due.append(what)
-        for what in due:
+        for what in [what for what, tail in self._tails.items() if everything or tail.opened <= old]:
             self._sealer.add_tail(what, self._tails.pop(what))
+
+    def rotate_long(self) -> None:
+        """Append no more to a tail that is long enough to be sealed. In every step: so it looks at no clock."""
+        for what, tail in self._tails.items():
+            if tail.rows >= SEAL_ROWS or tail.size >= SEAL_BYTES:
+                self._sealer.add_tail(what, self._tails.pop(what))
+                return  # if there is another one, it has its turn in the next step
 
     def drop_deleted(self) -> list[tuple[str, int]]:
         """Close the tails whose files somebody deleted; return what they held and how many rows."""
@@ -192,7 +195,7 @@ class RunFolder:
             except (OSError, pa.ArrowException):
                 self._abandon()
                 raise
-            self._tails.rotate()
+            self._tails.rotate_long()
             return not inline
 
     def append_events(self, events: Sequence[Event]) -> None:
@@ -206,7 +209,7 @@ class RunFolder:
             except (OSError, pa.ArrowException):
                 self._abandon()
                 raise
-            self._tails.rotate()
+            self._tails.rotate_long()
 
     def write(self, step: Step) -> None:
         """Write a step's large tensors to a file of their own, on the writer's thread."""
