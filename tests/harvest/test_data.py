@@ -327,3 +327,54 @@ def test_a_lack_of_memory_in_keep_sets_no_sample_aside(tmp_path: Path) -> None:
 
     with pytest.raises(MemoryError, match="no room"):
         harvest([ROWS[:5], ROWS[5:]], tmp_path / "acts", keep=hungry)
+
+
+def test_samples_of_a_function_are_put_together(tmp_path: Path) -> None:
+    """A function that yields samples is taken as the iterator that it returns: `batch_size` of them make a batch."""
+    acts = harvest(lambda: iter(ROWS), tmp_path / "acts", batch_size=4)
+    assert (acts.samples, acts.about["about"]["samples_per_batch"]) == (10, 4)
+    assert np.array_equal(values(acts), ROWS)
+    assert values(harvest(lambda: iter(ROWS), tmp_path / "acts", batch_size=4)).tobytes() == values(acts).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "samples"])
+def test_columns_of_lists_of_other_lengths_may_stay_in(kind: str, tmp_path: Path) -> None:
+    """What no array can hold is left out, as texts are, where the model does not take it."""
+    rows = [{"input": row.tolist(), "boxes": [[1.5, 2.0], [3.0]], "names": [["a"], []]} for row in ROWS]
+    data: Any = rows
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), data := tmp_path / "rows.parquet")
+    assert np.array_equal(values(harvest(data, tmp_path / "acts", batch_size=4)), ROWS)
+
+
+def test_a_sample_without_an_entry_is_named(tmp_path: Path) -> None:
+    """Samples that lack what the first of their batch has are refused, with the batch and the entry."""
+    data = [{"input": row.numpy(), "mask": np.ones(3)} for row in ROWS]
+    del data[6]["mask"]
+    with pytest.raises(HarvestError, match=r"samples 4 to 7: .* no 'mask', .* give collate="):
+        harvest(data, tmp_path / "acts", batch_size=4)
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    """Sizes, seeds and places may be NumPy's, and one place needs no list; they are the same options."""
+    data = [(ROWS, torch.ones(10))]
+    first = harvest(data, tmp_path / "acts", inputs=np.int64(0), seed=np.int64(3))
+    assert first.plan == harvest(data, tmp_path / "acts", inputs=[0], seed=3).plan
+    assert harvest(ROWS, tmp_path / "more", batch_size=np.int64(4)).rows == 10
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"batch_size": 0}, "batch_size must be a whole number of at least 1, got 0: write batch_size=32"),
+        ({"batch_size": True}, "got True: write batch_size=32"),
+        ({"inputs": [1.5]}, r"inputs must be names or places in the batch, got \[1.5\]"),
+        ({"collate": 5}, "collate must be a function from a list of samples to a batch, got 5"),
+        ({"to": None}, 'must lie in a folder or at a URL, got None: write to="acts"'),
+    ],
+)
+def test_wrong_options_are_named(wrong: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """What cannot be meant is refused before anything is done, with what to write."""
+    with pytest.raises(HarvestError, match=said):
+        harvest(ROWS, **{"to": tmp_path / "acts", **wrong})
+    assert not list(tmp_path.iterdir())

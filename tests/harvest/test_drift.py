@@ -188,3 +188,19 @@ def test_the_harvest_command(tmp_path: Path) -> None:
     assert "complete already" in CliRunner().invoke(cli, words).output
     assert "cannot be imported" in CliRunner().invoke(cli, ["harvest", "nowhere:x", *words[2:]]).output
     assert "other options" in CliRunner().invoke(cli, [*words, "--seed", "3"]).output
+
+
+def test_the_largest_elements_are_not_compared(tmp_path: Path) -> None:
+    """Of rows that hold the largest elements only, no dimension can be said to have drifted."""
+    data = [np.random.default_rng(0).normal(size=(40, 3, 8)).astype(np.float32)]
+    acts = tt.harvest(torch.nn.Identity(), data, ":output", to=tmp_path / "a", keep=tt.top_k(2), progress=False)
+    with pytest.raises(HarvestError, match=r":output must be kept whole, .* keep=tt.tokens\(\)"):
+        tt.diff(acts, acts)
+
+
+@pytest.mark.parametrize("options", [["--keep", "mean", "--share", "0.1"], ["--keep", "samples", "--mask", "m"]])
+def test_options_that_would_do_nothing_are_refused(options: list[str], tmp_path: Path) -> None:
+    """A share of what are no tokens, and a mask of whole samples, are refused on the command line."""
+    result = CliRunner().invoke(cli, ["harvest", "os:getcwd", "x", "--data", "d", "--to", str(tmp_path), *options])
+    assert result.exit_code != 0
+    assert "must be given with" in str(result.exception) + result.output

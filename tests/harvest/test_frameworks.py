@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import tensortap as tt
+from tensortap.errors import HarvestError
 
 ROWS = np.random.default_rng(0).normal(size=(12, 4)).astype(np.float32)
 
@@ -164,3 +165,28 @@ def test_a_hugging_face_model(tmp_path: Path) -> None:
     mine = batch.sample == 5
     assert np.allclose(batch.values[mine][np.argsort(batch.position[mine])], want, atol=1e-5)
     assert len(batch) == sum(3 + i for i in range(6))
+
+
+def test_a_flax_model_with_keys_of_random_numbers(tmp_path: Path) -> None:
+    """The state of random numbers in a module of Flax NNX tells models apart, though it is no NumPy array."""
+    nnx = pytest.importorskip("flax.nnx")
+
+    class Net(nnx.Module):
+        def __init__(self, seed: int) -> None:
+            rngs = nnx.Rngs(params=0, dropout=seed)
+            self.fc, self.drop = nnx.Linear(4, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.drop(self.fc(x))
+
+    def harvested(seed: int) -> tt.Harvest:
+        model = Net(seed)
+        model.eval()
+        return tt.harvest(model, [x], "fc", to=tmp_path / "acts", progress=False)
+
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    (batch,) = harvested(1).batches(9, seed=None)
+    assert np.array_equal(batch.values[np.argsort(batch.sample)], np.asarray(Net(1).fc(x)))
+    assert harvested(1).rows == 2
+    with pytest.raises(HarvestError, match="another model"):
+        harvested(2)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import tensortap as tt
 from tensortap.errors import HarvestError, PatternError
-from tensortap.harvest.sources import collated
+from tensortap.harvest.collate import collated
 
 MASKED = {"keep": tt.tokens(mask="attention_mask"), "batch_size": 8, "progress": False}
 

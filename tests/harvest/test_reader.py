@@ -201,3 +201,11 @@ def test_torchrun_processes_share_the_parts(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     tt.harvest(make_model(), make_data(), "blocks.0", to=tmp_path / "one", **options)
     assert contents(tmp_path / "two") == contents(tmp_path / "one")
+
+
+def test_wrong_readers_are_named(small: tt.Harvest) -> None:
+    """No readers at all, and a dataset without a seed, are refused where they are asked for."""
+    with pytest.raises(HarvestError, match="world must be at least 1, got 0"):
+        small.batches(8, "blocks.0", world=0)
+    with pytest.raises(HarvestError, match="seed must be a whole number of at least 0, got None: write seed=0"):
+        small.dataset(8, "blocks.0", seed=None)  # type: ignore[arg-type]

@@ -88,6 +88,10 @@ def _place(name: str) -> str | int:
 
 def _keep(name: str, mask: str | None, share: float, seed: int) -> Keep:
     word, _, number = name.partition(":")
+    if share < 1.0 and word != "tokens":
+        raise HarvestError(f"--share must be given with --keep tokens, got --keep {name}")
+    if mask is not None and word == "samples":
+        raise HarvestError("--mask must be given with what is kept of tokens, got --keep samples: write --keep mean")
     if word == "topk" and number.isdigit():
         return top_k(int(number), mask=mask)
     if word == "tokens":

@@ -90,6 +90,16 @@ def as_array(value: Any) -> Array:
         return np.asarray(detached.float()).astype(ml_dtypes.bfloat16)
 
 
+def array_or_object(value: Any) -> Array:
+    """Return a value of Python as an array; lists of different lengths as an array of one object."""
+    try:
+        return np.asarray(value)
+    except ValueError:
+        held = np.empty((), object)
+        held[()] = value
+        return held
+
+
 def array_of_object(value: Any) -> Array | None:
     """Return an object that says that it is an array, such as an image, as one; None for others."""
     return np.asarray(value) if hasattr(value, "__array_interface__") or hasattr(value, "__array__") else None
@@ -98,7 +108,10 @@ def array_of_object(value: Any) -> Array | None:
 def arrays_of_object(value: Any, name: str = "", depth: int = 6) -> dict[str, Array]:
     """Return the arrays in an object's attributes, at any depth: the weights of a model that is a plain object."""
     if isinstance(value, TensorLike):
-        return {name: as_array(value)}
+        try:
+            return {name: as_array(value)}
+        except TypeError:  # such as JAX's typed keys of random numbers
+            return {name: np.asarray(repr(value))}
     if isinstance(value, Mapping):
         inside: Any = value.items()
     elif isinstance(value, (list, tuple)):
@@ -117,5 +130,8 @@ def _rows(value: Any, chosen: Ints, size: int) -> Any:
     if isinstance(value, Mapping):
         return {key: _rows(item, chosen, size) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return type(value)(_rows(item, chosen, size) for item in value)
+        items = [_rows(item, chosen, size) for item in value]
+        return (
+            type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        )  # a named tuple takes them singly
     return value

@@ -185,6 +185,11 @@ def adjust(p: Floats) -> Floats:
 
 
 def _compared(a: Harvest, b: Harvest, site: str, most: int, seed: int) -> tuple[tuple[int, int], Floats, Floats]:
+    if a.site(site).indices or b.site(site).indices:
+        raise HarvestError(
+            f"{site} must be kept whole, got the largest elements of each row, whose columns are no dimensions: "
+            "compare harvests with keep=tt.tokens() or tt.pooled()"
+        )
     if (widths := (a.site(site).width, b.site(site).width))[0] != widths[1]:
         raise HarvestError(f"{site} is {widths[0]} wide in {a.path} and {widths[1]} in {b.path}: no drift can be told")
     sides = [np.nan_to_num(one_row_per_sample(each, site, most, seed), nan=np.inf, posinf=np.inf) for each in (a, b)]

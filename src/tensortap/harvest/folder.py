@@ -50,6 +50,8 @@ class HarvestFolder:
             self.files = Files(path)
         except RunError as error:
             raise HarvestError(str(error)) from error
+        except TypeError:
+            raise HarvestError(f'a harvest must lie in a folder or at a URL, got {path!r}: write to="acts"') from None
         self.staging = Staging(self.files)
 
     def __str__(self) -> str:

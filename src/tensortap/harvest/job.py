@@ -15,8 +15,9 @@ from tensortap.adapters.lookup import framework_for
 from tensortap.adapters.protocol import ForwardPass, Framework
 from tensortap.adapters.registry import registered_for
 from tensortap.errors import HarvestError
-from tensortap.harvest.batch import TOKEN_IDS, InputBatch, Key
+from tensortap.harvest.batch import TOKEN_IDS, InputBatch, Key, arrays_of_object
 from tensortap.harvest.dtypes import NATIVE, cast
+from tensortap.harvest.fingerprints import fingerprint_of_arrays
 from tensortap.harvest.keep import Keep
 from tensortap.harvest.rows import Array, KeptRows, mixed
 from tensortap.harvest.sources import Collate, Source, source_of
@@ -66,6 +67,12 @@ class TappedModel:
             passes = self.framework.forward_passes(self.model, job.patterns, job.stop)
             self._run = self._open.enter_context(passes)
         return BatchForward(job, self._run, self.framework, self.framework.parameters_of_call(self.model))
+
+    def fingerprint(self) -> str:
+        """Return a hash that tells other models from this: by its weights and, in PyTorch, its modules."""
+        weights = self.framework.weights(self.model)
+        arrays = weights if any(weights) else {**weights, **arrays_of_object(self.model)}  # "" tells of the modules
+        return fingerprint_of_arrays(f"{self.framework.capabilities.title} {type(self.model).__qualname__}", arrays)
 
     def close(self) -> None:
         """Take the taps off, and leave the model as it was."""
@@ -163,11 +170,24 @@ def has_samples(values: Array, batch: InputBatch) -> bool:
     return bool(values.ndim) and values.shape[0] == len(batch.samples)
 
 
+def checked_inputs(inputs: Any) -> tuple[Key, ...] | None:
+    """Return the names or places of what the model is called with; one may be given alone."""
+    if inputs is None:
+        return None
+    named = (inputs,) if isinstance(inputs, (str, int, np.integer)) else tuple(inputs)
+    if not named or not all(isinstance(each, (str, int, np.integer)) and not isinstance(each, bool) for each in named):
+        raise HarvestError(
+            f'inputs must be names or places in the batch, got {inputs!r}: write inputs=["input_ids"] or [0]'
+        )
+    return tuple(each if isinstance(each, str) else int(each) for each in named)
+
+
 def without_samples(site: str, shape: tuple[int, ...], samples: int) -> HarvestError:
     """Return the error for a site whose first dimension is not that of the samples."""
     return HarvestError(
         f"{site} must give one value for each of the {samples} samples of a batch in its first dimension, got "
-        f"{list(shape)}"
+        f"{list(shape)}: choose a site that has it; where each item of the data is one sample and no batch, write "
+        "batch_size=32"
     )
 
 

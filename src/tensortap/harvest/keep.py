@@ -94,11 +94,11 @@ class Pooled(Keep):
         if self.how in ("first", "last"):
             at = mask.argmax(axis=1) if self.how == "first" else mask.shape[1] - 1 - mask[:, ::-1].argmax(axis=1)
             return np.asarray(grid[np.arange(len(grid)), at])
-        wide = grid.astype(np.float32)
+        wide = grid.astype(wide_type(grid))
         if self.how == "max":
             return np.asarray(np.where(mask[:, :, None], wide, -np.inf).max(axis=1, initial=-np.inf))
         total = np.where(mask[:, :, None], wide, 0.0).sum(axis=1, dtype=np.float64)
-        return np.asarray((total / mask.sum(axis=1)[:, None]).astype(np.float32))
+        return np.asarray((total / mask.sum(axis=1)[:, None]).astype(wide.dtype))
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,9 @@ class TopK(Keep):
         rows = Tokens(self.mask, axis=self.axis).rows(values, batch, token_ids)
         if rows.values.shape[1] < self.k:
             raise HarvestError(f"top_k({self.k}) must have k of at most {rows.values.shape[1]}, the site's width")
-        order = np.argsort(-rows.values.astype(np.float32), axis=1, kind="stable")[:, : self.k].astype(np.int32)
+        order = np.argsort(-rows.values.astype(wide_type(rows.values)), axis=1, kind="stable")[:, : self.k].astype(
+            np.int32
+        )
         largest = np.take_along_axis(rows.values, order, axis=1)
         return KeptRows(largest, rows.sample, rows.position, rows.token, order)
 
@@ -127,7 +129,7 @@ class FunctionOf(Keep):
 
     def rows(self, values: Array, batch: InputBatch, token_ids: Key) -> KeptRows:
         """Call the function; its answer has a first dimension for the samples, and may have one for positions."""
-        made = np.asarray(self.function(values, batch))
+        made = np.asarray(self.function(values.copy(), batch))  # it may change them, and the model goes on with its own
         if made.ndim < 2 or made.shape[0] != len(batch.samples):
             raise HarvestError(
                 f"keep={_name(self.function)} must return [samples, ..., width] with {len(batch.samples)} samples, "
@@ -164,7 +166,7 @@ def tokens(
     if positions is not None and not all(isinstance(each, (int, np.integer)) for each in positions):
         raise HarvestError(f"positions must be numbers, got {positions!r}: write tokens(positions=[0, -1])")
     chosen = None if positions is None else tuple(int(each) for each in positions)
-    return Tokens(mask, chosen, float(share), checked_seed(seed), axis)
+    return Tokens(_checked_mask(mask), chosen, float(share), checked_seed(seed), _checked_axis(axis))
 
 
 def samples() -> Keep:
@@ -176,14 +178,14 @@ def pooled(how: How = "mean", *, mask: Key | None = None, axis: int | None = Non
     """Keep one row for every sample: the mean, the largest ("max"), the first or the last of its tokens."""
     if how not in ("mean", "max", "last", "first"):
         raise HarvestError(f'pooled must be "mean", "max", "first" or "last", got {how!r}')
-    return Pooled(how, mask, axis)
+    return Pooled(how, _checked_mask(mask), _checked_axis(axis))
 
 
 def top_k(k: int, *, mask: Key | None = None, axis: int | None = None) -> Keep:
     """Keep the `k` largest elements of every token, and which dimensions they are."""
     if not isinstance(k, int) or k < 1:
         raise HarvestError(f"k must be at least 1, got {k!r}: write top_k(32)")
-    return TopK(k, mask, axis)
+    return TopK(k, _checked_mask(mask), _checked_axis(axis))
 
 
 def as_keep(keep: Keep | KeepFunction | None) -> Keep:
@@ -192,6 +194,9 @@ def as_keep(keep: Keep | KeepFunction | None) -> Keep:
         return Tokens()
     if isinstance(keep, Keep):
         return keep
+    ours: list[Any] = [tokens, samples, pooled, top_k]
+    if any(keep is each for each in ours):
+        raise HarvestError(f"keep must be what tt.{_name(keep)}() returns, got the function itself: call it")
     if callable(keep):
         return FunctionOf(keep)
     raise HarvestError(
@@ -213,12 +218,19 @@ def as_grid(values: Array, axis: int | None) -> Array:
     return moved.reshape(len(moved), -1, moved.shape[-1]) if moved.ndim > 1 else moved.reshape(len(moved), 1, 1)
 
 
+def wide_type(values: Array) -> np.dtype[Any]:
+    """Return the type to compute in: float32, and float64 for what float32 cannot hold."""
+    return np.promote_types(values.dtype, np.float32)
+
+
 def mask_of(batch: InputBatch, key: Key, shape: tuple[int, int]) -> Array:
     """Return the batch's mask for a tensor of so many samples and positions."""
     mask = batch.entry(key)
     if mask.shape != shape:
         raise HarvestError(
-            f"the mask {key!r} of {text.shape(mask.shape)} does not fit {shape[0]} samples with {shape[1]} positions"
+            f"the mask {key!r} of {text.shape(mask.shape)} does not fit {shape[0]} samples with {shape[1]} positions: "
+            "name the mask of these positions, tokens(mask=...), or leave it out; where each item of the data is one "
+            "sample and no batch, write batch_size=32"
         )
     return np.asarray(mask != 0)
 
@@ -238,6 +250,21 @@ def _chosen(positions: tuple[int, ...], mask: Array) -> Array:
     for position in positions:
         found |= mask & (rank == (total + position if position < 0 else position))
     return found
+
+
+def _checked_mask(mask: Any) -> Key | None:
+    if mask is not None and (isinstance(mask, bool) or not isinstance(mask, (str, int))):
+        raise HarvestError(
+            f"mask must be the name or the place of an entry of the batch, got {str(mask)[:80]}: write "
+            'mask="attention_mask"'
+        )
+    return mask
+
+
+def _checked_axis(axis: Any) -> int | None:
+    if axis is not None and (isinstance(axis, bool) or not isinstance(axis, (int, np.integer))):
+        raise HarvestError(f"axis must be the number of a dimension, got {axis!r}: write axis=1 for channels first")
+    return None if axis is None else int(axis)
 
 
 def _name(function: Any) -> str:

@@ -8,17 +8,22 @@ import os
 import re
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from tensortap.errors import HarvestError, TensortapError
 from tensortap.harvest.engines import number_of_parts
 from tensortap.harvest.folder import HarvestFolder
-from tensortap.harvest.job import Job, TappedModel
+from tensortap.harvest.job import Job, TappedModel, is_factory
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.ray_start import start_ray
 from tensortap.harvest.sources import IndexedSource, Source
 from tensortap.harvest.worker import PartWorker
+
+_HINTS: Final = {
+    "model": "Call torch.manual_seed(0), or load weights, in the function that makes the model",
+    "data": "Return the data in the same order from each call: a loader needs shuffle=False",
+}
 
 
 @dataclass(frozen=True)
@@ -85,9 +90,12 @@ class RayWorker:
     """An actor that does parts."""
 
     def __init__(self, job: Job, plan: HarvestPlan, where: str) -> None:
-        folder = HarvestFolder(where)
+        folder, source = HarvestFolder(where), job.source()
         self._model = TappedModel(job)  # whose taps stay on for as long as there is this worker
-        self._worker = PartWorker(folder, plan, job.source(), self._model.forward(job), lambda *counts: None)
+        if is_factory(job.model):
+            _check_same(plan, "model", self._model.fingerprint())
+        _check_same(plan, "data", source.fingerprint())
+        self._worker = PartWorker(folder, plan, source, self._model.forward(job), lambda *counts: None)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[int]]:
         """Do one part and return what it has."""
@@ -96,6 +104,15 @@ class RayWorker:
             raise HarvestError(f"part {batch['part'][0]} has no data on this worker: all must see the same data")
         size = sum(shard["bytes"] for shard in entry["shards"])
         return {"part": [entry["part"]], "samples": [entry["samples"]], "rows": [entry["rows"]], "bytes": [size]}
+
+
+def _check_same(plan: HarvestPlan, what: str, now: str) -> None:
+    """Raise where a worker has another model or other data than the plan was made with: rows of both would be mixed."""
+    if (before := plan.fingerprints[what]) != now:
+        raise HarvestError(
+            f"every worker must have the same {what}: its fingerprint is {before} in the driver and {now} on a worker. "
+            f"{_HINTS[what]}"
+        )
 
 
 def sent_job(job: Job, source: Source) -> Job:

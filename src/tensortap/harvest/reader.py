@@ -121,6 +121,8 @@ class Harvest:
             raise HarvestError(f"the size of a batch must be at least 1, got {size!r}: write batches(4096)")
         if seed is not None:
             checked_seed(seed)
+        if world < 1:
+            raise HarvestError(f"world must be at least 1, got {world!r}: write batches({size}, rank=0, world=1)")
         if not 0 <= rank < world:
             raise HarvestError(f"rank must be between 0 and {world - 1}, got {rank}")
         chosen = [self.site(site) for site in sites] or list(self.plan.sites)[:1]
@@ -142,7 +144,9 @@ class Harvest:
         """
         from tensortap.harvest.torch_dataset import HarvestDataset
 
-        self.batches(size, *sites, seed=seed, memory=memory)  # what is wrong is said here, not in a worker
+        self.batches(
+            size, *sites, seed=checked_seed(seed), memory=memory
+        )  # what is wrong is said here, not in a worker
         return HarvestDataset(self, size, sites, seed, memory, ranks)
 
     def to_ray(self, site: str | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:

@@ -11,14 +11,14 @@ from tensortap import text
 from tensortap.distributed.ranks import World, of_environment
 from tensortap.errors import HarvestError
 from tensortap.harvest.ahead import BatchAhead, plan_of_another, run_ahead
-from tensortap.harvest.batch import TOKEN_IDS, Key, arrays_of_object
+from tensortap.harvest.batch import TOKEN_IDS, Key
 from tensortap.harvest.crash_notes import CrashNotes
 from tensortap.harvest.dtypes import dtype_name
 from tensortap.harvest.engines import Engine, Processes, engine_for
 from tensortap.harvest.failing_samples import FaultTolerantForward, SetAside
-from tensortap.harvest.fingerprints import fingerprint_of_arrays, fingerprint_of_function, fingerprint_of_options
+from tensortap.harvest.fingerprints import fingerprint_of_function, fingerprint_of_options
 from tensortap.harvest.folder import HarvestFolder
-from tensortap.harvest.job import Job, TappedModel, without_samples
+from tensortap.harvest.job import Job, TappedModel, checked_inputs, without_samples
 from tensortap.harvest.keep import Keep, KeepFunction, as_keep
 from tensortap.harvest.plan import (
     HarvestPlan,
@@ -32,7 +32,7 @@ from tensortap.harvest.plan import (
 from tensortap.harvest.progress import HarvestProgress
 from tensortap.harvest.reader import Harvest, open_harvest
 from tensortap.harvest.rows import KeptRows
-from tensortap.harvest.sources import MOST_KEPT, Collate
+from tensortap.harvest.sources import MOST_KEPT, Collate, checked_batch_size, checked_collate
 
 
 def harvest(
@@ -44,7 +44,7 @@ def harvest(
     dtype: Any = None,
     batch_size: int | None = None,
     collate: Collate | None = None,
-    inputs: Sequence[Key] | None = None,
+    inputs: Key | Sequence[Key] | None = None,
     token_ids: Key = TOKEN_IDS,
     stop: Literal["auto"] | None = "auto",
     engine: str | Engine | None = None,
@@ -77,18 +77,18 @@ def harvest(
     if stop not in ("auto", None):
         raise HarvestError(f'stop must be "auto" or None, got {stop!r}')
     kept = as_keep(keep)
-    named = None if inputs is None else (inputs,) if isinstance(inputs, str) else tuple(inputs)
     element = None if dtype is None else dtype_name(dtype)
     job = Job(
-        model, data, sites, keep=kept, dtype=element, batch_size=batch_size, collate=collate, inputs=named,
-        token_ids=token_ids, stop=stop == "auto", seed=checked_seed(seed),
+        model, data, sites, keep=kept, dtype=element, batch_size=checked_batch_size(batch_size),
+        collate=checked_collate(collate), inputs=checked_inputs(inputs), token_ids=token_ids, stop=stop == "auto",
+        seed=checked_seed(seed),
     )  # fmt: skip
     size = number_of_bytes(shard_size)
     if not isinstance(spread, int) or not 1 <= spread <= 64:
         raise HarvestError(f"spread must be between 1 and 64 shards, got {spread!r}")
     options = {
         "sites": [str(getattr(site, "text", None) or getattr(site, "__qualname__", site)) for site in sites],
-        "keep": kept.describe(), "dtype": element, "batch_size": batch_size, "inputs": named, "seed": seed,
+        "keep": kept.describe(), "dtype": element, "batch_size": job.batch_size, "inputs": job.inputs, "seed": job.seed,
         "token_ids": token_ids, "shard_size": size, "spread": spread,
     }  # fmt: skip
     if collate is not None:
@@ -151,10 +151,8 @@ class _Harvesting:
             progress.say(f"{text.counted(len(aside), 'sample')} set aside ({listed}): {aside[0]['why']}")
 
     def _fingerprints(self) -> dict[str, str]:
-        model, framework = self._model.model, self._model.framework
-        name = f"{framework.capabilities.title} {type(model).__qualname__}"
         return {
-            "model": fingerprint_of_arrays(name, framework.weights(model) or arrays_of_object(model)),
+            "model": self._model.fingerprint(),
             "data": self._source.fingerprint(),
             "options": fingerprint_of_options(self._options),
         }

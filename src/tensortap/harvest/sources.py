@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import inspect
 import itertools
 import json
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -14,8 +14,10 @@ import numpy as np
 
 from tensortap.adapters.nested import values_in
 from tensortap.errors import HarvestError
-from tensortap.harvest.batch import InputBatch, TensorLike, as_array, size_of
+from tensortap.harvest.batch import InputBatch, TensorLike, size_of
+from tensortap.harvest.collate import collated
 from tensortap.harvest.fingerprints import fingerprint_of_samples
+from tensortap.harvest.tables import ParquetRows, RayRows, expanded, parquet_paths
 
 Collate = Callable[[list[Any]], Any]
 DEFAULT_BATCH: Final = 32
@@ -62,12 +64,21 @@ class IndexedSource(Source):
         """Yield batches of consecutive samples."""
         for number in range(first, min(first + count, self.batches or 0)):
             at = range(number * self._size, min((number + 1) * self._size, self._count))
-            inputs = self._collate([self._sample(i) for i in at])
+            inputs = self._collated([self._sample(i) for i in at], at)
             yield InputBatch(inputs, np.arange(at.start, at.stop), number)
 
     def fingerprint(self) -> str:
         """Return a hash of the length and of samples from all over the data."""
         return fingerprint_of_samples(f"{self._count}", [self._sample(i) for i in _spread_over(self._count)])
+
+    def _collated(self, samples: list[Any], at: range) -> Any:
+        try:
+            return self._collate(samples)
+        except HarvestError as error:
+            raise HarvestError(f"samples {at.start} to {at.stop - 1}: {error}") from error
+        except Exception as error:
+            error.add_note(f"while samples {at.start} to {at.stop - 1} of the data were put together")
+            raise
 
     def _sample(self, number: int) -> Any:
         try:
@@ -160,12 +171,10 @@ def source_of(data: Any, batch_size: int | None = None, collate: Collate | None 
     if callable(data) and not isinstance(data, type) and not hasattr(data, "__iter__") and not hasattr(data, "__len__"):
         return _of_factory(data, batch_size, collate)
     size = DEFAULT_BATCH if batch_size is None else batch_size
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise HarvestError(f"batch_size must be a number of at least 1, got {batch_size!r}")
     if type(data).__module__.startswith("ray.data"):
         return IndexedSource(RayRows(data), size, collate, "ray")
     if isinstance(data, (str, os.PathLike)) or _are_paths(data, collate):
-        return IndexedSource(ParquetRows(_paths(data)), size, collate, "parquet")
+        return IndexedSource(ParquetRows(parquet_paths(data)), size, collate, "parquet")
     if (instead := _instead_of(data)) is not None:
         raise HarvestError(
             f"data must be batches, a dataset or paths of Parquet files, got an object of type {type(data).__name__}"
@@ -204,107 +213,33 @@ def _of_factory(data: Callable[[], Any], batch_size: int | None, collate: Collat
     made = data()
     if isinstance(made, Iterator):
         first = [made]
-        return IterableSource(lambda: first.pop() if first else data(), once=False)
+
+        def again() -> Iterable[Any]:
+            items = first.pop() if first else data()
+            return items if batch_size is None else _grouped(items, batch_size, collate or collated)
+
+        return IterableSource(again, once=False)
     return source_of(made, batch_size, collate)
 
 
-class ParquetRows(Sequence[Mapping[str, Any]]):
-    """The rows of Parquet files as samples. One row group is held at a time."""
-
-    def __init__(self, paths: list[str]) -> None:
-        self._open = _open_parquet
-        self._paths = paths
-        self._groups: list[tuple[str, int]] = []
-        ends = [0]
-        for path in paths:
-            with _open_parquet(path) as file:
-                for group in range(file.num_row_groups):
-                    self._groups.append((path, group))
-                    ends.append(ends[-1] + file.metadata.row_group(group).num_rows)
-        self._ends = np.array(ends)
-        self._held: tuple[int, Any] = (-1, None)
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: Any) -> Any:
-        group = int(np.searchsorted(self._ends, index, side="right")) - 1
-        if self._held[0] != group:
-            path, number = self._groups[group]
-            with self._open(path) as file:
-                self._held = (group, file.read_row_group(number))
-        return _row(self._held[1], index - int(self._ends[group]))
-
-
-def _row(table: Any, number: int) -> dict[str, Any]:
-    return {name: _typed(table.column(name)[number]) for name in table.column_names}
-
-
-def _typed(scalar: Any) -> Any:
-    """Return a value of a table as an array; floats in the column's own type, integers as int64."""
-    import pyarrow as pa
-
-    kind, value = scalar.type, scalar.as_py()
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    if value is not None and pa.types.is_floating(kind):
-        return np.asarray(value, f"f{kind.bit_width // 8}")
-    return np.asarray(value)
-
-
-def _open_parquet(path: str) -> Any:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def checked_batch_size(size: Any) -> int | None:
+    """Return how many samples make a batch, where it is said; HarvestError for what is no number."""
+    if size is None:
+        return None
     try:
-        return pq.ParquetFile(path)
-    except pa.ArrowInvalid:
-        raise HarvestError(
-            f"{path} is not a Parquet file, or it is damaged: text as data names Parquet files; what a program makes "
-            "is given itself, on the command line as --data MODULE:FUNCTION"
-        ) from None
+        found = 0 if isinstance(size, bool) else operator.index(size)
+    except TypeError:
+        found = 0
+    if found < 1:
+        raise HarvestError(f"batch_size must be a whole number of at least 1, got {size!r}: write batch_size=32")
+    return found
 
 
-class RayRows(Sequence[Mapping[str, Any]]):
-    """The rows of a Ray Dataset as samples, by its blocks in the object store. One block is held at a time."""
-
-    def __init__(self, dataset: Any) -> None:
-        blocks = dataset.materialize()
-        self._refs = blocks.to_arrow_refs()
-        self._held: tuple[int, Any] = (-1, None)
-        self._ends = np.cumsum([0, *(self._block(i).num_rows for i in range(len(self._refs)))])
-
-    def __len__(self) -> int:
-        return int(self._ends[-1])
-
-    def __getitem__(self, index: Any) -> Any:
-        block = int(np.searchsorted(self._ends, index, side="right")) - 1
-        return _row(self._block(block), index - int(self._ends[block]))
-
-    def _block(self, number: int) -> Any:
-        if self._held[0] != number:
-            import ray
-
-            self._held = (number, ray.get(self._refs[number]))
-        return self._held[1]
-
-
-def collated(samples: list[Any]) -> Any:
-    """Put samples together as a batch: arrays are stacked, texts left out, sequences of other lengths padded.
-
-    >>> collated([{"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}, {"input_ids": [8], "attention_mask": [1]}])
-    {'input_ids': array([[5, 6, 7],
-           [8, 0, 0]]), 'attention_mask': array([[1, 1, 1],
-           [1, 0, 0]])}
-    """
-    first = samples[0]
-    if isinstance(first, Mapping):
-        usable = [key for key in first if _numbers(first[key])]
-        masked = any("mask" in str(key) for key in usable)
-        return {key: _stacked([sample[key] for sample in samples], str(key), masked) for key in usable}
-    if isinstance(first, tuple):
-        return tuple(_stacked([sample[i] for sample in samples], f"[{i}]", False) for i in range(len(first)))
-    return _stacked(samples, "the sample", False)
+def checked_collate(collate: Any) -> Collate | None:
+    """Return a function that makes a batch of samples; HarvestError for what cannot be called."""
+    if collate is not None and not callable(collate):
+        raise HarvestError(f"collate must be a function from a list of samples to a batch, got {collate!r}")
+    return collate  # type: ignore[no-any-return]
 
 
 def as_inputs(inputs: Any) -> Any:
@@ -319,24 +254,6 @@ def _spread_over(count: int) -> list[int]:
     ([0, 1, 2], 16)
     """
     return sorted({int(i) for i in np.linspace(0, count - 1, _SAMPLED)}) if count else []
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, TensorLike) or np.asarray(value).dtype.kind in "biuf"
-
-
-def _stacked(values: list[Any], name: str, masked: bool) -> Any:
-    arrays = [as_array(value) for value in values]
-    lengths = {array.shape for array in arrays}
-    if len(lengths) == 1:
-        return np.stack(arrays)
-    if not masked or any(array.ndim != 1 for array in arrays):
-        raise HarvestError(
-            f"samples must have one shape, or a mask to be padded with, but {name!r} has {sorted(lengths)[:3]}: give "
-            "collate=, a function from a list of samples to a batch"
-        )
-    longest = max(len(array) for array in arrays)
-    return np.stack([np.pad(array, (0, longest - len(array))) for array in arrays])
 
 
 def _grouped(samples: Iterable[Any], size: int, collate: Collate) -> Iterator[Any]:
@@ -375,20 +292,4 @@ def _are_paths(data: Any, collate: Collate | None) -> bool:
     texts = (
         isinstance(data, (list, tuple)) and bool(data) and all(isinstance(each, (str, os.PathLike)) for each in data)
     )
-    return texts and (collate is None or bool(_expanded(os.fspath(data[0]))))
-
-
-def _paths(data: Any) -> list[str]:
-    given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
-    found = [path for each in given for path in _expanded(os.fspath(each))]
-    if not found:
-        raise HarvestError(f"data={data!r} names no Parquet file")
-    return found
-
-
-def _expanded(path: str) -> list[str]:
-    if os.path.isdir(path):  # noqa: PTH112
-        path = f"{path}/**/*.parquet"
-    if glob.has_magic(path):
-        return sorted(glob.glob(path, recursive=True))  # noqa: PTH207
-    return [path] if os.path.exists(path) else []  # noqa: PTH110
+    return texts and (collate is None or bool(expanded(os.fspath(data[0]))))

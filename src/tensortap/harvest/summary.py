@@ -174,7 +174,7 @@ class DirectionSketch:
 
 def dead_dimensions(found: SiteStatistics) -> list[int]:
     """Return the dimensions that never change."""
-    return [int(i) for i in np.flatnonzero((found.squares == 0) & (found.nonfinite == 0))]
+    return [int(i) for i in np.flatnonzero((found.squares == 0) & (found.nonfinite == 0) & (found.finite > 0))]
 
 
 def dense_dimensions(found: SiteStatistics) -> list[int]:

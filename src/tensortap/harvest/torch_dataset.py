@@ -14,7 +14,11 @@ from tensortap.distributed.ranks import of_environment
 from tensortap.harvest.reader import Harvest
 from tensortap.harvest.rows import Array
 
-_BITS: Final = {np.dtype(ml_dtypes.bfloat16): torch.bfloat16}
+_BITS: Final = {  # types that NumPy has not by itself: passed on by their bits
+    np.dtype(ml_dtypes.bfloat16): torch.bfloat16,
+    np.dtype(ml_dtypes.float8_e4m3fn): torch.float8_e4m3fn,
+    np.dtype(ml_dtypes.float8_e5m2): torch.float8_e5m2,
+}
 
 
 class HarvestDataset(IterableDataset[Any]):
@@ -57,4 +61,4 @@ class HarvestDataset(IterableDataset[Any]):
 def as_tensor(array: Array) -> torch.Tensor:
     """Return an array as a tensor that shares its memory."""
     bits = _BITS.get(array.dtype)
-    return torch.from_numpy(array) if bits is None else torch.from_numpy(array.view(np.uint16)).view(bits)
+    return torch.from_numpy(array) if bits is None else torch.from_numpy(array.view(f"u{array.itemsize}")).view(bits)

@@ -42,7 +42,7 @@ class PartWorker:
         self._forward = FaultTolerantForward(forward)
         self._advance = advance
         self._run_before = run_before or {}
-        self._widths = {site.site: site.width for site in plan.sites}
+        self._sites = {site.site: site for site in plan.sites}
         self._writer = BackgroundWriter()
         self._unfinished: dict[int, UnfinishedPart] = {}
 
@@ -110,17 +110,22 @@ class PartWorker:
         return self._forward(batch, notes, set_aside)
 
     def _check(self, batch: InputBatch, found: SiteRows) -> None:
-        """Raise if a batch gave other sites, or vectors of another length, than the first one."""
+        """Raise if a batch gave other sites, or vectors of another length or type, than the first one."""
         where = f"samples {batch.samples[0]} to {batch.samples[-1]}"
-        if more := {site for site, _ in found} - set(self._widths):
+        if more := {site for site, _ in found} - self._sites.keys():
             raise HarvestError(
                 f"{where} reach {', '.join(sorted(more))}, which the first batch did not: name the sites exactly, or "
                 "begin with a batch that reaches them all"
             )
         for site, rows in found:
-            if (width := rows.values.shape[1]) != self._widths[site]:
+            plan, width = self._sites[site], rows.values.shape[1]
+            if width != plan.width:
                 raise HarvestError(
-                    f"{site} must give vectors of one length, got {width} elements for {where} after "
-                    f"{self._widths[site]}: write keep=tt.tokens() or tt.pooled() where only the number of positions "
-                    "varies"
+                    f"{site} must give vectors of one length, got {width} elements for {where} after {plan.width}: "
+                    "write keep=tt.tokens() or tt.pooled() where only the number of positions varies"
+                )
+            if str(rows.values.dtype) != plan.dtype:
+                raise HarvestError(
+                    f"{site} must give elements of one type, got {rows.values.dtype} for {where} after {plan.dtype}: "
+                    f'choose one for all, dtype="{plan.dtype}"'
                 )

@@ -32,8 +32,8 @@ from tensortap.record.recorder import OpenStep, Point, Recorder
 from tensortap.select.probes import as_probes
 
 _MORE: Final = (
-    "some batches reach sites that others do not ({}), so that a forward pass cannot be left early: write stop=None, "
-    "and remove what was written"
+    "some batches reach sites that the first one does not ({}): name the sites exactly, or begin with a batch that "
+    "reaches them all, and remove what was written"
 )
 _CERTAIN: Final = 16  # from here on every call whose number is a power of two runs in full too, to be sure
 _NATIVE: Final = {torch.bfloat16: ml_dtypes.bfloat16}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
@@ -46,6 +47,8 @@ from tensortap.reduce.buffers import NO_VALUES
 from tensortap.select.ports import OP_PORTS
 from tensortap.select.probes import as_probes
 from tensortap.select.sites import Candidate
+
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class TorchFramework(Framework):
@@ -94,9 +97,10 @@ class TorchFramework(Framework):
                 torch.cuda.set_rng_state_all(gpus)
 
     def weights(self, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-        """Return parameters and buffers."""
+        """Return parameters and buffers, and the bytes of a text that says what the modules are."""
         named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
+        arrays = {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
+        return {**arrays, "": np.frombuffer(_told_modules(model).encode(), np.uint8)}  # no weight has this name
 
     def parameters_of_call(self, model: nn.Module) -> frozenset[str] | None:
         """Return the names of forward's parameters."""
@@ -288,3 +292,9 @@ def _own_tensor(leaf: Any) -> Tensor | None:
 
 
 FRAMEWORK: Final = TorchFramework()
+
+
+def _told_modules(model: nn.Module) -> str:
+    """Return the class and the settings of every module: two models may differ in nothing else."""
+    told = (f"{path} {module._get_name()}({module.extra_repr()})" for path, module in model.named_modules())
+    return _ADDRESS.sub("", "\n".join(told))
