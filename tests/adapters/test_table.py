@@ -50,7 +50,7 @@ def test_refusals_are_sentences(name):
     """A refusal names the framework, the thing and a way out, and nothing that is given is refused."""
     each = registry.capabilities_of(name)
     for feature in each.lacks:
-        what = repr(feature) if feature in capabilities.PORTS else "does not give"
+        what = repr(feature) if feature in capabilities.PORTS else "does not support"
         assert each.title in each.refusal(feature) and what in each.refusal(feature)
         assert re.search(r": .{20,}", each.refusal(feature))
     for port in filter(each.gives, capabilities.PORTS):

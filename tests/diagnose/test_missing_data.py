@@ -87,7 +87,7 @@ def test_context_needs_a_model(tmp_path):
 def test_a_step_of_jax_says_how_its_context_is_recorded(tmp_path):
     """`watch_step(..., context=True)` names the command that records the context of compiled steps."""
     jax = pytest.importorskip("jax")
-    with pytest.raises(UnsupportedError, match=r"JAX does not give .*context=True.*tensortap run SCRIPT"):
+    with pytest.raises(UnsupportedError, match=r"JAX does not support .*context=True.*tensortap run SCRIPT"):
         tt.watch_step(jax.jit(lambda x: x + 1), to=tmp_path / "run", context=True)
     assert not (tmp_path / "run").exists()
 

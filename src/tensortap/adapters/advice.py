@@ -7,7 +7,7 @@ from typing import Any, Final
 
 _STEP: Final = "step = tensortap.watch_step(step, params)"
 PARAMETERS: Final = (
-    "these are parameters, not a model: what can be tapped shows when a step runs with them. Watch the function of the "
+    "these are parameters, not a model: their sites are known only when a step uses them. Watch the function of the "
     f"step, {_STEP}, call it, and look at step.tap.run.sites; name values inside it with tensortap.tap(x, 'net/name')"
 )
 STATE_DICT: Final = "these are tensors without a model: watch the model that holds them, tensortap.watch(model)"
@@ -17,7 +17,7 @@ OPTIMIZER: Final = (
 )
 TRANSFORMED: Final = (
     "a {name} of Haiku is a pair of functions, init and apply. Watch the step that calls apply with its parameters: "
-    f"{_STEP}; its modules are sites then"
+    f"{_STEP}; then its modules are sites"
 )
 SAVED_MODEL: Final = (
     "a loaded SavedModel is a graph without layers. Load the Keras model it was saved from, "
@@ -37,7 +37,7 @@ _DEPTH: Final = 6
 
 
 def advice_for(value: Any) -> str:
-    """Return what to do with an object that cannot be watched; nothing where that is not known.
+    """Return advice about an object that cannot be watched; an empty text if there is none.
 
     >>> advice_for({"w": 3})
     ''
@@ -59,7 +59,7 @@ def advice_for(value: Any) -> str:
 
 
 def _holds_arrays(value: Any, depth: int, homes: tuple[str, ...]) -> bool:
-    """Return whether a nested container holds arrays of these packages, and nothing that is called."""
+    """Return whether a nested container holds arrays of these packages and nothing callable."""
     if not isinstance(value, (Mapping, list, tuple)) or not depth or hasattr(value, "apply"):
         return False
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)

@@ -56,7 +56,7 @@ class Capabilities:
         object.__setattr__(self, "lacks", {**self.lacks, **absent})
 
     def gives(self, feature: str) -> bool:
-        """Return whether it can be asked for.
+        """Return whether the framework supports a feature.
 
         >>> Capabilities("numpy", "NumPy", lacks={"grad": "keep it in an attribute"}).gives("grad")
         False
@@ -64,13 +64,13 @@ class Capabilities:
         return feature not in self.lacks
 
     def refusal(self, feature: str) -> str:
-        """Return the sentence for whoever asks for what it lacks: framework, feature and alternative."""
+        """Return the error message for a missing feature: framework, feature and alternative."""
         port = f"there is no port {feature!r} in {self.title}"
-        other = f"{self.title} does not give {FEATURES[feature]}".replace("`", "")
+        other = f"{self.title} does not support {FEATURES[feature]}".replace("`", "")
         return f"{port if feature in PORTS else other}: {self.lacks[feature]}"
 
     def refusals(self) -> dict[str, list[str]]:
-        """Return every alternative with the features it stands for."""
+        """Return every alternative with the features that it replaces."""
         grouped: dict[str, list[str]] = {}
         for feature, instead in self.lacks.items():
             grouped.setdefault(instead, []).append(f":{feature}" if feature in PORTS else FEATURES[feature])
@@ -78,7 +78,7 @@ class Capabilities:
 
 
 def refuse(capabilities: Capabilities, pattern: Pattern) -> None:
-    """Raise if a pattern can only mean what the framework does not give."""
+    """Raise if everything that a pattern can match is missing in the framework."""
     missing = [port for port in PORTS if port in pattern.ports and not capabilities.gives(port)]
     if missing and len(missing) == len(pattern.ports):
         raise UnsupportedError(f"{pattern.text!r}: {capabilities.refusal(missing[0])}")

@@ -1,4 +1,4 @@
-"""What can be asked of a running tap: one JSON object on one line, checked before anything is done with it."""
+"""The requests to a running tap: one JSON object on one line, checked before it is used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACTIONS: Final = {
     "pause": "record nothing until `resume`",
     "resume": "record again",
     "probe add": "observe more sites, from now on",
-    "probe remove": "observe what a probe chose no longer",
+    "probe remove": "stop observing the sites of a probe",
     "note": "put a sentence into the run's events",
     "snapshot": "keep the whole tensors of everything that is watched, and all parameters, of one step",
 }
@@ -47,7 +47,7 @@ class ControlRequest:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     def asked(self) -> dict[str, Any]:
-        """Return what was asked beyond the defaults, for the run's events."""
+        """Return the values that are not defaults, for the run's events."""
         given = {name: getattr(self, name) for name in _DEFAULTS if name not in ("action", "wait")}
         return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
 

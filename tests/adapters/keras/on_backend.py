@@ -95,7 +95,7 @@ def refused(model):
     try:
         tt.watch(model, "op:MatMul", to=tt.Memory()).close()
     except tt.TensortapError as error:
-        return "TensorFlow backend only" in str(error)
+        return "TensorFlow backend only: choose that backend, or name the value" in str(error)
     return False
 
 

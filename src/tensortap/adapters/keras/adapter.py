@@ -22,7 +22,10 @@ from tensortap.record.recorder import OpenStep, Recorder
 from tensortap.select.ports import MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate, Pattern
 
-_NO_OPERATIONS: Final = "{!r}: Keras shows single operations on the TensorFlow backend only"
+_NO_OPERATIONS: Final = (
+    "{!r}: Keras shows single operations on the TensorFlow backend only: choose that backend, or name the value where "
+    "you compute it: tensortap.tap(x, 'net/scores')"
+)
 _NOT_BUILT: Final = (
     "{!r}: the weights of layers that are not built are not known yet: call the model once, or "
     "model.build(input_shape), and watch it then"
@@ -64,7 +67,7 @@ class KerasAdapter(ArrayAdapter):
             raise UnsupportedError(_NOT_BUILT.format(pattern.text))
 
     def _built(self, pattern: Pattern) -> bool:
-        """Return whether a pattern finds weights, or no layer could still make any."""
+        """Return whether a pattern matches weights, or all layers are built."""
         candidates = self.candidates()
         found = any(pattern.matches(candidate, port) for candidate in candidates for port in candidate.ports)
         return found or all(getattr(layer.value, "built", True) for layer in layers_of(self._model()))
@@ -109,13 +112,13 @@ class KerasAdapter(ArrayAdapter):
         self._taps.attach(self._model())
 
     def change(self, recorder: Recorder, plan: Plan) -> None:
-        """Replace the taps, after recording what graphs have left for the open step. They are traced anew."""
+        """Replace the taps, after recording the values of graphs in the open step. Graphs are traced again."""
         self._taps.backend.collect(recorder.current)
         super().change(recorder, plan)
         self.arm()
 
     def arm(self) -> None:
-        """Tell graphs what the step is wanted for."""
+        """Set which probes want the step, for graphs to read."""
         self._taps.arm()
 
     def detach(self) -> None:
@@ -132,13 +135,15 @@ class KerasAdapter(ArrayAdapter):
         return before
 
     def collect(self, step: OpenStep) -> None:
-        """Record what graphs have left, and the variables."""
+        """Record the values that graphs have written, and the variables."""
         if step is self.steps.current():
             self._taps.backend.collect(step)
         self._taps.record_variables(step)
 
     def left_open(self) -> list[OpenStep]:
-        """Return steps that nothing has closed, after recording what a graph may have left for the last one."""
+        """Return steps that nothing has closed, after recording the values that a graph may have written for the last
+        one.
+        """
         self._taps.backend.collect(self._recorder.current)
         return self.steps.left_open()
 
@@ -152,7 +157,7 @@ class KerasAdapter(ArrayAdapter):
         return {site: why for site, why in found.items() if why}
 
     def _made_later(self) -> dict[str, str]:
-        """Return layers and variables that are wanted and that the model made after the watch began."""
+        """Return wanted layers and variables that the model made after the watch began."""
         if self._root() is None:
             return {}
         made = [candidate for candidate in self.candidates() if candidate.path not in self._known]
@@ -179,5 +184,5 @@ def _activation(layer: Any) -> dict[str, str]:
 
 
 def _own_size(path: str, sizes: dict[str, int]) -> int:
-    """Return how many numbers a layer holds itself."""
+    """Return the number of elements in a layer's own weights."""
     return sum(size for name, size in sizes.items() if name.rpartition(".")[0] == path)

@@ -15,7 +15,7 @@ from tensortap.adapters.keras.observer import KerasObserver, KerasStepDetector
 from tensortap.adapters.plan import Port, bits_of
 
 NO_GRADIENT: Final = "has no gradient to observe: no gradient flows through it, or it is in a branch"
-NOTHING_CAME_BACK: Final = "had no gradient: nothing before it is learnt, or no backward ran in an observed step"
+NOTHING_CAME_BACK: Final = "had no gradient: no layer before it is trainable, or no backward ran in an observed step"
 FROM_LOGITS: Final = (
     "had no gradient: Keras computes the loss from the logits of a sigmoid or softmax, past its output. Watch "
     "':grad_input' of this layer, or make the activation a layer of its own and watch the one before it"
@@ -96,7 +96,7 @@ class KerasLayerHook:
     def _with_gradient_hooks(
         self, ports: Sequence[Port], found: Sequence[tuple[str, Any]], value: Any
     ) -> tuple[Any, Replaced]:
-        """Return the value with tensors whose gradients are observed, and which took the place of which."""
+        """Return the value with tensors whose gradients are observed, and the pairs of original and replacement."""
         hooks = ((t, self.observer.with_gradient_hook(t, partial(self._gradient, ports, slot))) for slot, t in found)
         replaced = [(tensor, other) for tensor, other in hooks if other is not None]
         for tensor, other in replaced:

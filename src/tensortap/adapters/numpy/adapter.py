@@ -19,7 +19,7 @@ from tensortap.select.sites import Candidate
 
 FOREIGN: Final = "is a model of another framework inside this one; watch it by itself"
 BESIDE_LAYERS: Final = (
-    "is a method of an object whose layers are objects: those are watched. Name what it returns where you call it: "
+    "is a method of an object whose layers are objects, and only those are watched. Name its result where you call it: "
     "x = tensortap.tap(x, 'net/name')"
 )
 NOT_CALLED: Final = (
@@ -128,7 +128,7 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 def _is_named(port: Port) -> bool:
-    """Return whether a pattern names this very method. One that was chosen with others need not return arrays."""
+    """Return whether a pattern names exactly this method. A method chosen by a wider pattern need not return arrays."""
     return any(pattern.kind == "path" and pattern.head == port.path for pattern, _ in port.patterns)
 
 
@@ -141,5 +141,5 @@ def _function_types(value: Any) -> tuple[str, ...]:
 
 
 def _own(path: str, sizes: dict[str, int]) -> int:
-    """Return how many numbers a layer holds itself."""
+    """Return the number of elements in a layer's own arrays."""
     return sum(size for name, size in sizes.items() if name.rpartition(".")[0] == path)

@@ -64,8 +64,8 @@ def method_of(model: Any) -> Callable[..., Any]:
         if hasattr(model, name):
             return getattr(model, name)  # type: ignore[no-any-return]
     raise UnsupportedError(
-        f"it is not known how a {type(model).__name__} is called: it has none of {', '.join(_WAYS)}. "
-        "Watch it, call it yourself, and close each step with tap.step()"
+        f"a NumPy-style model must have one of the methods {', '.join(_WAYS)} to be called, got an object of type "
+        f"{type(model).__name__} with none of them: watch it, call it yourself, and close each step with tap.step()"
     )
 
 

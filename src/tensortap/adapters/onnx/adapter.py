@@ -19,8 +19,8 @@ from tensortap.select.ports import FORWARD_PORTS
 from tensortap.select.sites import Candidate
 
 INNER_NODES: Final = (
-    "{} of {} tensors lie inside If, Loop or Scan nodes, of which only what they return is seen (counted as "
-    "unseen_nodes). Where a condition is fixed, export or simplify the model with it: the branch becomes the graph"
+    "{} of {} tensors lie inside If, Loop or Scan nodes and are not seen (counted as unseen_nodes); only the outputs "
+    "of these nodes are. Where a condition is fixed, export or simplify the model with it: the branch becomes the graph"
 )
 GIVEN: Final = "is given to the session: ':input{}' shows it"
 
@@ -45,7 +45,7 @@ class OnnxAdapter(ArrayAdapter):
         return [root, *tensors, *(Candidate(name, ("Initializer",), ("param",)) for name in self.graph.constants)]
 
     def untappable(self) -> dict[str, str]:
-        """Return tensors that were fused away, those inside branches and loops, and the session's inputs."""
+        """Return tensors that were removed by fusion, those inside branches and loops, and the session's inputs."""
         given = [value.name for value in self._model().get_inputs()]
         return self.graph.missing | {name: GIVEN.format(f".{name}" if given[1:] else "") for name in given}
 
@@ -110,7 +110,7 @@ class OnnxAdapter(ArrayAdapter):
         return session
 
     def _count_inner_nodes(self) -> None:
-        """Count the nodes inside If, Loop and Scan nodes that a pattern for many tensors would have chosen."""
+        """Count the nodes inside If, Loop and Scan nodes that a wide pattern would have matched."""
         patterns = [p for probe in self._plan.probes for p in probe.patterns if p.kind != "path" or "*" in p.text]
         inner = [Candidate(name, node.types, FORWARD_PORTS) for node in self.graph.inner_nodes for name in node.gives]
         hidden = [c for c in inner if any(p.matches(c, port) for p in patterns for port in FORWARD_PORTS)]
@@ -120,7 +120,7 @@ class OnnxAdapter(ArrayAdapter):
             counters.warn("inner nodes", INNER_NODES.format(len(hidden), len(hidden) + len(self.graph.nodes)))
 
     def _warn_of_unknown_names(self) -> None:
-        """Warn of patterns with a slash that match no tensor: they may mean values that the user is still to name."""
+        """Warn of patterns with a slash that match no tensor: they may mean values that the user names later."""
         known = [candidate.path for candidate in self.candidates()]
         for pattern in self._plan.waiting(known, (*FORWARD_PORTS, "param")):
             if near := nearest(pattern.head, known):

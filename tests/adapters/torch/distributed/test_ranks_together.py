@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tensortap as tt
-from tensortap.errors import ProbeError
+from tensortap.errors import ProbeError, UnsupportedError
 
 Play = Callable[[int, str], Any]
 
@@ -161,6 +161,14 @@ def test_what_could_make_ranks_wait_for_each_other_is_refused(more: dict[str, An
     probe = tt.probe("**", when=more.pop("when", None))
     with pytest.raises(ProbeError, match=said):
         tt.watch(nn.Linear(2, 2), probe, to=tt.Memory(), global_stats=True, **more)
+
+
+def test_global_statistics_need_a_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that have no process group yet are told to make one first."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UnsupportedError, match=r"PyTorch needs a process group, got none: call .*init_process_group"):
+        tt.watch(nn.Linear(2, 2), to=tt.Memory(), global_stats=True)
 
 
 def test_global_statistics_of_one_process() -> None:

@@ -2,7 +2,7 @@
 
 TensorFlow looks up a trace by its arguments and by a context. While a model is watched, a trace that uses it is looked
 up in a context of its own: it is made on the next call, and never found again afterwards, when the old traces are. All
-this is private to TensorFlow; where it is not as we know it, nothing is changed.
+this is private to TensorFlow; in a version that stores traces differently, nothing is changed.
 
 Only functions that use the model are traced again: those whose old trace captures one of its variables, and so those
 that call such a function, as captures are handed through. One context for all functions of the process would be less
@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple
 from tensortap.record.counters import Counters
 
 NOT_RETRACED: Final = (
-    "this version of TensorFlow keeps its traces in another way than we know, so a tf.function that was traced before "
+    "this version of TensorFlow stores traces in an unknown way, so a tf.function that was traced before "
     "tensortap.watch is not seen: make it afterwards"
 )
 _COMPILATION: Final = "tensorflow.python.eager.polymorphic_function.tracing_compilation"
@@ -76,7 +76,7 @@ class WatchedModels:
 
 
 class TappedCache:
-    """Take the place of a function's cache for one lookup: traces that use watched models are kept apart."""
+    """Replace a function's cache for one lookup: traces that use watched models are stored separately."""
 
     def __init__(self, options: Any, models: WatchedModels, added: Callable[[], None]) -> None:
         self._cache = options.function_cache
@@ -127,7 +127,7 @@ class Retracing:
         self._kept: dict[int, weakref.ref[Any]] = {}  # owners of caches that hold traces with taps
 
     def join(self, watched: WatchedModel) -> Callable[[], None] | None:
-        """Keep traces apart from now on; return what ends it, or None where it cannot be done."""
+        """Store traces separately from now on; return a function that ends it, or None if this is not possible."""
         with self._lock:
             if not self._models.active:
                 if not _as_known():
@@ -186,7 +186,7 @@ class Retracing:
 
 
 def _clean(cache: Any, numbers: frozenset[int]) -> bool:
-    """Drop traces whose numbers are not among these; whether there are others with taps."""
+    """Drop traces whose numbers are not among these; return whether others with taps remain."""
     tapped = [context for context in cache._dispatch_dict if isinstance(context.scope_type, TappedScope)]
     gone = {context for context in tapped if not context.scope_type.numbers <= numbers}
     for context, kind in [key for key in cache._primary if key[0] in gone]:
@@ -207,7 +207,7 @@ def _compilation() -> Any:
 
 
 def _as_known() -> bool:
-    """Return whether TensorFlow keeps traces as we know it."""
+    """Return whether this TensorFlow stores traces in the expected way."""
     try:
         cache = importlib.import_module("tensorflow.core.function.polymorphism.function_cache")
         options = _compilation().TracingOptions

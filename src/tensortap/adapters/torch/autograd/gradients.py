@@ -35,14 +35,14 @@ _SWITCHED_OFF: Final = "ran with gradients switched off"
 NO_BACKWARD: Final = "ran, but no backward came back to it"
 _OUTPUT_NOT_NEEDED: Final = "its output needs no gradient"
 _INPUT_NOT_NEEDED: Final = "its input needs no gradient"
-_HANDED_ON: Final = "hands its input on as it is, so the gradient is that of its output"
+_HANDED_ON: Final = "returns its input unchanged, so the gradient is that of its output"
 
 Edge = tuple[Any, int]
 Found = list[tuple[str, Tensor]]  # tensors by slot
 
 
 class StepSource(Protocol):
-    """Tell which step is open in the calling thread."""
+    """Provide the step that is open in the calling thread."""
 
     def current(self) -> OpenStep:
         """Return the calling thread's step."""
@@ -58,7 +58,7 @@ class GradientPlace(NamedTuple):
 
 
 class PendingGradient(kernels.NativeHook):
-    """A gradient that backward may bring, with the place, step and call that it belongs to."""
+    """A gradient that backward may compute, with the place, step and call that it belongs to."""
 
     __slots__ = ()
     place: GradientPlace
@@ -181,7 +181,7 @@ class GradientSum(PendingGradient):
             raise
 
     def finish(self) -> None:
-        """Record the sum of what has come."""
+        """Record the sum of the gradients so far."""
         total, self.total = self.total, None
         if total is not None:
             self.arrived(total)
@@ -309,14 +309,14 @@ def await_input_gradients(
 
 
 def reason_for_outputs(awaited: bool) -> str:
-    """Return why no gradient of an output has come so far."""
+    """Return why no gradient of an output was seen so far."""
     if awaited:
         return NO_BACKWARD
     return _OUTPUT_NOT_NEEDED if torch.is_grad_enabled() else _SWITCHED_OFF
 
 
 def reason_for_inputs(inputs: CallInputs, roots: list[Any]) -> str:
-    """Return why no gradient of an input has come so far."""
+    """Return why no gradient of an input was seen so far."""
     if not torch.is_grad_enabled():
         return _SWITCHED_OFF
     if not inputs.edges:

@@ -1,4 +1,4 @@
-"""Gradients inside compiled graphs, arranged for while the compiler traces autograd.
+"""Observe gradients inside compiled graphs by hooks that are registered while the compiler traces autograd.
 
 To make the backward graph, the compiler runs the forward operations with autograd on tensors without data. The nodes
 of that autograd graph are those of eager mode, and the same hooks can be put on them: what the hooks call is compiled
@@ -34,20 +34,20 @@ from tensortap.adapters.torch.compile.operators import (
 
 _CALLS: Final = CallStack()
 _FAKE: Final = "FakeTensor"  # Dynamo only wants to know the shapes
-NOT_ARRANGED: Final = "could not be arranged for while compiling"
+NOT_ARRANGED: Final = "could not be observed: registering a hook while compiling failed"
 
 
 # Hooks call these while they are compiled. Dynamo traces them: they must stay plain.
 
 
 def await_gradients(handle: Tensor, found: Found) -> None:
-    """Have the gradients of these tensors observed."""
+    """Observe the gradients of these tensors."""
     slots = SEPARATOR.join([slot for slot, _ in found])
     torch.ops.tensortap.await_gradients([t for _, t in found], FORWARD_ORDER, BACKWARD_ORDER, handle, slots)
 
 
 def begin_call(handle: Tensor, given: Found) -> None:
-    """Begin a call of a module: have the gradients observed that this module alone sends back to its inputs."""
+    """Begin a call of a module: observe the gradients that this module alone sends back to its inputs."""
     slots = SEPARATOR.join([slot for slot, _ in given])
     torch.ops.tensortap.begin_call([t for _, t in given], FORWARD_ORDER, handle, slots)
 
@@ -61,7 +61,7 @@ def end_call(handle: Tensor, outs: Found) -> None:
 
 
 class _GradientHook:
-    """Put an operator into backward for a gradient: before the node that made a tensor, or on a leaf tensor."""
+    """Insert an operator into backward for a gradient: before the node that made a tensor, or on a leaf tensor."""
 
     def __init__(self, order: Tensor, handle: Tensor, slot: str, index: int) -> None:
         self.order, self.handle, self.slot, self.index = order, handle, slot, index
@@ -73,7 +73,7 @@ class _GradientHook:
 
 
 class _TracedGradientSum(GradientSum):
-    """Add up, inside the graph, what the edges into one input bring."""
+    """Add up, inside the graph, the gradients of all edges into one input."""
 
     __slots__ = ("handle", "order", "slot")
 
@@ -81,7 +81,7 @@ class _TracedGradientSum(GradientSum):
         self.order, self.handle, self.slot = order, handle, slot
 
     def arrived(self, gradient: Tensor) -> None:
-        """Have the sum observed."""
+        """Observe the sum."""
         torch.ops.tensortap.observe(gradient, self.order, self.handle, self.slot)
 
     def failed(self, error: Exception) -> None:
@@ -109,7 +109,7 @@ def _begin_call(given: list[Tensor], order: Tensor, handle: Tensor, slots: str) 
 def _arrange(
     name: str, args: tuple[Any, ...], handle: Tensor, order: Tensor, trace: Callable[[], tuple[str, list[str]]]
 ) -> None:
-    """Do as eager mode does where data flows; otherwise put hooks on the graph, and report it when the graph runs."""
+    """Do as eager mode does if there is data; otherwise put hooks on the graph, and report them when the graph runs."""
     if type(handle) is Tensor:
         KERNELS[name](*args)
         return
@@ -152,7 +152,7 @@ def _await_inputs(outs: list[Tensor], order: Tensor, handle: Tensor) -> tuple[st
 
 
 def _skip_version_check(order: Tensor) -> None:
-    """Keep one backward, which declares to write to `order`, from invalidating that of an earlier call.
+    """Prevent that a backward, which declares a write to `order`, invalidates the backward of an earlier call.
 
     Where the compiler runs the operator in place, no version is counted; where it copies, it must be told not to check.
     Older versions cannot be told: with `backend="aot_eager"`, a module that runs twice before backward fails there.

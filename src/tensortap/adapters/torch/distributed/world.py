@@ -12,6 +12,7 @@ import torch
 from torch import distributed
 
 from tensortap.distributed.ranks import SPAWNED, World
+from tensortap.errors import UnsupportedError
 
 AVAILABLE: Final = distributed.is_available()  # whether PyTorch was built with it
 
@@ -40,6 +41,11 @@ def spawned_index() -> int | None:
 
 def summed(numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the sum over all ranks: one all-reduce on the default group, which every rank must take part in."""
+    if not has_group():
+        raise UnsupportedError(
+            "global_stats=True of PyTorch needs a process group, got none: call torch.distributed.init_process_group() "
+            "before tensortap.watch()"
+        )
     tensor = torch.from_numpy(numbers).to(_device())
     distributed.all_reduce(tensor)
     result: npt.NDArray[np.float64] = tensor.cpu().numpy()

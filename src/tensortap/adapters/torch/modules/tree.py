@@ -14,7 +14,7 @@ from tensortap.select.ports import BUFFER_PORTS, MODULE_PORTS, PARAMETER_PORTS
 from tensortap.select.sites import Candidate
 
 SCRIPTED: Final = "a scripted module takes no hooks; watch the module it was scripted from"
-CONTAINER: Final = "is only a container and never called; tap what is in it"
+CONTAINER: Final = "is only a container and never called; tap the modules in it"
 FLAT: Final = (
     "is flattened into the graph around it, and only its weights are left; torch.export.unflatten() gives it back"
 )
@@ -71,7 +71,7 @@ def _unwrapped_path(path: str) -> str:
 
 
 def owners_of(named: NamedModules) -> dict[str, Owner]:
-    """Return where every parameter and buffer hangs, by each of its names."""
+    """Return the module and attribute of every parameter and buffer, by each of its names."""
     return {path: Owner(weakref.ref(module), name, ports) for path, module, name, ports in _members_of(named)}
 
 
