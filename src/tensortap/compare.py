@@ -29,7 +29,7 @@ Choice = Probe | str | Pattern | Callable[[Candidate], bool]
 
 @dataclass(frozen=True, slots=True)
 class _Small(Full):
-    """The whole of a tensor that is not large."""
+    """Keep the whole of a tensor that is not large."""
 
     def pick(self, array: Array, place: str) -> Array | None:  # type: ignore[override]
         return None if array.size > LARGE else Full.pick(self, array, place)
@@ -37,7 +37,7 @@ class _Small(Full):
 
 @dataclass(frozen=True, slots=True)
 class _OfLarge(Sample):
-    """A sample of a large tensor, at positions that do not depend on the site's name: names may differ."""
+    """Keep a sample of a large tensor, at positions that do not depend on the site's name: names may differ."""
 
     def pick(self, array: Array, place: str) -> Array | None:  # type: ignore[override]
         return Sample.pick(self, array, "") if array.size > LARGE else None
@@ -107,7 +107,7 @@ class _AnyArray(metaclass=_AnyArrayType):
 
 
 def _own_batch(model: Any, batch: Any, models: tuple[Any, Any]) -> Any:
-    """Return the batch as a model takes it: as it is where models and arrays are of one framework."""
+    """Return the batch in a form that a model takes: unchanged if models and arrays are of one framework."""
     framework = framework_for(model)
     name = framework.capabilities.name
     kinds = {type(leaf).__module__.partition(".")[0] for _, leaf in values_in(batch, _AnyArray)}
@@ -116,7 +116,7 @@ def _own_batch(model: Any, batch: Any, models: tuple[Any, Any]) -> Any:
 
 
 def _kinds(batch: Any, other: Any) -> Iterator[Any]:
-    """Yield the batch as a function may take it: as it is, as NumPy's arrays, as the other model takes it."""
+    """Yield the batch in forms that a function may take: unchanged, as NumPy arrays, in the other model's form."""
     yield batch
     yield host_arrays(batch)
     if _is_model(other):
@@ -168,7 +168,7 @@ def _explained(model_a: Any, model_b: Any) -> Iterator[None]:
 
 
 def _frameworks(*models: Any) -> list[str]:
-    """Return the frameworks that models are of, each once."""
+    """Return the frameworks of the models, each once."""
     return list(dict.fromkeys(framework_for(model).capabilities.name for model in models if _is_model(model)))
 
 

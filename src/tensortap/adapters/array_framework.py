@@ -1,4 +1,4 @@
-"""The quick looks of every framework whose values are, or become, NumPy arrays.
+"""Quick looks for every framework whose values are NumPy arrays or can be converted to them.
 
 A framework says how a model is called, what a call can change and what a tap could leave behind; capturing,
 verifying, comparing and locating a NaN are then the same for all.
@@ -31,7 +31,7 @@ _ALL_OPERATIONS: Final = "op:*"
 
 
 class ArrayFramework(Framework):
-    """Declare a framework by `array_adapter`, and by as many of the small methods below as it needs."""
+    """Declare a framework: define `array_adapter`, and override those small methods that it needs."""
 
     def array_adapter(self, model: Any) -> ArrayAdapter | None:
         """Return the adapter for a model, or None for other objects of the framework."""
@@ -47,11 +47,11 @@ class ArrayFramework(Framework):
         yield lambda: None
 
     def finished(self, value: Any) -> Any:
-        """Return what a call gave once it is there."""
+        """Wait until the result of a call is ready, and return it."""
         return value
 
     def on_host(self, value: Any) -> Any:
-        """Return a nested value with arrays of NumPy in it."""
+        """Return a nested value whose tensors are converted to NumPy arrays."""
         return value
 
     def state(self, model: Any) -> dict[str, Array]:
@@ -63,11 +63,13 @@ class ArrayFramework(Framework):
         return self.state(model)
 
     def traces(self, model: Any) -> dict[str, Any]:
-        """Return everything a careless tap could leave behind."""
+        """Return the state in which leftovers of a tap would show."""
         return {}
 
     def adapter(self, model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> ArrayAdapter | None:
-        """Return the adapter for a model; the options are about fused layers, of which there are none here."""
+        """Return the adapter for a model. The options are ignored: they concern fused layers, which these frameworks
+        lack.
+        """
         return self.array_adapter(model)
 
     def capture(self, model: Any, inputs: Any, patterns: Sequence[Any]) -> Captured:
@@ -166,7 +168,7 @@ class ArraySubject(VerificationSubject):
 
 
 class _Lister(ArrayObserver):
-    """Note which operations there are."""
+    """Note the names of the operations that run."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__(recorder)

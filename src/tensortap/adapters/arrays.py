@@ -1,4 +1,4 @@
-"""For adapters whose values are NumPy arrays: recording them, copying them, and one call with taps on."""
+"""Record, copy and capture values that are NumPy arrays: helpers for the adapters."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Kind(type):
 
 
 class Arrays(metaclass=_Kind):
-    """Whatever counts as an array: NumPy's, its scalars, SciPy's sparse matrices, tables of numbers."""
+    """What counts as an array: NumPy arrays and scalars, SciPy's sparse matrices, tables of numbers."""
 
 
 def arrays_in(value: Any) -> list[tuple[str, Array]]:
@@ -72,7 +72,7 @@ class ArrayObserver:
         self.recorder = recorder
 
     def take(self, point: Point, array: Array | Reduced, step: OpenStep, recomputed: bool = False) -> None:
-        """Reduce an array into the step's table, or put a row there that a graph has computed."""
+        """Reduce an array into the step's table, or add a row that a graph has computed."""
         armed = step.armed & point.probes
         if not armed:
             return
@@ -89,7 +89,7 @@ class ArrayObserver:
             self.recorder.counters.failed("skipped_tensors", f"recording {point.text}", error)
 
     def take_at_step_end(self, port: Port, read: Callable[[], Any], step: OpenStep) -> None:
-        """Record what is read only when the step closes."""
+        """Record values that can only be read when the step closes."""
         try:
             value = read()
         except Exception as error:
@@ -100,7 +100,7 @@ class ArrayObserver:
     def take_all(
         self, ports: Iterable[Port], found: Sequence[tuple[str, Array | Reduced]], step: OpenStep, why: str
     ) -> None:
-        """Record what was found, under every name it has."""
+        """Record an array under every name that its layer has."""
         for port in ports:
             if not found:
                 port.note = port.note or why
@@ -150,7 +150,7 @@ class NamedArrays:
         return bool(found)
 
     def unseen(self) -> Iterator[str]:
-        """Return the patterns that could only mean named values and matched none, each with the reason."""
+        """Return the patterns that can only match named values and matched none, each with the reason."""
         return (pattern.text for pattern in self._plan.waiting(self._known, ("output",)))
 
 

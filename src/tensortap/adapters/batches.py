@@ -25,7 +25,7 @@ def copied(value: Any, copy_leaf: CopyLeaf) -> Any:
 
 
 def host_arrays(batch: Any) -> Any:
-    """Return a batch with the tensors of any framework as NumPy's arrays; low precision that NumPy lacks as float32.
+    """Return a batch whose tensors are NumPy arrays; types of low precision that NumPy lacks become float32.
 
     >>> host_arrays({"x": memoryview(b"ab"), "n": 3})["n"]
     3
@@ -78,7 +78,7 @@ def _mapping(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _object(value: Any, copy_leaf: CopyLeaf, memo: dict[int, Any], depth: int) -> Any:
-    """Copy an object with attributes, such as a dataclass or a graph's batch; functions and models stay."""
+    """Copy an object with attributes, such as a dataclass or a batch of graphs; functions and models are not copied."""
     attributes = getattr(value, "__dict__", None)
     if not isinstance(attributes, dict) or callable(value):
         return value

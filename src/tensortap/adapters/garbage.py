@@ -1,4 +1,4 @@
-"""Keep the garbage collector out of the way while many objects are made that stay."""
+"""Pause the garbage collector while many long-lived objects are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def collection_paused() -> Iterator[None]:
-    """Let no collection begin inside the block; afterwards it is as it was.
+    """Start no collection inside the block; afterwards the collector is as it was.
 
     Taps on thousands of modules are a hundred thousand objects, and each time that a quarter is added the collector
     looks through everything that the process has: half of the time that attaching took.

@@ -1,4 +1,4 @@
-"""The origin of a NaN or an infinity, for frameworks without an operation level: the first layer that made one."""
+"""Find the origin of a NaN or an infinity, for frameworks without single operations: the first layer that made one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CAME_IN: Final = "what it was given, which no layer before it gave"
 
 
 class _Finder(ArrayCatcher):
-    """Note what each layer is given, until one turns finite numbers into others."""
+    """Note the inputs of each layer, until a layer makes non-finite values of finite ones."""
 
     def __init__(self, recorder: Recorder, types: dict[str, str]) -> None:
         super().__init__(recorder, Captured())
@@ -27,7 +27,7 @@ class _Finder(ArrayCatcher):
         self.came_in: Origin | None = None  # the first that was given what no layer gave
 
     def take(self, point: Point, array: Any, step: OpenStep, recomputed: bool = False) -> None:
-        """Look at one array."""
+        """Check one array."""
         if self.origin is not None or recomputed:
             return
         site, port, slot, _ = point.place
@@ -69,7 +69,7 @@ def locate(adapter: ArrayAdapter, call: Callable[[], Any]) -> Origin | None:
 
 
 def _spoilt(came_in: Origin | None) -> bool:
-    """Return whether it was more than a mask, −inf on purpose, that came in."""
+    """Return whether the input held more than a mask, which is −inf on purpose."""
     return came_in is not None and any(seen.summary.nan or seen.summary.posinf for seen in came_in.inputs)
 
 

@@ -1,4 +1,4 @@
-"""What `tt.check_model` asks of a framework: the checks by name, and the model with what it is called with."""
+"""The contract of `tt.check_model` with a framework: the checks by name, and the model with its arguments."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _UNDECIDED: Final = Point(Place(""), -1, 0, 0, 0)
 
 
 def tap(value: T, name: str) -> T:
-    """Name a value inside your own code, and give it back unchanged. Free when nobody watches."""
+    """Name a value inside your own code, and return it unchanged. It costs nothing while no tap is open."""
     if ACTIVE.recorders and not _SILENT.on:
         for recorder in ACTIVE.recorders:
             value = recorder.see(value, name)
@@ -80,7 +80,7 @@ class NamedValueRecorder:
         self._recorder.pause()
 
     def use_probes(self) -> None:
-        """Decide anew which names are wanted: the recorder has other probes now."""
+        """Decide again which names are wanted: the recorder has other probes now."""
         self._points = {}
 
     def unseen(self) -> dict[str, str]:
@@ -102,12 +102,12 @@ class NamedValueRecorder:
 
 
 def _shown(name: object) -> str:
-    """Return how a warning calls a value; a tensor where a name was expected is not printed."""
+    """Return a value as a warning shows it; a tensor given in place of a name is not printed."""
     return repr(name) if isinstance(name, str) else "a value"
 
 
 class _Active:
-    """Whom named values go to. A tuple that is replaced, so that reading it needs no lock."""
+    """The taps that receive named values. The tuple is replaced as a whole, so that reading it needs no lock."""
 
     def __init__(self) -> None:
         self.recorders: tuple[NamedValueRecorder, ...] = ()

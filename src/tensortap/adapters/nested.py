@@ -1,4 +1,4 @@
-"""The tensors of one framework inside whatever a layer takes or returns, each with a readable slot."""
+"""Find the tensors of one framework inside the arguments or results of a layer, each with a readable slot."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def arguments_by(
 
 
 def named_arguments(names: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return what a function is called with, each with its slot."""
+    """Return the arguments of a function, each with its slot."""
     return [(_slot(names, i), item) for i, item in enumerate(args)] + [(f".{key}", kwargs[key]) for key in kwargs]
 
 

@@ -1,4 +1,4 @@
-"""What happens when a watched step has a NaN or an infinity in it."""
+"""Act when a watched step has a NaN or an infinity in it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class NonFiniteMonitor:
 
 
 def first_in(step: OpenStep, names: Names) -> Origin:
-    """Return the first non-finite record of a step, with what its module was given where that was recorded too."""
+    """Return the first non-finite record of a step, with the inputs of its module if they were recorded too."""
     table = step.table
     bad = table.column("nan") + table.column("posinf") + table.column("neginf")
     row = int(np.flatnonzero(bad)[0])

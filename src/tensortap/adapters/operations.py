@@ -1,4 +1,4 @@
-"""Single operations of a tap, for adapters that see operations while layers run: which are wanted, and their ports."""
+"""Single operations of a tap, for adapters that see operations while layers run: the wanted ones, and their ports."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class OperationTaps:
 
 
 def operation_patterns(plan: Plan, paths: Iterable[str], known: frozenset[str], groups: Groups) -> list[Pattern]:
-    """Return the patterns that mean operations: `op:…`, and `layer/name` where the layer and the name are known."""
+    """Return the patterns for operations: `op:…`, and `layer/name` where both the layer and the name are known."""
     layers = set(paths)
     patterns = [p for probe in plan.probes for p in probe.patterns]
     return [p for p in patterns if p.kind == "op" or _means_operation(p, layers, known, groups)]

@@ -1,4 +1,4 @@
-"""What the probes chose of a model: a plan of ports, each with a point for every slot that turns up."""
+"""The sites of a model that the probes chose: a plan of ports, each with a point for every slot that is seen."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tensortap.types import Place
 
 
 class Port:
-    """One port of one module: the probes that want it, and a point for every slot that turns up in it.
+    """One port of one module: the probes that want it, and a point for every slot that is seen in it.
 
-    `note` says why nothing has turned up, as far as that is known; `op` is the operation, if it is that of one.
+    `note` is the reason why nothing was seen, if known; `op` is the operation, if the port belongs to one.
     """
 
     __slots__ = ("bits", "note", "op", "path", "patterns", "points", "port", "recorder")
@@ -37,11 +37,11 @@ class Port:
 
     @property
     def seen(self) -> bool:
-        """Whether anything that a probe wants has turned up."""
+        """Whether anything that a probe wants was seen."""
         return any(point.probes for point in self.points.values())
 
     def point(self, slot: str) -> Point:
-        """Return the point of a slot. The first time it is made, and which probes want it is decided."""
+        """Return the point of a slot. The first call makes it and decides which probes want it."""
         known = self.points.get(slot)
         if known is None:
             wanted = 0
@@ -71,7 +71,7 @@ class OpName(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What the probes chose of a model: for every path and port the patterns, with their probes as bits."""
+    """The sites of a model that the probes chose: the patterns for every path and port, with their probes as bits."""
 
     ports: dict[tuple[str, str], list[tuple[Pattern, int]]]
     probes: tuple[Probe, ...] = ()
@@ -82,12 +82,16 @@ class Plan(NamedTuple):
         return Port(recorder, path, port, patterns) if patterns else None
 
     def kinds(self, ports: Iterable[str]) -> tuple[str, ...]:
-        """Return the ports that some probe wants of some site, so that no module is asked for the others."""
+        """Return the ports that any probe wants at any site, so that the others need not be looked up for
+        each module.
+        """
         wanted = {port for _, port in self.ports}
         return tuple(port for port in ports if port in wanted)
 
     def port_for_named_value(self, recorder: Recorder, candidate: Candidate, port: str) -> Port | None:
-        """Return the port of what was not known at set-up: a value the user named. A pattern for it needs a slash."""
+        """Return the port of a value that the user named, which was not known at set-up. A pattern for it needs a
+        slash.
+        """
         patterns = [
             (pattern, 1 << i)
             for i, probe in enumerate(self.probes)
@@ -97,7 +101,7 @@ class Plan(NamedTuple):
         return Port(recorder, candidate.path, port, patterns) if patterns else None
 
     def site(self, path: str) -> str:
-        """Return what the run calls a path of this model."""
+        """Return the name of a path of this model in the run."""
         return path
 
     def port_for_operation(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
@@ -115,7 +119,7 @@ class Plan(NamedTuple):
         return any(pattern.matches_op(path, call.op, call.number, port, GROUPS) for path in paths)
 
     def waiting(self, names: Iterable[str], ports: Sequence[str]) -> list[Pattern]:
-        """Return the patterns that could only mean values the user names, and that match none of these names."""
+        """Return the patterns that can only match values the user names, and match none of these names."""
         seen = [Candidate(name, (), tuple(ports)) for name in names]
         late = [pattern for probe in self.probes for pattern in probe.patterns if _only_late(pattern)]
         return [p for p in late if not any(p.matches(candidate, port) for candidate in seen for port in ports)]

@@ -76,7 +76,9 @@ class Adapter:
         return {}
 
     def operations(self) -> Collection[str]:
-        """Return the names of all single operations that patterns may mean; none where they are not seen."""
+        """Return the names of all single operations that patterns can match; none if the framework does not
+        show them.
+        """
         return ()
 
     @property
@@ -85,7 +87,7 @@ class Adapter:
         return GROUPS
 
     def default_sites(self) -> str | Callable[[Candidate], bool]:
-        """Return what is watched when the user names no site."""
+        """Return the sites that are watched when the user names none."""
         return watched_by_default
 
     def describe(self) -> dict[str, Any]:
@@ -93,11 +95,11 @@ class Adapter:
         return {}
 
     def refuse(self, pattern: Pattern) -> None:
-        """Raise if a pattern can only mean what this model or its framework does not give."""
+        """Raise if everything that a pattern can match is missing in this model or its framework."""
         refuse(self.capabilities, pattern)
 
     def plan(self, probes: Sequence[Probe]) -> Plan:
-        """Return what the probes choose of this model; raise for a pattern that chooses nothing."""
+        """Return the sites of this model that the probes choose; raise for a pattern that matches nothing."""
         for pattern in (pattern for probe in probes for pattern in probe.patterns):
             self.refuse(pattern)
             if pattern.kind == "op":  # a framework has thousands of operations, and listing them takes a while
@@ -111,10 +113,10 @@ class Adapter:
         raise NotImplementedError
 
     def arm(self) -> None:
-        """Prepare for the step that has opened, or for a pause: a step that nobody wants should carry no taps."""
+        """Prepare for the step that has opened, or for a pause: a step that no probe wants should have no taps."""
 
     def detach(self) -> None:
-        """Take off what `attach` put on, and nothing else."""
+        """Remove the taps that `attach` put on, and nothing else."""
 
     def change(self, recorder: Recorder, plan: Plan) -> None:
         """Replace the taps by those of another plan, and go on with the steps as they are."""
@@ -128,7 +130,7 @@ class Adapter:
         return self.steps.enter(step)
 
     def collect(self, step: OpenStep) -> None:
-        """Record what is only known when a step is over, such as parameters."""
+        """Record values that are only known when a step is over, such as parameters."""
 
     def left_open(self) -> list[OpenStep]:
         """Return steps that began and that nothing has ended yet."""
@@ -139,7 +141,9 @@ class Adapter:
         return value
 
     def named(self, name: str, value: Any) -> bool:
-        """Record a value the user named, and its gradient where that is wanted; False if it is none of ours."""
+        """Record a value the user named, and its gradient if a probe wants it; return False if it is not this
+        framework's.
+        """
         return False
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -164,7 +168,7 @@ class Framework:
     capabilities: Capabilities
 
     def recognizes(self, value: Any) -> bool:
-        """Return whether an object whose class comes from no framework's module is one of this framework's models."""
+        """Return whether an object whose class is from no framework's module is a model of this framework."""
         return False
 
     def adapter(self, model: Any, options: AdapterOptions = DEFAULT_OPTIONS) -> Adapter | None:
@@ -174,7 +178,9 @@ class Framework:
     def function_adapter(
         self, function: Callable[..., Any] | None, options: AdapterOptions = DEFAULT_OPTIONS
     ) -> Adapter:
-        """Return the adapter for the operations of a plain function, or without one of the block that follows."""
+        """Return the adapter for the operations of a plain function; with None, for those of the following block of
+        code.
+        """
         raise self.unsupported("blocks")
 
     def capture(self, model: Any, inputs: Any, patterns: Sequence[Any]) -> Captured:
@@ -195,7 +201,9 @@ class Framework:
         yield run
 
     def seeded(self, seed: int) -> AbstractContextManager[None]:
-        """Return a block in which what the framework draws depends on the seed; afterwards all states are as before."""
+        """Return a context in which the framework's random numbers depend on the seed; afterwards all states are
+        restored.
+        """
         return seeded_rng(seed)
 
     def weights(self, model: Any) -> Mapping[str, npt.NDArray[Any]]:
@@ -203,11 +211,11 @@ class Framework:
         return {}
 
     def parameters_of_call(self, model: Any) -> frozenset[str] | None:
-        """Return the names that a model's call takes; None where any may be given."""
+        """Return the parameter names of a model's call; None if any name is accepted."""
         return None
 
     def sites_of_call(self, model: Any, inputs: Any, sites: Sequence[Candidate]) -> list[Candidate]:
-        """Call the model once, leave it as it was, and return its sites, with what only a call tells of them.
+        """Call the model once, leave it as it was, and return its sites, with facts that only a call shows.
 
         Single operations are added where the framework shows them.
         """
@@ -230,7 +238,7 @@ class Framework:
         raise self.unsupported("compare")
 
     def own_batch(self, batch: Any) -> Any:
-        """Return a batch of any framework's tensors as this one's models take it."""
+        """Return a batch of any framework's tensors, converted to tensors that this framework's models take."""
         return host_arrays(batch)
 
     def compiled_values(self, see: Callable[[Any, str], object]) -> Callable[[Any, str], bool] | None:

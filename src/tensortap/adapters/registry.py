@@ -1,4 +1,4 @@
-"""Which frameworks there are: one line each. Reading it, and what each can show, imports none of them."""
+"""The list of frameworks: one line each. Reading it, or the capabilities in it, imports none of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Registered(NamedTuple):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can show; known without the framework."""
+        """Its capabilities; reading them does not import the framework."""
         found: Capabilities = importlib.import_module(f"{__package__}.{self.name}.capabilities").CAPABILITIES
         return found
 

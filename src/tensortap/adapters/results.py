@@ -1,4 +1,4 @@
-"""What the quick looks give back: plain values, the same for every framework."""
+"""The results of the quick looks: plain values, the same for every framework."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tensortap.select.patterns import Pattern
 
 
 class Captured(dict[str, Any]):
-    """Tensors by site, as they were during one call. `output` is what the model returned."""
+    """Copies of tensors by site, made during one call. `output` is the model's return value."""
 
     output: Any = None
 
@@ -54,7 +54,9 @@ def _shape(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found. True when something was compared and nothing was changed; printed, with the cost."""
+    """The result of `verify`. True if something was compared and nothing was changed; print it for the details and the
+    cost.
+    """
 
     deterministic: bool
     same_outputs: bool
@@ -111,7 +113,7 @@ def _verdict(same: bool) -> str:
 
 
 class TensorSummary(NamedTuple):
-    """One tensor that went in: its slot and its statistics."""
+    """One input tensor: its slot and its statistics."""
 
     slot: str
     summary: Summary
@@ -137,7 +139,7 @@ class Origin:
 
     @classmethod
     def in_batch(cls, inputs: Iterable[TensorSummary]) -> Origin:
-        """Return the origin of what no layer made: inputs of the model that are not finite."""
+        """Return the origin of a value that no layer made: inputs of the model that are not finite."""
         return cls("forward", "", "", inputs=tuple(inputs), why="the batch was not finite when it came in")
 
     def _lines(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The random states that every framework's code may draw from: Python's own and NumPy's."""
+"""The random states that code of every framework may use: Python's own and NumPy's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def preserve_rng_state() -> Callable[[], None]:
-    """Keep both states as they are now; the function given puts them back, as often as it is called."""
+    """Save both states; return a function that restores them, as often as it is called."""
     python, numpy = random.getstate(), np.random.get_state()
 
     def put_back() -> None:
@@ -22,7 +22,7 @@ def preserve_rng_state() -> Callable[[], None]:
 
 @contextmanager
 def seeded_rng(seed: int) -> Iterator[None]:
-    """Let both states begin with a seed for the time of a block, and put them back."""
+    """Seed both generators for the time of a block, and restore their states."""
     put_back = preserve_rng_state()
     random.seed(seed)
     np.random.seed(seed % (1 << 32))

@@ -1,4 +1,4 @@
-"""What a framework brings to `tt.verify`, which runs a model with and without taps and compares."""
+"""The contract of `tt.verify` with a framework: it runs a model with and without taps and compares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class VerificationSubject:
     """One model with one batch, run again and again from the same state."""
 
     def observe(self) -> Mapping[str, Any]:
-        """Run once from the same state, and return everything the run leaves, by name."""
+        """Run once from the same state, and return all results and changed state, by name."""
         raise NotImplementedError
 
     def prepare(self) -> None:
@@ -28,7 +28,7 @@ class VerificationSubject:
         return {}
 
     def unrestored(self) -> list[str]:
-        """Return what a run changes and `prepare` does not put back; asked where runs differ without taps."""
+        """Return the state that a run changes and `prepare` does not restore; used if runs differ without taps."""
         return []
 
     def same(self, a: Any, b: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Describe arrays that a training is given: ranges, classes, and what a constant answer would cost."""
+"""Describe the arrays of a training: ranges, classes, and the loss of a constant answer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def describe_array(array: npt.NDArray[Any]) -> dict[str, Any]:
 
 
 def describe_labels(array: npt.NDArray[Any]) -> dict[str, Any]:
-    """Return what is known of targets: their range, and classes where they are integers or one-hot rows."""
+    """Return facts about targets: their range, and classes if they are integers or one-hot rows."""
     found = describe_array(array)
     if "min" not in found:
         return found

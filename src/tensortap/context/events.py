@@ -26,7 +26,7 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """Events that wait to be written; the step they belong to is asked of `step`.
+    """Events that wait to be written; `step` returns the step that they belong to.
 
     >>> log = EventLog()
     >>> log.add("optimizer", "SGD", "train.py:12", {"lr": 0.1})
@@ -48,7 +48,7 @@ class EventLog:
         self.put(Event(self._step(), kind, name, code, json.dumps(plain(data)), time.time_ns() // 1000))
 
     def put(self, event: Event) -> None:
-        """Note an event as it is."""
+        """Add an event."""
         with self._lock:
             self._count += 1
             if self._count <= MOST_EVENTS:
@@ -57,7 +57,7 @@ class EventLog:
         self._dropped(1)
 
     def take(self) -> list[Event]:
-        """Return the events that wait, and forget them."""
+        """Return the waiting events, and drop them."""
         if not self.waiting:
             return []
         with self._lock:
@@ -66,7 +66,7 @@ class EventLog:
 
 
 class Sampling:
-    """Choose calls to look at: the first ones, then fewer and fewer.
+    """Choose calls to examine: the first ones, then fewer and fewer.
 
     >>> sampling = Sampling(first=2, then=4)
     >>> [n for n in range(20) if sampling.due()]

@@ -1,4 +1,4 @@
-"""Where data comes from: the lines of the user's code that make what a call is given, followed back by name."""
+"""Find the lines of the user's code that make the arguments of a call, followed back by name."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ class SourceFile:
         return node
 
     def definitions(self, name: str, use: Use) -> list[ast.AST]:
-        """Return what binds a name before a line: in its function, or else in the module; the last ones first."""
+        """Return the statements that bind a name before a line: in its function, or else in the module; the last ones
+        first.
+        """
         bindings = self._bindings.get(name, [])
         own = [(node, scope) for node, scope in bindings if scope is use.scope]
         if isinstance(use.scope, _SCOPES) and not own:
@@ -56,7 +58,7 @@ class SourceFile:
 
     @cached_property
     def _bindings(self) -> dict[str, list[tuple[ast.AST, ast.AST]]]:
-        """What binds each name, and in which scope: the file is walked once, whatever is asked of it."""
+        """The statements that bind each name, by scope: the file is walked once."""
         found: dict[str, list[tuple[ast.AST, ast.AST]]] = {}
         for node in ast.walk(self.tree):
             for name in _bound(node):
@@ -79,7 +81,8 @@ def frames_of_user() -> list[tuple[str, int]]:
 
 
 def input_lines(calls: list[tuple[str, int]]) -> list[str]:
-    """Return `file:line` of what makes the arguments of the innermost call; `calls` are the user's frames.
+    """Return `file:line` of the statements that make the arguments of the innermost call; `calls` are the user's
+    frames.
 
     The last assignment comes first. Parameters of a function are followed into the frame that called it.
     """
@@ -87,7 +90,7 @@ def input_lines(calls: list[tuple[str, int]]) -> list[str]:
 
 
 def target_lines(calls: list[tuple[str, int]]) -> list[str]:
-    """Return `file:line` of what makes the last argument of a call, as that of a loss."""
+    """Return `file:line` of the statements that make the last argument of a call, such as that of a loss."""
     return _followed(calls, _last_argument)
 
 

@@ -1,4 +1,4 @@
-"""Live control: what a running tap is asked for by another process, through a socket in its run folder.
+"""Live control: another process sends requests to a running tap, through a socket in its run folder.
 
     ctl, viewer, MCP ─► client ─► socket in rank=N/ ─► listener ─► TapControl ─► at the end of a step: recorder, adapter
 

@@ -55,7 +55,7 @@ def ask(path: str | os.PathLike[str], request: ControlRequest, ranks: Sequence[i
 
 
 def _step_ahead(sockets: dict[int, Path]) -> int:
-    """Return a step that all ranks will still have before them when the request has reached the last of them."""
+    """Return a step that no rank will have reached when the request arrives at the last of them."""
     earlier, begin = _latest_step(sockets), time.monotonic()
     time.sleep(_LOOK_SECONDS)
     latest = _latest_step(sockets)
@@ -74,7 +74,7 @@ def _ask_all(sockets: dict[int, Path], request: ControlRequest) -> list[RankAnsw
 
 
 def live_sockets(path: str | os.PathLike[str], ranks: Sequence[int] = ()) -> dict[int, Path]:
-    """Return the socket of every rank that runs; raise ControlError with the reason where there is none."""
+    """Return the socket of every running rank; raise ControlError with the reason if there is none."""
     files = Files(path)
     if not files.exists(RUN_JSON):
         read_info(files)  # raises, and says what is missing

@@ -25,7 +25,7 @@ Reply = dict[str, Any]
 
 
 class Peer(NamedTuple):
-    """Who asks: the process and its user."""
+    """The client of a request: its process and user."""
 
     pid: int
     uid: int
@@ -58,7 +58,7 @@ class Listener:
         self._thread.start()
 
     def close(self, timeout: float | None = None) -> None:
-        """Listen no more and remove the socket. A second call does nothing."""
+        """Stop listening and remove the socket. A second call does nothing."""
         if self._over.is_set():
             return
         self._over.set()
@@ -141,7 +141,7 @@ def _listening(path: Path) -> socket.socket:
 
 
 def peer_of(client: socket.socket) -> Peer:
-    """Return who is at the other end; where the system does not say, somebody with this process's rights."""
+    """Return the client at the other end; if the system does not tell, one with this process's rights."""
     if not hasattr(socket, "SO_PEERCRED"):
         return Peer(0, os.getuid())
     pid, uid, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))

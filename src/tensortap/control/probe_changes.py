@@ -67,7 +67,7 @@ class ProbeChanges:
         return f"probe {position} keeps {_kept(chosen)} of {self._count(position)}, when {chosen.when}"
 
     def remove(self, request: ControlRequest) -> str:
-        """Observe what a probe chose no longer."""
+        """Stop observing the sites of a probe."""
         position = self._position(request)
         gone = self._recorder.probes[position]
         probes = [*self._recorder.probes]
@@ -128,7 +128,7 @@ class ProbeChanges:
         self._plan = plan
 
     def _when(self, request: ControlRequest) -> str:
-        """Say for how long, and from which step on where ranks were to begin together."""
+        """Describe how long it lasts, and the first step if ranks begin together."""
         first = max(request.start, self._recorder.current.number + 1)
         begin = f"from step {first} on" if request.start else "from the next step on"
         return f"for {text.counted(request.steps, 'step')} {begin}"

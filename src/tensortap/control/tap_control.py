@@ -1,4 +1,4 @@
-"""Carry out what a running tap is asked for: between two steps, in the thread that trains."""
+"""Carry out the requests to a running tap: between two steps, in the thread that trains."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class PendingRequest:
 
 
 class TapControl:
-    """What clients ask of one tap. Requests wait until a step ends; nothing here raises into the training."""
+    """The requests of clients to one tap. They wait until a step ends; nothing here raises into the training."""
 
     def __init__(
         self, adapter: Adapter, recorder: Recorder, closer: StepCloser, named_values: NamedValueRecorder
@@ -66,7 +66,7 @@ class TapControl:
         }  # fmt: skip
 
     def listen(self, folder: RunFolder) -> None:
-        """Listen in the rank's folder; where that cannot be, the folder says why and the run goes on."""
+        """Listen in the rank's folder; if that is impossible, the folder says why and the run goes on."""
         if folder.files.local is None:
             return
         try:
@@ -76,7 +76,7 @@ class TapControl:
                 folder.note(control=f"not listening: {error}")
 
     def close(self) -> None:
-        """Listen no more; whoever still waits is told that the run has ended."""
+        """Stop listening; clients that still wait are told that the run has ended."""
         self._closed = True
         self._closer.requested = self._adapter.steps.between = None
         if self._listener is not None:
@@ -101,14 +101,14 @@ class TapControl:
         return {"ok": True, "waiting": True, "step": step, "said": f"waits for step {step} to end, and acts then"}
 
     def still_unseen(self, unseen: dict[str, str]) -> dict[str, str]:
-        """Return what was never seen in the whole run: taps that were replaced do not know of earlier ones."""
+        """Return the sites that were never seen in the whole run: replaced taps do not know of earlier ones."""
         if not self._probes.changed:
             return unseen
         seen = {f"{place.site}:{place.port}" for place in self._recorder.names.places}
         return {site: why for site, why in unseen.items() if site not in seen}
 
     def status(self) -> Reply:
-        """Return what the tap is doing."""
+        """Return the state of the tap."""
         recorder = self._recorder
         state = "paused" if recorder.paused else "recording"
         probes = [

@@ -13,7 +13,7 @@ class Upcoming(Trigger):
     >>> [trigger.before(step).name for step in (9, 10, 11, 12)]
     ['NO', 'MAYBE', 'MAYBE', 'NO']
 
-    A step that it wants is wanted in any case; it says MAYBE because a budget thins only what says YES.
+    A step that it wants is always kept; it says MAYBE because a budget thins only steps with a YES.
     """
 
     def __init__(self, steps: int, start: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Rules that read a run and say what is wrong with it, where, and what people do about it.
+"""Rules that read a run and say what is wrong with it, where, and how to fix it.
 
 Holds: `RunHistory` (a run as arrays, for rules), the rules, and `findings`, which asks them. May import `store`,
 `reduce`, `select` and what lies below; never `watch` or an adapter.

@@ -1,4 +1,4 @@
-"""Put findings together: one for each cause, with its places and with what follows from it."""
+"""Group findings: one for each cause, with its places and consequences."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ def one_for_each_cause(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _with_consequence(cause: Finding, finding: Finding) -> Finding:
-    """Add what follows from a cause, which is at least as severe: an error must not hide under a warning."""
+    """Add the consequences of a cause, which must be at least as severe: an error must not be listed under a
+    warning.
+    """
     severity = max(cause.severity or "warning", finding.severity or "warning", key=SEVERITIES.index)
     return replace(cause, severity=severity, consequences=(*cause.consequences, finding))
 
@@ -95,7 +97,7 @@ def _explains(cause: Finding, other: Finding) -> bool:
 
 
 def _joined(findings: Iterable[Finding]) -> list[Finding]:
-    """Make findings of one rule and one severity one, at the first place; the others' places are listed."""
+    """Merge findings of one rule and one severity into one, at the first place; the other places are listed."""
     first: dict[tuple[str, str, str], Finding] = {}
     for finding in findings:
         key = (finding.rule, str(finding.severity), finding.code)

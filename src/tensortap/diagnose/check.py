@@ -29,7 +29,7 @@ _DAMAGE: Final = (
 
 
 def findings(run: Given, rules: Rules = None, reference: Given | None = None) -> Findings:
-    """Return what the rules conclude from a run, the worst first; those without data are in `skipped`.
+    """Return the rules' findings about a run, the worst first; rules without data are in `skipped`.
 
     `rules` are names, rules or functions; none means all that are registered. `reference` is a run to compare this one
     with, for rules such as `drift`.
@@ -43,7 +43,7 @@ def findings(run: Given, rules: Rules = None, reference: Given | None = None) ->
 
 
 def findings_in(history: RunHistory, rules: Iterable[Rule]) -> Findings:
-    """Return what the rules conclude from one snapshot of a run."""
+    """Return the rules' findings about one snapshot of a run."""
     found: list[Finding] = []
     looked: list[str] = []
     skipped: dict[str, str] = {}
@@ -65,7 +65,7 @@ def findings_in(history: RunHistory, rules: Iterable[Rule]) -> Findings:
 
 
 def _is_ours(rule: Rule) -> bool:
-    """Return whether a rule is one of these; what goes wrong in a user's own is for its author to see."""
+    """Return whether a rule is built in; errors in a user's rule are shown to its author."""
     function = rule.function.func if isinstance(rule.function, partial) else rule.function
     return str(getattr(function, "__module__", "")).startswith(_OURS)
 

@@ -39,7 +39,7 @@ def _with_data_lines(finding: Finding, history: RunHistory) -> Finding:
 
 
 def _came_in(finding: Finding) -> bool:
-    """Return whether a sample did it that was not finite when it came in."""
+    """Return whether the cause is a sample that was not finite in the input."""
     samples = finding.evidence.get("samples") or [{}]
     return bool(finding.evidence.get("sample_is_clear") and samples[0].get("bad_inputs"))
 
@@ -56,7 +56,7 @@ def _lines(data: dict[str, object], name: str) -> dict[str, str]:
 
 
 def _line(path: str, modules: dict[str, str], parameters: dict[str, str]) -> str:
-    """Return the line of a parameter, of its module, or of what is around it."""
+    """Return the line of a parameter, of its module, or of a module around it."""
     if path in parameters:
         return parameters[path]
     while path:

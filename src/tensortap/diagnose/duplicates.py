@@ -1,4 +1,4 @@
-"""Leave out tensors that were recorded twice: what a container returns is what its last module returned."""
+"""Leave out tensors that were recorded twice: a container often returns the output of its last module."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COMPARED: Final = ("numel", "zeros", *BOUNDED)
 def without_duplicates(sites: Sequence[SiteHistory], keys: dict[Place, Key]) -> list[SiteHistory]:
     """Return the sites in their order, each tensor once: under the first place it was seen at.
 
-    Two tensors are taken for one when all their statistics agree at every step. Constant tensors agree by chance, so
-    of those only a container's are left out when something inside it shows the same. `keys` remembers what was
-    computed of a site for the next time.
+    Two tensors are taken for one when all their statistics agree at every step. Constant tensors agree by chance, so of
+    those only a container's are left out when something inside it shows the same. `keys` keeps what was computed for a
+    site, for the next call.
     """
     kept: dict[Key, list[SiteHistory]] = {}
     out = []

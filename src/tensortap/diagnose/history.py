@@ -38,7 +38,7 @@ LAST: Final = 10  # histograms and units are looked at over so many of a site's 
 
 
 class SiteHistogram(NamedTuple):
-    """What lies in a site's last histograms together: the run of buckets, zeros apart, and the finite extremes."""
+    """The sum of a site's last histograms: the run of buckets, the count of zeros, and the finite extremes."""
 
     offset: int
     counts: npt.NDArray[np.int64]
@@ -119,7 +119,7 @@ class SiteHistory:
 
 
 def _has_like(snapshot: Snapshot, port: str) -> bool:
-    """Return whether probes recorded what tells the same: gradients at another port."""
+    """Return whether probes recorded a substitute: gradients at another port."""
     recorded = {place.port for place in snapshot.places}
     return PORT_INFO[port].gradient and any(PORT_INFO[other].gradient for other in recorded if other in PORT_INFO)
 
@@ -188,7 +188,7 @@ class RunHistory:
         return training_events(self.snapshot)
 
     def _thin(self, port: str) -> list[SiteHistory]:
-        """Return what the training context has of parameters and gradients, where no probe recorded any."""
+        """Return the parameters and gradients of the training context, if no probe recorded any."""
         return [
             SiteHistory(place, self.modules.get(module_of(place.site, port), ""), "float32", shape, steps, columns)
             for place, shape, steps, columns in thin_sites(self.events("parameters"), port)
@@ -207,7 +207,7 @@ class RunHistory:
         return queries.table(self.snapshot, ports=ports, steps=chosen, columns=columns, phase=self.phase, where=where)
 
     def sites(self, *ports: str, duplicates: bool = False) -> list[SiteHistory]:
-        """Return the sites at these ports in order of execution, without those that show another's tensor again."""
+        """Return the sites at these ports in order of execution, without duplicates of another site's tensor."""
         found = [site for port in ports for site in self._of_port(port)]
         order = {place: i for i, place in enumerate(self.places)}
         found.sort(key=lambda site: order.get(site.place, len(order)))
@@ -231,7 +231,7 @@ class RunHistory:
     def tensors(
         self, *kinds: str, last: int = 1, steps: Mapping[Place, Collection[int]] | None = None
     ) -> dict[Place, list[tuple[int, npt.NDArray[Any]]]]:  # fmt: skip
-        """Return what was kept of tensors, as (step, array), at the last of all steps, or of `steps`."""
+        """Return kept tensors, as (step, array), at the last steps of all, or at the last of `steps`."""
         kept: dict[Place, list[TensorEntry]] = {}
         for item in kept_tensors(self.snapshot):
             wanted = steps is None or item.key.step in steps.get(item.key.place, ())

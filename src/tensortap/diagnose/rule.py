@@ -42,12 +42,12 @@ NO_CONTEXT: Final = (
 
 
 class NoData(Exception):  # noqa: N818  # no error: the rule looks elsewhere than the probes did
-    """Raised by a rule that cannot look: what it needs was not recorded. The message says how to record it."""
+    """Raised by a rule whose data was not recorded. The message says how to record it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A function of a history, with the name and severity its findings carry and the ports it needs one of.
+    """A function of a history, with the name and severity of its findings; it needs at least one of its ports.
 
     >>> from tensortap.diagnose import dead_units
     >>> dead_units.thresholds["dead"]
@@ -75,7 +75,7 @@ class Rule:
 
     @property
     def missing(self) -> str:
-        """What it says where no port that it needs was recorded; empty where it needs none."""
+        """The message for a run without any of its ports; empty if it needs none."""
         if not self.needs:
             return ""
         pattern = f"'**:{self.needs[0]}'"
@@ -94,7 +94,9 @@ class Rule:
         return replace(self, function=partial(self.function, **thresholds))
 
     def __call__(self, history: RunHistory) -> Iterator[Finding]:
-        """Look. What the function left open, the rule's name and severity, is filled in."""
+        """Yield the findings about a history. The rule's name and severity are filled in where the function left them
+        empty.
+        """
         if self.needs and not any(history.sites(port) for port in self.needs):
             raise NoData(self.missing)
         for finding in self.function(history) or ():
@@ -110,7 +112,7 @@ def rule(
 def rule(
     name: str | Looks = "", /, *, severity: Severity = "warning", needs: str | Iterable[str] = ()
 ) -> Rule | Callable[[Looks], Rule]:
-    """Make a function a rule, and have `run.findings()` ask it from now on.
+    """Make a function a rule, which `run.findings()` calls from now on.
 
     >>> @rule("broad", severity="info", needs="output")
     ... def broad(history, *, most=1e6):
@@ -139,7 +141,7 @@ def rule(
 
 
 def as_rules(rules: Iterable[Rule | Looks | str] | Rule | Looks | str | None) -> list[Rule]:
-    """Return what was given to `findings` as rules; None means every registered rule, causes first."""
+    """Return the `rules` argument of `findings` as rules; None means every registered rule, causes first."""
     if rules is None:
         return sorted(REGISTRY.values(), key=lambda r: ORDER.index(r.name) if r.name in ORDER else len(ORDER))
     given = [rules] if isinstance(rules, (str, Rule)) or callable(rules) else list(rules)

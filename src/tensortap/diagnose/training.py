@@ -1,4 +1,4 @@
-"""The training context as rules see it: events, and the parameters and gradients that it has of some steps."""
+"""The training context for rules: events, and the parameters and gradients of some steps."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def training_events(snapshot: Snapshot) -> list[TrainingEvent]:
 
 
 def _data(text: str) -> dict[str, Any]:
-    """Return the details of an event; none where a damaged file holds something else."""
+    """Return the details of an event; empty if a damaged file holds something else."""
     try:
         data = load_json(text)
     except ValueError:
@@ -56,7 +56,7 @@ def prefixed_types(models: Sequence[TrainingEvent]) -> dict[str, str]:
 
 
 def _parameters(event: TrainingEvent, *columns: str) -> Iterator[tuple[Any, ...]]:
-    """Yield what an event of parameters says of each; nothing where it has another form than was written."""
+    """Yield the entry of each parameter in an event; nothing if the event has an unexpected form."""
     lists = [event.data.get(name) for name in ("names", *columns)]
     if all(isinstance(found, list) and len(found) == len(lists[0] or ()) for found in lists):
         yield from (row for row in zip(*lists, strict=True) if isinstance(row[0], str))

@@ -23,7 +23,7 @@ Renaming = Renames | Callable[[str], str | None]
 
 
 class SiteSignature(NamedTuple):
-    """What tells a site apart without its name: its port, its shape, and the statistics of one record."""
+    """The features of a site besides its name: its port, its shape, and the statistics of one record."""
 
     port: str
     shape: tuple[int, ...]
@@ -34,7 +34,7 @@ Signatures = Mapping[Place, SiteSignature]
 
 
 class Alignment(NamedTuple):
-    """The sites of `a` with theirs in `b`, how they were found, and those that have none."""
+    """The sites of `a` with their partners in `b`, how these were found, and the sites without a partner."""
 
     pairs: dict[Place, Place]
     by: Literal["name", "order"]
@@ -141,7 +141,7 @@ def _ports_by_order(a: Sequence[Place], b: Sequence[Place], pairs: Mapping[Place
 
 
 def _is_foreign(rest: Sequence[Place], other: Sequence[Place], port: str) -> bool:
-    """Return whether most names of a port are neither sites of the other run nor modules around them."""
+    """Return whether most names of a port are neither sites of the other run nor modules that contain such sites."""
     known = {place.site for place in other}
     known |= {site[:i] for site in known for i, letter in enumerate(site) if letter == "."}
     own = [place.site for place in rest if place.port == port]
@@ -250,7 +250,9 @@ def _scores(a: Sequence[SiteSignature], b: Sequence[SiteSignature], *, spread: b
 
 
 def _agreement(a: tuple[str, Shape], b: tuple[str, Shape], spread: bool) -> float:
-    """Say how well port and shape agree: channels first in one and last in the other is less, a part of it least."""
+    """Return how well port and shape agree: less if channels are first in one and last in the other, least
+    for a part.
+    """
     if a[0] != b[0]:
         return 0.0
     if a[1] == b[1]:

@@ -52,7 +52,7 @@ class DiffBuilder:
         return [to_the_last_bit(pair) for pair in pairs] if self._bitwise else pairs
 
     def put(self, found: ColumnarResult, load: Callable[[], Iterable[Sequence[Pair]]]) -> None:
-        """Take over what a comparison by columns found; `load` makes the pairs when somebody wants them all."""
+        """Take over the result of a comparison by columns; `load` makes all pairs when they are needed."""
         self._sites = {(row.worst.site, row.worst.site_b): row for row in found.sites}
         self._first, self._unequal, self._cause = found.first, found.first_unequal, found.cause
         self._alone = list(found.alone)
@@ -61,7 +61,7 @@ class DiffBuilder:
         self._batches.append(PairsOnDemand(len(found.excess.site), rows))
 
     def _earlier(self, cause: Cause, paired: PairedSteps) -> Earlier:
-        """Return what of the steps before the cause was compared."""
+        """Return which parts of the steps before the cause were compared."""
         if (cause.phase, cause.step) == paired.both[0][0]:
             return "nothing"
         return "updates" if any(port_of(site) == "update" for site, _ in self._sites) else "steps"

@@ -44,7 +44,7 @@ def port_of(site: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Where two runs first part for a reason of its own: what is wrong, at which step, in which module.
+    """The first independent difference of two runs: what is wrong, at which step, in which module.
 
     `kind` says at which stage of the step: `parameter` (before it), `input`, `forward`, `loss`, `backward`, `gradient`
     (of parameters, after reduction), `update` or `buffer`. `sites` are all that are wrong at that stage and did not

@@ -22,7 +22,7 @@ HISTOGRAM_ROWS: Final = 1 << 18  # of files that hold more, distances of histogr
 
 
 class ColumnarResult(NamedTuple):
-    """What a comparison by columns found; sites in the order in which they are first seen."""
+    """The result of a comparison by columns; sites in the order in which they are first seen."""
 
     sites: list[SiteDiff]
     first: Pair | None
@@ -103,7 +103,7 @@ class ColumnarComparison:
             found.unequal[at] = self._lists.histograms_differ(pairs, at)
 
     def _to_the_last_bit(self, pairs: RowPairs, found: ChunkDifference) -> None:
-        """Let whatever is not equal differ beyond every tolerance, as `records.to_the_last_bit` does for one pair."""
+        """Make every unequal pair differ beyond all tolerances, as `records.to_the_last_bit` does for one pair."""
         a, b = pairs.a.columns, pairs.b.columns
         hashed = a["hashed"] & b["hashed"]
         other = np.where(hashed, a["hash"] != b["hash"], found.error != 0)
@@ -168,7 +168,7 @@ class ColumnarComparison:
         return [made[key] for key in keys]
 
     def _pairs_of_ranks(self, index: int) -> Sequence[Pair]:
-        """Return all pairs of one step, which are read again: ranks were gone through one by one."""
+        """Return all pairs of one step, which are read again, since ranks were compared one by one."""
         step = RunPair(*self._runs.snapshots, [self._runs.both[index]], dict(self._runs.places))
         found = [rows_of(pairs, self._rounding.rtol(pairs, shift=index))
                  for rank in step.ranks for pairs in step.chunks(rank, COLUMNS) if len(pairs)]  # fmt: skip
@@ -227,7 +227,7 @@ class EarliestRow:
 
     @property
     def position(self) -> int:
-        """Where it stands."""
+        """Its position in the order of execution; the latest there is before any row was added."""
         return int(self.rows["position"][0]) if len(self.rows) else _LATEST
 
     def add(self, pairs: RowPairs, rtol: Floats, chosen: Bools) -> None:

@@ -23,7 +23,7 @@ _EXACT: Final = np.array([*(d.name.startswith(("int", "uint", "bool")) for d in 
 
 
 class ChunkDifference(NamedTuple):
-    """How far each pair of a chunk differs, and whether anything at all that was read so far does."""
+    """The difference of each pair of a chunk, and whether it differs in any of the values read so far."""
 
     error: Floats
     excess: Floats
@@ -33,7 +33,7 @@ class ChunkDifference(NamedTuple):
 class RoundingSoFar:
     """Give the relative tolerance of pairs as arrays, as `Precision` gives it one by one in order of execution.
 
-    What was rounded before is known by where each tolerance is seen first: add pairs before those that come after them.
+    Earlier rounding is known from the first place of each tolerance: add pairs in order of execution.
     """
 
     def __init__(self, precision: Precision, is_parameter: Sequence[bool]) -> None:
@@ -186,7 +186,7 @@ def _trimmed(offset: Ints, counts: Any) -> tuple[Ints, Any]:
 
 
 def _flat(lists: Any) -> tuple[Ints, Array]:
-    """Return where each list begins among the elements, and the elements."""
+    """Return the first element of each list, and all elements."""
     lists = lists.fill_null([]) if lists.null_count else lists
     offsets = array_of(lists.offsets).astype(np.int64)
     return offsets - offsets[0] if len(offsets) else np.zeros(1, np.int64), array_of(lists.flatten())

@@ -53,7 +53,7 @@ class KeptElements:
         return self._kept.keys()
 
     def best(self, call: Call) -> TensorEntry | None:
-        """Return what tells most of one tensor; None when nothing was kept of it."""
+        """Return the kept elements with the most information about one tensor; None if nothing was kept."""
         return self._kept.get(call) or self._kept.get((*call[:4], ""))  # phases that share numbers are not noted
 
     def read(self, kept: TensorEntry) -> Array:
@@ -61,7 +61,7 @@ class KeptElements:
         return self._run.read_kept(kept).reshape(-1)
 
     def positions(self, key: TensorKey, array: Array, shape: tuple[int, ...]) -> Positions | None:
-        """Return where the elements lie in the flat tensor; None when the run does not say."""
+        """Return the positions of the elements in the flat tensor; None if the run does not tell."""
         numel = int(np.prod(shape, dtype=np.int64))
         if key.kind == "full":
             return np.arange(numel) if array.size == numel else None
@@ -73,7 +73,7 @@ class KeptElements:
 
 
 def call_of(record: Record) -> Call:
-    """Return which call of which place at which step a record is of."""
+    """Return the step, place and call of a record."""
     return record.step, record.rank, record.place._replace(op=""), record.call, record.phase or ""
 
 
@@ -82,7 +82,7 @@ def _rank_of_kind(kept: TensorEntry) -> int:
 
 
 def reducers_of(probe: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what a probe in `run.json` kept: `reducers`, or what version 1 wrote, the texts of `keep`.
+    """Return the reducers of a probe in `run.json`: `reducers`, or in version 1 the texts of `keep`.
 
     >>> reducers_of({"keep": ["Rows(indices=(0, -1))", "Sample(n=3, seed=0)"]})
     [{'kind': 'rows', 'indices': [0, -1]}, {'kind': 'sample', 'n': 3, 'seed': 0}]

@@ -47,7 +47,7 @@ class LayoutComparison:
 
     @property
     def layouts(self) -> str:
-        """How the ranks of both runs lie, and what was found of the batch, in words."""
+        """Describe the meshes of both runs, and the order of the batch."""
         found = self._pairs
         factor = f"; gradients of values are {found.factor:g} times as large in b" if found.factor != 1 else ""
         tokens = f", tokens by {found.sequence}" if found.sequence != "blocks" else ""
@@ -72,7 +72,7 @@ class LayoutComparison:
         return settled([self._derived(*one, of_a) for one in found])
 
     def _derived(self, paired: PairedWhole, pair: Pair, a: Mapping[Place, Sequence[Record]]) -> Compared:
-        """Return a parameter that no optimizer holds, such as a moving average, with what updates differ by allowed."""
+        """Return a parameter that no optimizer holds, such as a moving average; it may differ as much as updates do."""
         place = paired.place
         if place.port != "param" or not pair.differs or any(place._replace(port=p) in a for p in ("grad", "update")):
             return paired, pair
@@ -115,7 +115,9 @@ class LayoutComparison:
         return pair
 
     def _without_turned(self, place: Place, pair: Pair, kept: CommonElements, tolerance: Tolerance, rms: float) -> Pair:
-        """Return the pair without what turned decisions explain, as of a ReLU whose input is next to zero."""
+        """Return the pair without differences from changed decisions, such as those of a ReLU with an input
+        near zero.
+        """
         rest = self._floors.without_turned(place, kept, tolerance, rms)
         if rest is None:
             return pair
@@ -195,7 +197,7 @@ class LayoutComparison:
 
 
 def _by_elements(pair: Pair, kept: CommonElements | None, tolerance: Tolerance, rms: float) -> Pair:
-    """Return the pair as some of its elements alone show it."""
+    """Return the pair compared by some of its elements only."""
     if pair.of in ("shape", "nan", "inf"):
         return pair
     if kept is None:

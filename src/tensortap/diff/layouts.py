@@ -42,7 +42,7 @@ _ROOT_INPUT: Final = Place("", "input", "", "")
 
 
 class LayoutSide(NamedTuple):
-    """One run: where its ranks lie, which part each holds of what, and the elements it kept."""
+    """One run: its mesh of ranks, the part of each tensor on each rank, and the elements it kept."""
 
     mesh: Mesh
     parts: Parts
@@ -268,7 +268,7 @@ class LayoutPairs:
         return found
 
     def _find_factor(self, place: Place, a: Records, b: Records, micro: tuple[int, int]) -> None:
-        """Find by which whole number gradients of values are larger: each rank averages over its own rows alone."""
+        """Find the whole number by which gradients of values are larger: each rank averages over its own rows only."""
         pairs = list(self._pairs(place, a[place], b[place], micro, ()))
         if not pairs:
             return

@@ -36,7 +36,7 @@ class ElementDifference(NamedTuple):
 
 
 class LargestDifference(NamedTuple):
-    """The largest difference: relative to its scale, in multiples of the tolerance, and what it is a difference of."""
+    """The largest difference: relative to its scale, in multiples of the tolerance, and the name of the statistic."""
 
     error: float
     excess: float

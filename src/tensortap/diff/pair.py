@@ -21,8 +21,8 @@ SHORT: Final = {d.name: d.short for d in DTYPES}
 class Pair:
     """One record of `a` and its partner in `b`. Differences of statistics are relative to their scale.
 
-    `error` is the largest difference relative to scale, `excess` how many times the tolerance that is, and `of` what
-    it is a difference of. What was not kept is None.
+    `error` is the largest difference relative to scale, `excess` the same in multiples of the tolerance, and `of` the
+    statistic that differs. Values that were not kept are None.
     """
 
     step: int

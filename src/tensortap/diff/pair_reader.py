@@ -118,7 +118,7 @@ class PairReader:
         return [record_of(cells) for cells in known]
 
     def _taken(self, side: int, rows: PairRows, columns: Sequence[str], make: Callable[[dict[str, Any]], T]) -> list[T]:
-        """Return what `make` gives for columns of the rows of one side, each file read once."""
+        """Return the results of `make` for columns of the rows of one side; each file is read once."""
         source, row = rows[f"source_{'ab'[side]}"], rows[f"row_{'ab'[side]}"]
         known = np.unique(source).tolist()
         wanted = [np.unique(row[source == number]) for number in known]
@@ -165,7 +165,7 @@ class ListReader:
         self._windows: list[tuple[Any, RowWindow | None]] = [(None, None), (None, None)]  # the last file of each side
 
     def same_rows(self, pairs: RowPairs) -> Bools:
-        """Return which pairs are one row of one file."""
+        """Return which pairs are the same row of the same file."""
         same: Bools = (self._number_in_a[pairs.b.source] == pairs.a.source) & (pairs.a.row == pairs.b.row)
         return same
 

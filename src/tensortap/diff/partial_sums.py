@@ -1,4 +1,4 @@
-"""Tell partial sums that are added up later from those that nobody adds up.
+"""Tell partial sums that are added up later from those that never are.
 
 A tensor-parallel layer that is written by hand often leaves its part of a sum on every rank, and an all-reduce between
 modules makes the whole of it. So values that add up to the reference are pending: they are right where the module that
@@ -40,7 +40,7 @@ def add_up(group: Sequence[Compared], kept: Sequence[CommonElements | None]) -> 
 
 
 def settled(compared: Sequence[Compared]) -> list[Pair]:
-    """Return the pairs of a step, in order; pending sums that somebody has whole later are no differences."""
+    """Return the pairs of a step, in order; pending sums that are complete later are no differences."""
     pairs = [pair for _, pair in compared]
     pending: list[int] = []
     for i, (paired, pair) in enumerate(compared):

@@ -60,7 +60,7 @@ class PairedSteps(NamedTuple):
 
     @property
     def moved(self) -> str:
-        """Why steps of different numbers were paired, with an example; empty where none were."""
+        """The reason why steps of different numbers were paired, with an example; empty if there are none."""
         pair = next((pair for pair in self.both if pair[0].step != pair[1].step), None)
         if pair is None:
             return ""
@@ -87,7 +87,7 @@ class PairedSteps(NamedTuple):
         return ", ".join(f"{at.step}{self.suffix(at.phase)}" for at in steps[:_SHOWN]) + more
 
     def suffix(self, phase: str) -> str:
-        """Return what is said of the phase behind a step's number: nothing where numbers alone tell steps apart."""
+        """Return the text about the phase after a step's number; empty if numbers alone tell steps apart."""
         return f" ({phase})" if phase and self.by_phase else ""
 
 

@@ -47,11 +47,11 @@ class JaxAdapter(ArrayAdapter):
         self._live = live
 
     def candidates(self) -> list[Candidate]:
-        """Return every layer and every parameter that is known before anything runs."""
+        """Return every layer and every parameter that is known before the model runs."""
         return self.model.candidates()
 
     def untappable(self) -> dict[str, str]:
-        """Return that layers of Linen and Haiku are not known beforehand."""
+        """Return why layers of Linen and Haiku are not listed: they are not known beforehand."""
         return {"(its layers)": _NO_LAYERS} if self.model.kind in ("linen", "haiku") else {}
 
     def operations(self) -> set[str]:
@@ -106,7 +106,7 @@ class JaxAdapter(ArrayAdapter):
                 LIVE_TAPS.remove(self.tap)
 
     def change(self, recorder: Recorder, plan: Plan) -> None:
-        """Replace the taps, after recording what the open step has given so far."""
+        """Replace the taps, after recording the values of the open step so far."""
         if self.tap is not None:
             if self._live:
                 jax.effects_barrier()
@@ -114,7 +114,7 @@ class JaxAdapter(ArrayAdapter):
         super().change(recorder, plan)
 
     def collect(self, step: OpenStep) -> None:
-        """Record what the step has given, and parameters that no argument of it held."""
+        """Record the values of the step, and parameters that were in none of its arguments."""
         if self.tap is not None:
             if self._live:
                 jax.effects_barrier()
@@ -122,7 +122,7 @@ class JaxAdapter(ArrayAdapter):
             self._record_parameters(self.tap, step)
 
     def left_open(self) -> list[OpenStep]:
-        """Return steps that nothing has closed. What the open step gave is recorded, so that it counts as seen."""
+        """Return steps that nothing has closed. Values of the open step are recorded, so that they count as seen."""
         if self.tap is not None:
             self.tap.results.record(self._recorder.current)
         return self.steps.left_open()
@@ -162,7 +162,7 @@ class JaxAdapter(ArrayAdapter):
         return found | dict(self._unanswered(tap))
 
     def warn_of_unmatched(self) -> None:
-        """Warn, after a first trace, of patterns that chose nothing, with the nearest names."""
+        """Warn, after the first trace, of patterns that matched nothing, with the nearest names."""
         known = [] if self.tap is None else [path for path in self.tap.selection.seen_paths if path]
         for text, _ in self._unanswered(self.tap) if self.more_sites_later and self.tap is not None else ():
             near = nearest(text.partition(":")[0], known) or known[:5]
@@ -170,14 +170,14 @@ class JaxAdapter(ArrayAdapter):
             self._recorder.counters.warn(f"late:{text}", said)
 
     def _record_parameters(self, tap: JaxTap, step: OpenStep) -> None:
-        """Record parameters of NNX, whose variables have values also where no step was given them."""
+        """Record parameters of NNX: their variables have values even if no step took them as arguments."""
         for path, parameter in self.model.parameters.items() if self.model.kind == "nnx" else ():
             port = tap.selection.ports.get((path, "param"))
             if port is not None and step.armed & port.bits and path not in tap.given:
                 tap.observer.take_at_step_end(port, partial(_on_host, parameter), step)
 
     def _unanswered(self, tap: JaxTap) -> Iterable[tuple[str, str]]:
-        """Return patterns that chose nothing: names that nobody tapped, operations that did not run."""
+        """Return patterns that matched nothing: names that were not tapped, operations that did not run."""
         ports: list[Port] = [port for port in tap.selection.ports.values() if port is not None]
         answered = {pattern for port in ports for pattern, _ in port.patterns}
         patterns = (pattern for probe in self._plan.probes for pattern in probe.patterns)

@@ -1,7 +1,7 @@
 """Observe the calls of NNX and Equinox layers by patching their classes, which are restored at the end.
 
-A model is built anew whenever a transformation takes it apart, so layers are identified by their place in the object
-whose call is the outermost one.
+A transformation flattens a model and builds a new one, so layers are identified by their path in the object whose call
+is the outermost one.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def add_tap(tap: JaxTap, model: Any) -> None:
 
 
 def _methods(cls: type) -> set[str]:
-    """Return the methods that the user's own classes give a model, except special ones."""
+    """Return the methods that a model has from the user's own classes, except special ones."""
     own = itertools.takewhile(lambda base: base.__module__.partition(".")[0] not in _LIBRARIES, cls.__mro__)
     held = {name: value for base in reversed([*own]) for name, value in vars(base).items()}
     return {n for n, v in held.items() if not n.startswith("__") and type(v).__name__ in ("function", "_wrap_method")}
@@ -162,7 +162,7 @@ def _rebuilt_names(tap: JaxTap, module: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _tagged_parameters(tap: JaxTap, model: Any) -> Iterator[Any]:
-    """Give the model, for the length of a call, parameters with tags for their cotangents."""
+    """Replace the model's parameters by tagged ones for the time of a call, to see their cotangents."""
     wanted = {path: p for path, p in arrays_of(model) if tap.selection.wants(path, "grad")}
     marked = {
         path: tag(value_of(p), (), [Mark(tap.number, path, "grad")], live=tap.live)

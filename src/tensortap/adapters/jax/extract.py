@@ -1,7 +1,8 @@
-"""Extract the tagged values from a traced step: the same operations, with the tagged values as further results.
+"""Extract the tagged values from a traced step: run the same operations and return the tagged values as well.
 
 The step has been traced as a whole, its gradients included, so the result here is never differentiated: looking into
-functions with custom derivatives cannot make a gradient wrong. An equation without a rule runs as it is, unseen.
+functions with custom derivatives cannot make a gradient wrong. An equation without a rule runs unchanged, and nothing
+in it is seen.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class TagExtractor:
         return [read(atom) for atom in jaxpr.outvars], seen
 
     def _within(self, jaxpr: Any, equation: Any) -> TagExtractor:
-        """Find, for scopes, which of an equation's results the forward uses."""
+        """Find which results of an equation the forward pass uses; name scopes need it."""
         if self.scopes is None or not inner_jaxprs(equation):
             return self
         return replace(self, inside=used_forwards(jaxpr, equation, self.used))
@@ -114,7 +115,7 @@ class TagExtractor:
         seen.add(ExtractedValue(marks, kind, shape, dtype, again, arrays=len(arrays), operation=operation), arrays)
 
     def _has_wanted(self, equation: Any) -> bool:
-        """Return whether anything inside an equation is wanted."""
+        """Return whether a probe wants anything inside an equation."""
         return any(map(self._is_wanted, inner_jaxprs(equation)))
 
     def _is_wanted(self, jaxpr: Any) -> bool:
@@ -147,11 +148,11 @@ class Extracted:
         self.arrays.extend(other.arrays)
 
     def looped(self, arrays: Sequence[Any]) -> Extracted:
-        """Return the same values, each of whose arrays has one leading axis more."""
+        """Return the same values; every array has one more leading axis."""
         return Extracted([item._replace(loops=item.loops + 1) for item in self.values], arrays)
 
     def with_flags(self) -> Extracted:
-        """Return the same values with a flag each, which says that it was computed."""
+        """Return the same values, each with a flag that says whether it was computed."""
         done, at = Extracted(), 0
         for item in self.values:
             arrays = self.arrays[at : at + item.arrays]

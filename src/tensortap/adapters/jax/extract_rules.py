@@ -114,7 +114,7 @@ class _Flagging(TagExtractor):
 
 
 def _while(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
-    """Return the first iterations in arrays that the loop hands on; how many there were is a value of its own."""
+    """Return the first iterations in arrays that the loop carries; the number of iterations is a value of its own."""
     p, closed = equation.params, equation.params["body_jaxpr"]
     ends, begins = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
     ask, consts, state = p["cond_jaxpr"], given[ends:begins], given[begins:]
@@ -142,7 +142,7 @@ def _while(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Se
 
 
 def _shard_map(extractor: TagExtractor, equation: Any, given: list[Any]) -> tuple[Sequence[Any], Extracted]:
-    """Return what each device holds as an entry of its own."""
+    """Return the part of each device as an entry of its own."""
     p, found = equation.params, Extracted()
     manual = p["newly_manual_axes"] if "newly_manual_axes" in p else p["manual_axes"]  # by the version of JAX
     axes = PartitionSpec(tuple(name for name in p["mesh"].axis_names if name in manual))

@@ -35,7 +35,7 @@ class JaxFramework(ArrayFramework):
 
     @contextmanager
     def preserved(self, model: Any) -> Iterator[Restore]:
-        """Put the variables of a model of NNX back, its random state too; others cannot change."""
+        """Restore the variables of an NNX model, with its random state; other models cannot change."""
         with preserved(model) as restore:
             yield restore
 

@@ -1,4 +1,4 @@
-"""Take the content hash of a tensor inside a step that the C kernel cannot be called from: by lookups, in 32 bits."""
+"""Compute the content hash of a tensor inside a step that cannot call the C kernel: by table lookups, in 32 bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attach names to layers, so that layers which a transformation builds anew inside a call are still known.
+"""Attach names to layers, so that a layer is recognised after a transformation has rebuilt it inside a call.
 
 A module of NNX has its names in an extra attribute, which splitting and merging keep; a module of Equinox gets a
 subclass of its class, which flattening keeps. Both are there only while a call or a step is traced.
@@ -29,7 +29,7 @@ def names_of(module: Any, root: type | None) -> tuple[str, ...]:
 
 @contextmanager
 def with_names(model: Any) -> Iterator[Any]:
-    """Give, for the length of a call, a model whose layers have their names attached."""
+    """Yield a model whose layers have their names attached, for the time of a call."""
     if kind_of(model) != "nnx":
         yield _renamed(model)
         return
@@ -42,7 +42,7 @@ def with_names(model: Any) -> Iterator[Any]:
 
 
 def keep_classes(model: Any) -> None:
-    """Give the layers of this model no subclasses any more: a call with them has failed, perhaps because of them."""
+    """Stop giving the layers of this model subclasses: a call with them has failed, perhaps because of them."""
     if kind_of(model) == "equinox":
         _KEPT_CLASSES.add(_own_class(type(model)))
 

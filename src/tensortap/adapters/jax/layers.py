@@ -40,7 +40,7 @@ def _has_arrays(tree: Any) -> bool:
 def layers_of(model: Any) -> list[JaxLayer]:
     """Return every callable module in a model, the model first, in the order of attributes.
 
-    A shared module comes once for every name; one that contains itself is not entered again.
+    A shared module is listed once for each name; a module that contains itself is not entered again.
     """
     return list(_layers(model, "", ()))
 

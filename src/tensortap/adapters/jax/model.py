@@ -65,7 +65,9 @@ class JaxModel:
         return []
 
     def refuse_constants(self, constants: Iterable[Any]) -> None:
-        """Refuse a step that reads an NNX model without being given it: its first state would be compiled in."""
+        """Refuse a step that uses an NNX model that is not an argument: its first state would be compiled in as a
+        constant.
+        """
         own = {id(value_of(parameter)) for parameter in self.parameters.values()} if self.kind == "nnx" else set()
         if any(id(constant) in own for constant in constants):
             name = self.cls.__name__

@@ -1,4 +1,4 @@
-"""What observed steps gave besides their results, kept until the step closes and then recorded."""
+"""The extracted values of observed steps, kept until the step closes and then recorded."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class PendingResults:
         self._pending: list[tuple[OpenStep, Sequence[ExtractedValue], Sequence[Any]]] = []
 
     def add(self, step: OpenStep, values: Sequence[ExtractedValue], arrays: Sequence[Any]) -> None:
-        """Keep what a step gave."""
+        """Keep the values of a step."""
         self._pending.append((step, values, arrays))
 
     def record(self, step: OpenStep) -> None:
-        """Record what is pending of one step."""
+        """Record the pending values of one step."""
         pending, self._pending = self._pending, []
         for each in pending:
             if each[0] is not step:

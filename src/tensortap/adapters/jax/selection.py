@@ -1,4 +1,4 @@
-"""What one tap wants of a traced JAX step, decided when a layer, name, scope or operation is first met."""
+"""The values of a traced JAX step that one tap wants, decided when a layer, name, scope or operation is first met."""
 
 from __future__ import annotations
 

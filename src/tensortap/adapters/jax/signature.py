@@ -73,7 +73,7 @@ class Signature:
     def fix_numbers(self) -> bool:
         """Make Python's integers static, then its other numbers; False if there are none left to try.
 
-        A function that is not compiled may use them as such: `range(n)`, `if training`. One that is has traced them.
+        A plain function may use them as Python values: `range(n)`, `if training`. A compiled function has traced them.
         """
         if self._compiled or not self._numbers:
             return False

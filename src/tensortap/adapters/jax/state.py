@@ -1,4 +1,4 @@
-"""What a model of JAX holds that a call may change, and how its library differentiates."""
+"""The state of a JAX model that a call may change, and how its library differentiates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A watched step function: compiled once more, with everything that probes want as further results.
+"""A watched step function: compiled again, and returning everything that probes want as further results.
 
 A step that no probe wants runs the user's own function, and costs nothing.
 """
@@ -115,7 +115,7 @@ class StepFunction:
         return outcome.info.restore(outcome.results)
 
     def _note(self, wanted: Sequence[tuple[JaxAdapter, OpenStep]], outcome: StepOutputs) -> None:
-        """Hand what the step gave to the taps that want it; after a new trace, also what it could not show."""
+        """Pass the values of the step to the taps that want them; after a new trace, also what could not be seen."""
         new = outcome.info not in self._reported
         self._reported.add(outcome.info)
         for adapter, step in wanted:
@@ -127,7 +127,9 @@ class StepFunction:
                 adapter.warn_of_unmatched()
 
     def _run_without_taps(self, wanted: Any, error: Exception | None, leaves: Any, args: Any, kwargs: Any) -> Any:
-        """Run the step without taps, as it failed with them: the error is the user's own, or is counted."""
+        """Run the step again without taps after it failed with them: an error is now the user's own; otherwise ours is
+        counted.
+        """
         if error is not None and any(isinstance(leaf, jax.Array) and leaf.is_deleted() for leaf in leaves):
             raise error
         results = self.function(*args, **kwargs)
@@ -156,7 +158,7 @@ class StepFunction:
 
 
 class TraceInfo(NamedTuple):
-    """What is known of a traced step besides its values."""
+    """Facts about a traced step, besides its values."""
 
     restore: Any
     values: tuple[ExtractedValue, ...]
@@ -219,7 +221,7 @@ def _run(
 
 @contextlib.contextmanager
 def _tracing(taps: dict[int, JaxTap]) -> Iterator[None]:
-    """Trace the functions inside anew, with tags."""
+    """Trace the inner functions again, with tags."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(CONTEXT(("tensortap", tuple(taps))))
         asking = [tap for tap in taps.values() if tap.selection.late]

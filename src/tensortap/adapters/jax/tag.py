@@ -43,7 +43,7 @@ _carry_p: Final = Primitive("tensortap_carry")
 
 
 def tag(value: Any, marks: Sequence[Mark], back: Sequence[Mark] = (), *, live: bool = False) -> Any:
-    """Return the value, tagged; `back` are the marks of its cotangent."""
+    """Return the tagged value; `back` are the marks of its cotangent."""
     if not marks and not back:
         return value
     return tag_p.bind(value, marks=tuple(marks), back=tuple(back) if _differentiable(value) else (), live=live)

@@ -18,7 +18,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class _TapThread(threading.local):
-    """What a tap does in a thread: whether it traces, how deep in calls, and the names of layers there."""
+    """The state of a tap in one thread: whether it traces, the depth of calls, and the names of layers."""
 
     def __init__(self) -> None:
         self.tracing = False
@@ -52,7 +52,7 @@ class JaxTap:
         return self.open and (self.live or self._thread.tracing)
 
     def set_tracing(self, on: bool) -> None:
-        """Say whether a step is being traced in this thread."""
+        """Set whether a step is being traced in this thread."""
         self._thread.tracing = on
 
     def is_root(self, module: Any) -> bool:
@@ -70,7 +70,7 @@ class JaxTap:
         return True
 
     def set_layer_names(self, names: Mapping[int, tuple[str, ...]]) -> None:
-        """Say how the layers of the object that is being called are named, by their ids."""
+        """Set the names of the layers of the object that is being called, by their ids."""
         self._thread.layer_names = dict(names)
 
     def leave(self) -> None:
@@ -91,5 +91,5 @@ class JaxTap:
                 self.observer.take(port.point(mark.slot), value, self.steps.current())
 
     def failed(self, what: str, error: Exception) -> None:
-        """Count an error of ours; it goes no further."""
+        """Count an error of ours, and raise nothing."""
         self.recorder.counters.failed("skipped_tensors", what, error)

@@ -1,6 +1,6 @@
-"""The attributes by which Keras recognises a tensor; a tensor that takes another's place must have them too.
+"""The attributes by which Keras recognises a tensor; a tensor that replaces another one needs them too.
 
-Keras hangs a mask on a tensor for the layers that follow, and the logits on what a sigmoid or softmax returns: the loss
+Keras sets a mask on a tensor for the layers that follow, and the logits on the result of a sigmoid or softmax: the loss
 is then computed from the logits, and no gradient passes through the activation.
 """
 
@@ -30,7 +30,7 @@ def has_logits(tensor: Any) -> bool:
 
 
 def copy_masks_back(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Let what a layer did to the masks of its inputs (original, replacement) show on the originals.
+    """Copy the changes that a layer made to the masks of its inputs from the replacements to the originals.
 
     `MultiHeadAttention` removes the masks of its inputs, so that the layers after it do not see them.
     """

@@ -1,4 +1,4 @@
-"""Training loops that a Keras script writes itself: calls of models, of losses and of `optimizer.apply`."""
+"""Custom training loops of Keras scripts: calls of models, of losses and of `optimizer.apply`."""
 
 from __future__ import annotations
 

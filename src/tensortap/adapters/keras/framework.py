@@ -1,4 +1,4 @@
-"""Keras as one object: its models are called eagerly, and their variables are what a call can change."""
+"""Keras as one object: its models are called eagerly, and a call can change their variables."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class KerasFramework(ArrayFramework):
 
     @contextmanager
     def verification(self, model: Any, batch: Any) -> Iterator[VerificationSubject]:
-        """Yield the subject: of a compiled model a training step, eagerly. A first run makes the variables."""
+        """Yield the subject: for a compiled model an eager training step. A first run makes the variables."""
         step = training_step(model, batch) or self.as_step(model, batch)
         build(model, step)
         with super().verification(model, step) as subject:

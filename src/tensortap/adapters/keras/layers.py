@@ -46,7 +46,7 @@ def layers_of(model: Any) -> list[KerasLayer]:
 
 
 def variables_of(layers: list[KerasLayer]) -> list[KerasVariable]:
-    """Return the variables that the layers themselves hold; none of a layer that is not built."""
+    """Return the layers' own variables; a layer that is not built has none."""
     found: dict[str, KerasVariable] = {}
     for layer in layers:
         for variable in _own_variables(layer.value):
@@ -106,7 +106,7 @@ def _own_variables(layer: Any) -> list[Any]:
 
 
 def _free(path: str, taken: Mapping[str, Any]) -> str:
-    """Return the path, with a number appended where a layer has given one name twice."""
+    """Return the path, with a number appended if a layer uses one name twice."""
     number, free = 0, path
     while free in taken:
         number += 1

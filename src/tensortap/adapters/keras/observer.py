@@ -33,7 +33,7 @@ class KerasStepDetector(CallStepDetector):
         self._guarded(self.end, "ending a step")
 
     def cancel(self) -> None:
-        """Forget the call that began: it found no more data."""
+        """Forget the call that began: there was no more data for it."""
         self._state().reset()
 
     def _guarded(self, act: Callable[[], None], what: str) -> None:
@@ -71,7 +71,7 @@ class KerasObserver:
         return True
 
     def tracing(self) -> bool:
-        """Return whether what is called now is traced, to run later."""
+        """Return whether the current call is being traced, to run later."""
         return False
 
     def defer(self, point: Point, tensor: Any) -> None:
@@ -124,7 +124,7 @@ class KerasObserver:
         return [(slot, self.dense(found)) for slot, found in arguments_in(function, args, kwargs, self.tensor_type)]
 
     def wants(self, probes: int) -> bool:
-        """Return whether any of these probes wants what is called now. Traced code decides when it runs."""
+        """Return whether any of these probes wants the current call. Traced code decides when it runs."""
         return bool(probes) and (self.tracing() or bool(self.steps.current().armed & probes))
 
     def observe(self, ports: Sequence[Port], found: Sequence[tuple[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Gradients of weights, as Keras's optimizers are given them."""
+"""Gradients of weights, as Keras's optimizers receive them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GradientHook = Callable[[Any, Any], None]
 
 
 class KerasOptimizerHooks:
-    """Call hooks with the gradients that any Keras optimizer is given, while there are hooks."""
+    """Call the registered hooks with the gradients that any Keras optimizer receives."""
 
     def __init__(self) -> None:
         self._hooks: tuple[GradientHook, ...] = ()

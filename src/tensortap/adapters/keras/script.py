@@ -19,7 +19,7 @@ ENTRIES: Final = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch
 
 
 class KerasScriptWatcher:
-    """Tell of every model before Keras runs its first batch. On any backend these methods are what runs batches.
+    """Report every model before Keras runs its first batch. On any backend these methods are what runs batches.
 
     A model that is not built yet has no layers to watch: Keras builds it in `fit`, and a callback tells when it has.
     Nothing here raises into the script.
@@ -46,7 +46,7 @@ class KerasScriptWatcher:
                 delattr(keras.Model, name)
 
     def meet(self, model: Any) -> None:
-        """Tell of a model, once, unless it is a layer of one that is known."""
+        """Report a model, once, unless it is a layer of a known one."""
         if model not in self._known:
             inside = any(model is layer for known in self._known for layer in known._flatten_layers())
             self._known.add(model)
@@ -89,7 +89,7 @@ class KerasScriptWatcher:
 
 
 class _BuiltCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tell of the model when it is built and no batch has run."""
+    """Report the model when it is built and no batch has run."""
 
     def __init__(self, meet: Callable[[Any], None]) -> None:
         super().__init__()

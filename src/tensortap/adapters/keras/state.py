@@ -1,4 +1,4 @@
-"""Running a user's model for a quick look: one training step, and everything it can change, kept and put back."""
+"""Run a user's model for a quick look: one training step; save everything it can change, and restore it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def variables_of_training(model: Any) -> list[Any]:
 
 
 def build(model: Any, step: Callable[[], Any]) -> None:
-    """Run once what makes a model's variables, and put back the values of those that there were."""
+    """Run the step once, which makes a model's variables, and restore the values of those that existed."""
     if not model.built:
         step()
     if getattr(model, "optimizer", None) is not None:
@@ -103,7 +103,7 @@ def _targets(model: Any, batch: Any) -> Iterator[Any]:
 
 
 def names_of_arguments(model: Any) -> list[str]:
-    """Return the names of the values that a model is called with, as far as its signature tells."""
+    """Return the names of the model's arguments, as far as its signature tells."""
     parameters = inspect.signature(model.call).parameters
     return [name for name in parameters if name not in ("training", "mask", "args", "kwargs")]
 

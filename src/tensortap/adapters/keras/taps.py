@@ -47,7 +47,7 @@ class KerasTaps:
         self.arm()
 
     def arm(self) -> None:
-        """Tell graphs what the step is wanted for; hooks that run eagerly ask by themselves."""
+        """Set which probes want the step, for graphs to read; hooks that run eagerly ask by themselves."""
         step = self._recorder.current
         decided_in_graph = 0 if self.backend.steps.explicit else sum(probe for probe, _ in self._limits)
         self.backend.arm(bool(step.armed & ~decided_in_graph), bool(step.armed & decided_in_graph))

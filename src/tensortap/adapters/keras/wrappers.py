@@ -1,6 +1,6 @@
 """Wrap a method of one object so that several hooks see its calls; the last hook to leave restores the method.
 
-Attributes are set past Keras's own tracking, so a wrapper is not part of the model: `save`, `clone_model` and
+Attributes are set without Keras's own tracking, so a wrapper is not part of the model: `save`, `clone_model` and
 `deepcopy` do not copy it.
 """
 

@@ -1,8 +1,9 @@
 """Observe the calls of chosen objects through their class: a descriptor for each method, and a registry of objects.
 
-`obj(x)` looks `__call__` up on the type, so nothing put on the object itself would be found; and an object whose class
-is exchanged, or that is wrapped, fails `type(x) is C`, `pickle` or `deepcopy`. So the class's own entry is replaced by
-a descriptor that asks the registry whether this object is watched. It is restored when no object of the class is.
+`obj(x)` looks `__call__` up on the type, so an attribute of the object itself would not be found; and an object whose
+class is replaced, or that is wrapped, fails `type(x) is C`, `pickle` or `deepcopy`. So the class's own entry is
+replaced by a descriptor that asks the registry whether this object is watched. The entry is restored when no object of
+the class is watched any more.
 """
 
 from __future__ import annotations

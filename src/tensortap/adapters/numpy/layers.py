@@ -67,7 +67,7 @@ class NumpyMember(NamedTuple):
 
 
 class NumpyMembers(NamedTuple):
-    """What an object consists of, in order of definition."""
+    """The layers, functions and arrays of an object, in order of definition."""
 
     layers: list[NumpyMember]
     functions: list[NumpyMember]
@@ -78,7 +78,7 @@ class NumpyMembers(NamedTuple):
 
 
 def layers_of(root: Any) -> NumpyMembers:
-    """Return what an object consists of.
+    """Return the layers, functions and arrays of an object.
 
     >>> net = SimpleNamespace(weight=np.ones(2), steps=[np.tanh, {"scale": lambda x: 2 * x}])
     >>> [found.path for found in layers_of(net).functions]
@@ -122,7 +122,7 @@ def is_layer(value: Any) -> bool:
 
 
 def is_function(value: Any) -> bool:
-    """Return whether it is called without being a layer: a function, a ufunc, a partial, a bound method."""
+    """Return whether a value is callable but not a layer: a function, a ufunc, a partial, a bound method."""
     return callable(value) and not isinstance(value, type) and not is_patchable(type(value))
 
 
@@ -147,7 +147,7 @@ def definer_of(value: Any, name: str) -> type:
 
 
 def _visit(found: NumpyMembers, path: str, value: Any, holder: Reference | None, above: tuple[int, ...]) -> bool:
-    """Note what a value is and holds; return whether it is, or holds, anything that can be called."""
+    """Note a value and its members; return whether it is, or contains, anything callable."""
     if isinstance(value, FunctionWrapper):
         value = value.original
     if id(value) in above or len(above) > _DEPTH or isinstance(value, _PLAIN) or _comes_from(type(value), _DATA):
@@ -178,7 +178,7 @@ def _visit_inside(found: NumpyMembers, path: str, value: Any, holder: Reference 
 
 
 def _parts(value: Any, holder: Reference | None) -> Iterator[tuple[str, Any, Reference]]:
-    """Return what a value holds directly: name, value, and where it is held."""
+    """Return the direct members of a value: name, value, and a reference to the place."""
     if isinstance(value, (dict, list, tuple)) and len(value) > _MANY:
         return
     if isinstance(value, dict):

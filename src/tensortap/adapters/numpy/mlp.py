@@ -1,4 +1,4 @@
-"""Observe the layers inside scikit-learn's multilayer perceptrons, which are iterations of a loop, not objects.
+"""Observe the layers of scikit-learn's multilayer perceptrons, which are iterations of a loop and not objects.
 
 Each iteration ends by calling an activation function from one dict, in place. While such a model is watched inside, the
 functions in that dict are wrapped: called by a watched model, they show the layer before and after activation.

@@ -42,7 +42,7 @@ class NumpyOperations(OperationTaps):
 
 
 class NumpyOperationHook:
-    """Give a layer traced arrays. An operation belongs to the innermost layer that runs."""
+    """Pass traced arrays to a layer. An operation belongs to the innermost running layer."""
 
     def __init__(self, taps: NumpyOperations, path: str, owner: Any) -> None:
         self.taps = taps
@@ -100,7 +100,7 @@ def wanted_patterns(plan: Plan, paths: Iterable[str]) -> list[Pattern]:
 
 
 def strip_attributes(owner: Any) -> None:
-    """Make traced arrays that a layer has kept plain again; its lists and dicts stay the same objects."""
+    """Replace traced arrays that a layer has stored by plain ones; its lists and dicts stay the same objects."""
     own = getattr(owner, "__dict__", {})
     for name, value in list(own.items()):
         plain = strip(value)

@@ -1,4 +1,4 @@
-"""References to where a value is held: an attribute, an entry of a list or dict, or of a tuple inside one of these."""
+"""References to the place of a value: an attribute, an entry of a list or dict, or of a tuple inside one of these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reference(Protocol):
 
 
 class AttributeReference:
-    """An attribute of an object, past whatever its class does about setting attributes."""
+    """An attribute of an object, set without the `__setattr__` of its class."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner = owner

@@ -82,7 +82,7 @@ class NumpyTaps:
             self._undo.append(taps.detach)
 
     def _attach_operations(self, members: NumpyMembers) -> operations.NumpyOperations | None:
-        """Give every layer traced arrays, where patterns ask for operations."""
+        """Pass traced arrays to every layer, if patterns match operations."""
         patterns = operations.wanted_patterns(self._plan, [member.path for member in members.layers])
         if not patterns:
             return None

@@ -39,7 +39,7 @@ class Traced(np.ndarray):
     plain: Any = None  # the very array it is a view of, for those that were given to a layer
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        """Run what `@`, `+` and NumPy's elementwise functions end in."""
+        """Run a ufunc: `@`, `+` and NumPy's elementwise functions call this."""
         name = ufunc.__name__ if method == "__call__" else _REDUCTIONS.get(ufunc.__name__, f"{ufunc.__name__}_{method}")
         more = {**strip(kwargs), **({} if out is None else {"out": strip(out)})}
         result = _observed(name, strip(inputs), more, getattr(ufunc, method))
@@ -48,7 +48,7 @@ class Traced(np.ndarray):
         return wrap(result)
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Run what NumPy's other functions end in."""
+        """Run one of NumPy's other functions."""
         result = _observed(function.__name__, strip(args), strip(kwargs), function)
         return kwargs["out"] if isinstance(kwargs.get("out"), np.ndarray) else wrap(result)
 
@@ -73,7 +73,7 @@ def wrap(value: Any) -> Any:
 
 
 def strip(value: Any) -> Any:
-    """Return a value with plain arrays again, the very same ones where they were only given."""
+    """Return a value with plain arrays again; arrays that came in are returned as the same objects."""
     if isinstance(value, Traced):
         return value.view(np.ndarray) if value.plain is None else value.plain
     return _mapped(value, strip)

@@ -1,4 +1,4 @@
-"""Convolutions that run in blocks of channels: which of the tensors between them are which of the model's.
+"""Map the tensors between convolutions that run in blocks of channels to the tensors of the model.
 
 On a CPU ONNX Runtime may let convolutions hand each other tensors whose channels lie in blocks, under new names. A node
 that such a graph has anyway, ReorderOutput, undoes that; an instrumented session gets one for each tensor wanted.
@@ -24,11 +24,11 @@ class ChannelBlocks(NamedTuple):
     made: dict[str, tuple[str, int]]
 
     def is_reorder(self, node: Any) -> bool:
-        """Return whether a node only changes how a tensor lies in memory."""
+        """Return whether a node only changes the memory layout of a tensor."""
         return _is(node, "ReorderInput") or (_is(node, "ReorderOutput") and node.output[0] in self.names.values())
 
     def is_blocked(self, node: Any) -> bool:
-        """Return whether a node's output lies in blocks, and its plain form is not known."""
+        """Return whether a node's output is stored in blocks and its plain form is not known."""
         return node.domain == DOMAIN and node.op_type != "ReorderOutput" and node.output[0] not in self.names
 
     def plain(self, name: str) -> str:
@@ -68,7 +68,9 @@ def channel_blocks_of(graph: Any, loaded: Any) -> ChannelBlocks:
 
 
 def _still_makes(node: Any, kind: str) -> bool:
-    """Return whether a node makes the tensor in its name: not if a sum or an activation was fused into it later."""
+    """Return whether a node makes the tensor that it is named after, that is, no sum or activation was fused
+    into it.
+    """
     activation = next((a.s.decode() for a in node.attribute if a.name == "activation"), None)
     return activation in (None, kind) and not (node.op_type == "Conv" and len(node.input) > 3)
 

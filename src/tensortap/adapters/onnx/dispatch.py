@@ -22,13 +22,13 @@ class RunObserver(Protocol):
         """Act when a run begins."""
 
     def observe(self, names: Sequence[str], feed: Mapping[str, Any], options: Any) -> Any:
-        """Run with more outputs, if a probe wants them; None if not."""
+        """Run with more outputs if a probe wants them; otherwise return None."""
 
     def trusted(self, found: Any) -> Sequence[Any] | None:
-        """Return the user's outputs from what `observe` gave, if they are known to equal the session's own."""
+        """Return the user's outputs from the result of `observe`, if they are known to equal the session's own."""
 
     def record(self, found: Any, outputs: Sequence[Any]) -> None:
-        """Record what was observed; `outputs` are what the user gets."""
+        """Record the result of `observe`; `outputs` are those that the user gets."""
 
     def end(self) -> None:
         """Act when the run is over, also when it failed."""

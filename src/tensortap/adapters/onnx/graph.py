@@ -1,4 +1,4 @@
-"""The graph that a session really runs: dumped after optimisation, and compared with the one it was loaded from."""
+"""The graph that a session really runs: dumped after optimisation, and compared with the original model."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def row_of(name: str) -> str:
 class OnnxNode(NamedTuple):
     """One node: its inputs without constants, its outputs, and its weights' size.
 
-    `types` are its kind and, where its output lies in memory in blocks of channels whose plain form is not known,
-    `Blocked`: the elements are there but in another order.
+    `types` are its kind and, if its output is stored in blocks of channels whose plain form is not known, `Blocked`:
+    the elements are there, in another order.
     """
 
     types: tuple[str, ...]
@@ -125,7 +125,9 @@ class OnnxGraph:
 
     @cached_property
     def missing(self) -> dict[str, str]:
-        """The tensors of the graph as it was loaded that are not there any more, and those out of reach; with why."""
+        """The tensors of the original graph that were removed, and those that cannot be reached, each with
+        the reason.
+        """
         loaded = self._loaded
         there = {name for node in self.nodes for name in node.gives} | set(self.constants)
         inside = {name: why for graph in (loaded.graph, self.model.graph) for name, why in _inside(graph)}
@@ -140,7 +142,7 @@ class OnnxGraph:
 
     @cached_property
     def random(self) -> bool:
-        """Whether any node draws numbers, so that one run more or less changes those that follow."""
+        """Whether any node draws random numbers, so that an additional run changes the results of later ones."""
         return any(word in node.op_type for node in _nodes(self.model.graph) for word in _RANDOM)
 
     def instrumented_session(
@@ -148,8 +150,8 @@ class OnnxGraph:
     ) -> Any:
         """Return a session that runs the same nodes and outputs more tensors.
 
-        Of the tensors in `rows` it outputs the rows, with histograms where True, under `row_of(name)`; with the content
-        hash of those in `hashed`, which are read in logical order.
+        For the tensors in `rows` it outputs rows under `row_of(name)`, with histograms where the value is True, and
+        with content hashes for those in `hashed`, which are read in logical order.
         """
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
@@ -173,7 +175,7 @@ class OnnxGraph:
 
     @property
     def can_reduce(self) -> bool:
-        """Whether tensors lie where the kernel can read them while the graph runs."""
+        """Whether the kernel can read the tensors' memory while the graph runs."""
         return kernels.library is not None and [name for name, _ in self._providers] == ["CPUExecutionProvider"]
 
     def _offer_rows(self) -> None:
@@ -191,7 +193,9 @@ class OnnxGraph:
         self._session(self._source, optimized_model_filepath=path)
 
     def _session(self, source: str | bytes, **options: Any) -> Any:
-        """Return a session like the user's, with their own options where a copy lacks something (custom operators)."""
+        """Return a session like the user's; the user's own options are used if a copy lacks something (custom
+        operators).
+        """
         own = (
             source is not self._source
         )  # our own files have their weights beside them, wherever the user's model has them
@@ -211,7 +215,7 @@ class OnnxGraph:
 
 @contextmanager
 def _changed(options: Any, entries: Mapping[str, str], users: bool, **values: Any) -> Iterator[None]:
-    """Change session options for a while; in the user's own, the entries are put back too."""
+    """Change session options temporarily; in the user's own options the entries are restored too."""
     values |= {"log_severity_level": _SILENT, "enable_profiling": False}
     before = {name: getattr(options, name) for name in values}
     held = {name: _entry(options, name) for name in entries}

@@ -35,7 +35,7 @@ class OnnxSite(NamedTuple):
 
 
 class InstrumentedRun(NamedTuple):
-    """What a run of the copy gave: the user's outputs, all tensors by name, and rows by name; or how it failed."""
+    """The result of a run of the copy: the user's outputs, all tensors by name, and rows by name; or the error."""
 
     outputs: list[Any]
     tensors: dict[str, Any]
@@ -44,7 +44,7 @@ class InstrumentedRun(NamedTuple):
 
 
 class InstrumentedSession:
-    """Runs in place of the session at observed steps. It is built at the first one."""
+    """The copy that runs instead of the session in observed steps. It is built in the first one."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class InstrumentedSession:
         return InstrumentedRun(values[: len(names)], tensors, dict(zip(self._rows, values[len(wanted) :], strict=True)))
 
     def trusted(self, found: InstrumentedRun) -> list[Any] | None:
-        """Return the copy's outputs, once they were seen to equal the session's."""
+        """Return the copy's outputs, after a run has shown that they equal the session's."""
         return found.outputs if self._exact and found.error is None else None
 
     def record(self, found: InstrumentedRun, outputs: Sequence[Any]) -> None:
@@ -149,7 +149,7 @@ class InstrumentedSession:
         return wanted
 
     def _choose_readable(self, names: Sequence[str]) -> None:
-        """Choose, of the tensors that leave as they are, those that Python can read."""
+        """Choose those whole tensors that Python can read."""
         kinds = {output.name: output.type for output in self._session.get_outputs()}
         self._names = [name for name in names if kinds[name] in _READABLE or not kinds[name].startswith("tensor(")]
         for site in self._sites:

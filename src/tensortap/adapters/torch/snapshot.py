@@ -1,4 +1,4 @@
-"""Everything a run of a module tree can change, kept and put back: structure first, then values.
+"""Save and restore everything that a run of a module tree can change: structure first, then values.
 
 A forward may register buffers, replace them by larger ones or other types, turn lazy parameters into real ones, and
 keep tensors or counters in plain attributes. Taps may be on while a snapshot is put back, so hooks are left alone.
@@ -34,7 +34,7 @@ class ModelSnapshot:
         self._values = [_TensorSnapshot(tensor) for tensor in tensors.values()]
 
     def restore(self) -> None:
-        """Put everything back; what fails is raised when all else is done."""
+        """Restore everything; errors are raised when all else is done."""
         errors: list[Exception] = []
         for restore in (*(m.restore for m in self._modules), *(v.restore for v in self._values)):
             try:
@@ -71,7 +71,7 @@ class _TensorSnapshot:
             self._restore_gradient(tensor)
 
     def _restore_gradient(self, tensor: Tensor) -> None:
-        """Put the gradient back as the object it was: an optimizer or a bucket of DDP may hold it."""
+        """Restore the gradient as the same object: an optimizer or a bucket of DDP may hold it."""
         if self._gradient is None:
             tensor.grad = None
             return

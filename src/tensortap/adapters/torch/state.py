@@ -1,4 +1,4 @@
-"""Running a user's model for a quick look: one step on a copy of the batch, and the model put back as it was."""
+"""Run a user's model for a quick look: one step on a copy of the batch; afterwards the model is restored."""
 
 from __future__ import annotations
 

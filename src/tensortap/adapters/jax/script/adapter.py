@@ -1,4 +1,4 @@
-"""Record arrays that go into a compiled function and come out of it."""
+"""Record the arrays that go into a compiled function and come out of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PORTS: Final = ("output", "input", *PARAMETER_PORTS)
 
 
 class JaxScriptAdapter(NullAdapter):
-    """Serve a function whose arguments and results are seen, and nothing of what it does inside."""
+    """Observe the arguments and results of a function, and nothing inside it."""
 
     capabilities = CAPABILITIES
     names_only = False
@@ -68,7 +68,7 @@ class JaxScriptAdapter(NullAdapter):
 
 
 def host(value: Any) -> np.ndarray[Any, Any]:
-    """Return an array's elements here; what is spread over devices of other processes, the part that is here."""
+    """Return the elements of an array that are on this process; of a sharded array, the local part."""
     if isinstance(value, jax.Array) and not value.is_fully_addressable:
         return np.asarray(value.addressable_shards[0].data)
     return np.asarray(value)

@@ -41,7 +41,7 @@ class JaxScriptEvents:
         self._optimizers.append((name, line_of_user(3), data | {"scheduled": callable(rate)}))
 
     def model(self, log: EventLog, name: str, parameters: Any) -> None:
-        """Tell what is trained, and by which optimizers."""
+        """Add an event about what is trained, and by which optimizers."""
         dtypes = sorted({str(leaf.value.dtype) for leaf in parameters})
         log.add("model", "", line_of_user(4), {
             "class": name, "parameters": len(parameters), "frozen": [], "frozen_count": 0, "modules": [], "ties": [],
@@ -51,7 +51,7 @@ class JaxScriptEvents:
             log.add("optimizer", kind, code, data)
 
     def parameters(self, log: EventLog, before: Any, changes: Any) -> None:
-        """Tell how large parameters are, and how much of it a step has changed."""
+        """Add an event about the size of the parameters and of their updates."""
         self.steps += 1
         if not changes:
             return
@@ -66,7 +66,7 @@ class JaxScriptEvents:
         })  # fmt: skip
 
     def batch(self, log: EventLog, named: list[tuple[str, Any]]) -> None:
-        """Tell what data a step was given, now and then; the first of it under the name of its argument."""
+        """Add an event about the data of some steps; the first array under the name of its argument."""
         if not named or not self._batches.due():
             return
         arrays = [array for _, array in named]
@@ -81,5 +81,5 @@ class JaxScriptEvents:
         log.add("batch", "", "", data)
 
     def end(self, log: EventLog) -> None:
-        """Tell the totals."""
+        """Add an event with the totals."""
         log.add("totals", "", "", {"steps": self.steps, "backwards": self.steps})

@@ -1,4 +1,4 @@
-"""A compiled function of the user's, and the call of it that is being looked at."""
+"""A compiled function of the user, and the call of it that is observed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ except ImportError:  # of another version
 
 
 class CallListener(Protocol):
-    """Told of calls of compiled functions. None of its methods may raise."""
+    """Listen to calls of compiled functions. No method may raise."""
 
     def before_call(self, function: WatchedFunction, args: Any, kwargs: Any) -> None:
         """Act before a function runs, which may donate its arguments."""
@@ -31,7 +31,7 @@ class CallListener(Protocol):
 
 
 class WatchedFunction:
-    """Behave as the compiled function it replaces, and report calls from outside of any trace to the listener."""
+    """Behave as the compiled function it replaces, and report calls outside of a trace to the listener."""
 
     def __init__(self, function: Callable[..., Any], listener: CallListener) -> None:
         functools.update_wrapper(self, function, updated=())

@@ -38,7 +38,7 @@ class ScriptCall(NamedTuple):
 
 @dataclass
 class Roles:
-    """What is known of the function that is watched."""
+    """The function that is watched: which argument it trains, and what it returns."""
 
     found: list[ReturnedArgument]
     in_place: str = ""  # the argument that the function changes
@@ -51,7 +51,7 @@ class Roles:
 
     @property
     def states(self) -> set[str]:
-        """The arguments that are no data."""
+        """The arguments that are not data."""
         return {match.argument for match in self.found} | ({self.in_place} if self.in_place else set())
 
 
@@ -71,7 +71,7 @@ class ScriptSteps:
     _waiting: ScriptCall | None = None  # the last call of the chosen one: it is recorded when the next one begins
 
     def before_call(self, function: WatchedFunction, args: Any, kwargs: Any) -> None:
-        """Look at the arguments, which the function may take for itself."""
+        """Read the arguments before the call, since the function may donate them."""
         if not self.failure and self._main in (None, function):
             self._guarded(lambda: self._before(function, named_arguments(function.signature, args, kwargs)))
 
@@ -87,7 +87,7 @@ class ScriptSteps:
             self._guarded(lambda: self.events.end(self._tap.recorder.events))
 
     def _guarded(self, act: Callable[[], None]) -> None:
-        """Let nothing of ours reach the script."""
+        """Keep our errors away from the script."""
         try:
             act()
         except Exception as error:
@@ -184,7 +184,7 @@ class ScriptSteps:
 
 
 def _copies(value: Any) -> list[Leaf]:
-    """Return copies of the parameters in an argument; nothing of what is too large."""
+    """Return copies of the parameters in an argument, or nothing if they are too large."""
     found = [leaf for leaf in parameters_of(value) if is_array(leaf.value)]
     if sum(leaf.value.nbytes for leaf in found) > _MOST_COPIED:
         return []
@@ -200,7 +200,7 @@ def _is_threaded(match: ReturnedArgument, call: ScriptCall, following: dict[str,
 
 
 def _is_close(match: ReturnedArgument, call: ScriptCall) -> bool:
-    """Return whether results are near to the arguments they stand for, as parameters after a step are."""
+    """Return whether results are near the arguments that they replace, as parameters after a step are."""
     pairs = zip(call.before.get(match.argument, ()), parameters_of(part_at(call.results, match.result)), strict=False)
     apart = [
         float(np.linalg.norm(host(new) - old) / max(float(np.linalg.norm(old)), 1e-12)) for (_, old), (_, new) in pairs

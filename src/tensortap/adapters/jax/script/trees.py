@@ -51,14 +51,16 @@ def leaves_of(value: Any) -> list[Leaf]:
 
 
 def parameters_of(value: Any) -> list[Leaf]:
-    """Return the parameters in an argument: what is under `params`, or all of it where nothing is called so."""
+    """Return the parameters in an argument: the entries under `params`, or all of it if there is no such name."""
     leaves = leaves_of(value)
     inside = [Leaf(name, leaf.value) for leaf in leaves if (name := _below(leaf.name)) is not None]
     return inside or leaves
 
 
 def matches(arguments: dict[str, Any], results: Any) -> list[ReturnedArgument]:
-    """Return the arguments whose structure and shapes come back, those that look like a model first."""
+    """Return the arguments that are returned with the same structure and shapes; the ones that look like a model come
+    first.
+    """
     found = []
     parts = [(path, _signature(part)) for path, part in _parts(results)]
     for name, value in arguments.items():
@@ -75,7 +77,7 @@ def part_at(results: Any, path: tuple[int | str, ...]) -> Any:
 
 
 def loss_in(results: Any) -> Any:
-    """Return the loss among the results: what is called so, or the first float that is alone; None without one."""
+    """Return the loss among the results: the one of that name, or the first single float; None if there is none."""
     scalars = [
         (".".join(map(_key, path)), leaf)
         for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]
@@ -92,7 +94,7 @@ def is_float_array(value: Any) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of numbers that is there to be read."""
+    """Return whether a value is an array of numbers that can be read now."""
     if not isinstance(value, (jax.Array, np.ndarray)) or isinstance(value, jax.core.Tracer) or _is_gone(value):
         return False
     return bool(jax.numpy.issubdtype(value.dtype, jax.numpy.number))

@@ -19,7 +19,7 @@ COMPILERS: Final = {"jax": "jit", "flax.nnx": "jit", "equinox": "filter_jit"}  #
 
 
 class JaxScriptWatcher:
-    """Replace what compiles functions. Functions that libraries compile for themselves stay as they are."""
+    """Replace the functions that compile. What libraries compile for themselves is left as it is."""
 
     def __init__(self, begin: Callable[[JaxScriptAdapter], Any]) -> None:
         self.steps = ScriptSteps(begin)
@@ -38,7 +38,7 @@ class JaxScriptWatcher:
             self._replace(sys.modules[module], COMPILERS[module], self._compiler)
 
     def stop(self) -> None:
-        """Put the originals back, and record the last step. Functions of the script go on without us."""
+        """Restore the originals and record the last step. Functions of the script keep working without us."""
         self._on = False
         for owner, name, original, ours in reversed(self._replaced):
             if getattr(owner, name, None) is ours:

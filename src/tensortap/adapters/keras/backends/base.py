@@ -1,4 +1,4 @@
-"""What one tap needs of the framework that Keras computes with; complete for frameworks whose tensors have values."""
+"""What one tap needs from the framework that Keras computes with. The base class is complete for eager frameworks."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ class KerasBackend:
         self.context: KerasContext | None = None  # where the training context is recorded
 
     def arm(self, always: bool, limited: bool) -> None:
-        """Tell compiled functions what the next run is wanted for: in any case, or if its loss passes a limit."""
+        """Set which probes want the next run of compiled functions: in any case, or if its loss passes a limit."""
 
     def prepare(self, model: Any) -> list[Undo]:
-        """Act before the first hook is put on; return what to undo after the last one is off."""
+        """Act before the first hook is registered; return the functions to call after the last one is removed."""
         return []
 
     def observe_operations(self, plan: Plan, paths: Sequence[str]) -> bool:
-        """Observe single operations if the probes ask for any; True if every layer needs a hook for that."""
+        """Observe single operations if a probe wants any; return whether every layer then needs a hook."""
         return False
 
     def layer_hook(self, ports: Mapping[str, Sequence[Port]], method: Any, path: str, root: bool) -> CallHook:
-        """Return the hook that goes around a layer's method."""
+        """Return the hook that wraps a layer's method."""
         kinds = LayerPorts(**{kind: tuple(each) for kind, each in ports.items()})
         return (KerasRootHook if root else KerasLayerHook)(self.observer, kinds, method)
 
     def attach_training(self, model: Any, gradients: Sequence[tuple[KerasVariable, Port]]) -> list[Undo]:
-        """Observe training steps, and the gradients that optimizers are given; return what ends it."""
+        """Observe training steps and the gradients that optimizers receive; return the functions that end it."""
         undo = TrainingTaps(self.observer, self.context).attach(model)
         if gradients:
             ports: dict[int, list[Port]] = {}
@@ -55,14 +55,14 @@ class KerasBackend:
         return undo
 
     def collect(self, step: Any) -> None:
-        """Record what compiled functions have left."""
+        """Record the values that compiled functions have written."""
         self.observer.collect(step)
 
     def close(self) -> None:
         """Release what is held, after the taps are off."""
 
     def unseen(self) -> dict[str, str]:
-        """Return patterns for operations, each with why none was met; empty for those that met one."""
+        """Return the patterns for operations, each with the reason if it matched none, else an empty text."""
         return {}
 
     def _observe_gradient(self, ports: Mapping[int, Sequence[Port]], gradient: Any, variable: Any) -> None:

@@ -1,6 +1,6 @@
 """Keras on JAX: arrays with values, and what `fit` compiles, whose values come by callbacks.
 
-A compiled function of JAX has nothing of its own to write to, so every observed tensor leaves through a callback. That
+A compiled function of JAX has no variables that it could write to, so every observed tensor leaves by a callback. That
 costs more than on TensorFlow.
 """
 
@@ -38,7 +38,7 @@ class KerasJaxObserver(KerasObserver):
         return not trace_state_clean()
 
     def defer(self, point: Point, tensor: Any) -> None:
-        """Have the compiled function call back with the values."""
+        """Add a callback to the compiled function, which receives the values."""
         self._has_callbacks = True
         jax.debug.callback(partial(self._receive, point), tensor)
 
@@ -64,7 +64,7 @@ class KerasJaxObserver(KerasObserver):
         return identity(tensor)
 
     def variable(self, variable: Any) -> Any:
-        """Return a variable's elements: from the model's state while `fit` runs, which empties the variables."""
+        """Return a variable's elements. While `fit` runs they are in the model's state, and the variables are empty."""
         model = self.model()
         if variable._value is not None or model is None:
             return super().variable(variable)
@@ -98,6 +98,6 @@ class KerasOnJax(KerasBackend):
         super().__init__(KerasJaxObserver(arrays, KerasStepDetector(arrays.recorder)))
 
     def attach_training(self, model: Any, gradients: Sequence[tuple[KerasVariable, Port]]) -> list[Undo]:
-        """Observe training steps, and know whose they are."""
+        """Observe training steps, and note which model each belongs to."""
         self.observer.model = weakref.ref(model)
         return super().attach_training(model, gradients)

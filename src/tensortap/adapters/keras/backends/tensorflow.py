@@ -38,7 +38,7 @@ class TensorflowTensors(metaclass=_TensorflowTensorType):
 
 
 class KerasGraphObserver(KerasObserver):
-    """Record eager tensors; let graphs keep the others until they have run."""
+    """Record eager tensors; graphs keep the others until they have run."""
 
     tensor_type = TensorflowTensors
 
@@ -55,11 +55,11 @@ class KerasGraphObserver(KerasObserver):
         return not tf.executing_eagerly()
 
     def defer(self, point: Point, tensor: Any) -> None:
-        """Let the graph keep it."""
+        """Have the graph keep it."""
         self.graphs.keep(point, tensor)
 
     def collect(self, step: OpenStep) -> None:
-        """Record what graphs have left, and the loss."""
+        """Record the values that graphs have written, and the loss."""
         loss = self.graphs.loss()
         if loss is not None:
             step.metrics["loss"] = loss
@@ -114,7 +114,7 @@ class KerasOnTensorflow(KerasBackend):
         self._watched: retracing.WatchedModel | None = None
 
     def arm(self, always: bool, limited: bool) -> None:
-        """Set the variable that graphs ask."""
+        """Set the variable that graphs read."""
         self.observer.graphs.arm(always, limited)
 
     def prepare(self, model: Any) -> list[Undo]:
@@ -130,7 +130,9 @@ class KerasOnTensorflow(KerasBackend):
         return [leave]
 
     def attach_training(self, model: Any, gradients: Sequence[tuple[KerasVariable, Port]]) -> list[Undo]:
-        """Put the last hooks on: functions are traced anew when all are on, and again when they go."""
+        """Register the last hooks: functions are traced again when all are registered, and once more when they are
+        removed.
+        """
         undo = super().attach_training(model, gradients)
         if self._watched is None:
             return undo

@@ -31,7 +31,7 @@ def _values(value: Any) -> Array | None:
 
 
 def share_of_unseen(y: Array | None, held_out: Array | None) -> float | None:
-    """Return the share of held-out labels whose class is not among others; None where they are no classes."""
+    """Return the share of held-out labels whose class is not in the training data; None if labels are not classes."""
     known, asked = _classes(y), _classes(held_out)
     if known is None or asked is None or len(np.unique(asked)) > _MOST_CLASSES:
         return None

@@ -96,7 +96,7 @@ def last_operations(model: Any) -> tuple[list[str], Any]:
 
 
 def softmax_axes(model: Any) -> list[tuple[str, int, int, int]]:
-    """Return name, axis, number of axes and length of the last softmax; its output may have been reshaped since."""
+    """Return name, axis, number of axes and length of the last softmax, whose output may be reshaped afterwards."""
     layer = next((layer for layer in reversed(_in_order(model)) if _activation(layer) == "softmax"), None)
     shape = tuple(getattr(getattr(layer, "output", None), "shape", None) or ())
     axis = getattr(layer, "axis", -1)  # of the layer Softmax; an activation's is the last
@@ -159,7 +159,7 @@ def describe_loss(given: Any) -> tuple[str, dict[str, Any]] | None:
 
 
 def describe_optimizer(optimizer: Any, variables: int) -> dict[str, Any]:
-    """Return its options as a group of parameters has them."""
+    """Return the optimizer's options, in the form of a parameter group."""
     options = {k: getattr(optimizer, k, None) for k in _OPTIONS}
     known = {name: value for name, value in options.items() if isinstance(value, (int, float))}
     found = {"lr": learning_rate(optimizer), "eps": known.pop("epsilon", None), "parameters": variables}
@@ -167,7 +167,7 @@ def describe_optimizer(optimizer: Any, variables: int) -> dict[str, Any]:
 
 
 def learning_rate(optimizer: Any) -> float:
-    """Return the rate of now, also of a schedule."""
+    """Return the current learning rate, also of a schedule."""
     return float(host_array(optimizer.learning_rate))
 
 

@@ -125,7 +125,7 @@ class KerasContext:
         return self._compiled is not None and self._compiled() is optimizer
 
     def _record_optimizer(self, model: Any, optimizer: Any, line: str) -> None:
-        """Describe the optimizer, also one that takes another's place when a model is compiled again."""
+        """Describe the optimizer, also a new one after the model was compiled again."""
         data = describe_optimizer(optimizer, len(model.trainable_variables))
         data |= {"same_parameters": self._compiled is not None, "steps_before": self._steps}
         self._compiled, self._rate = weakref.ref(optimizer), data["groups"][0]["lr"]

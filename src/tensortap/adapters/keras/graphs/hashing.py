@@ -1,4 +1,4 @@
-"""Take the content hash of a tensor inside a graph that XLA compiles, by TensorFlow's operations."""
+"""Compute the content hash of a tensor inside a graph that XLA compiles, by TensorFlow's operations."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ KNOWN: Final = frozenset(name for name in dir(tf.raw_ops) if name[0].isupper())
 
 
 class _RunningLayers(threading.local):
-    """The layers that run in a thread."""
+    """The layers that are running in a thread."""
 
     def __init__(self) -> None:
         self.layers: list[tuple[str, Counter[str]]] = []  # those that run in this thread, with their operations' counts
@@ -85,6 +85,6 @@ class KerasOperations(OperationTaps):
 
 
 def operations(observer: KerasObserver, plan: Plan, paths: Sequence[str]) -> KerasOperations | None:
-    """Return what observes the operations that patterns ask for, if any do."""
+    """Return an observer for the operations that patterns match; None if there is no such pattern."""
     patterns = operation_patterns(plan, paths, KNOWN, GROUPS)
     return KerasOperations(observer, plan, patterns) if patterns else None

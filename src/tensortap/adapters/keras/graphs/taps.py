@@ -38,7 +38,7 @@ class _Tracing(threading.local):
 
 
 class GraphTaps:
-    """Everything that one tap has in graphs."""
+    """All taps in graphs that belong to one tap of the user."""
 
     def __init__(self, arrays: ArrayObserver, limits: Sequence[tuple[str, float]]) -> None:
         self.arrays = arrays
@@ -53,7 +53,7 @@ class GraphTaps:
 
     @property
     def mark(self) -> Any:
-        """What every function with taps captures, and no other."""
+        """The variable that every function with taps captures, and no other function."""
         return self._armed.handle
 
     def arm(self, always: bool, limited: bool) -> None:
@@ -63,7 +63,7 @@ class GraphTaps:
             self._armed.variable.assign([always, limited])
 
     def close(self) -> None:
-        """Write no more, and keep nothing: a function that was traced with taps may outlive them."""
+        """Stop writing and release everything: a function that was traced with taps may outlive them."""
         self.arm(False, False)
         for held in (*self._loops, *(held for function in self._functions for held in function.held)):
             held.free()
@@ -77,7 +77,7 @@ class GraphTaps:
 
     @contextlib.contextmanager
     def function(self) -> Iterator[None]:
-        """Enclose a function: what is seen in its graph belongs together and is written at its end."""
+        """Enclose a function: the tensors in its graph belong together and are written at its end."""
         graph = tf.compat.v1.get_default_graph()
         function = self._begin(graph)
         self._tracing.function, self._tracing.graph = function, graph

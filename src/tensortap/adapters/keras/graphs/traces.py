@@ -1,4 +1,4 @@
-"""What one traced function leaves when it has run: tensors in the order in which they were met, loops among them."""
+"""The values that one traced function writes when it runs: tensors and loops, in the order of tracing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class HeldTensor:
 
 
 class TracedFunction:
-    """What one traced function, or one place in it, leaves: tensors in order, a count of runs, the loss."""
+    """The values that one traced function, or one place in it, writes: tensors in order, a count of runs, the loss."""
 
     def __init__(self, xla: bool) -> None:
         self.xla = xla

@@ -29,8 +29,8 @@ def read_variable(variable: Any) -> npt.NDArray[Any]:
 class LoopVariable:
     """A variable that the body of a loop uses, forward or backward, by a handle of its own.
 
-    The backward of a loop differentiates every variable that it knows, and makes zeros like it: this handle does not
-    say what is behind it. It accepts only what the function around the loop has captured. XLA refuses a variable that
+    The backward pass of a loop differentiates every variable that it knows, and makes zeros of its shape; this handle
+    hides the variable. It accepts only what the function around the loop has captured. XLA refuses a variable that
     comes by two handles, so one that is used in loops is used by this one everywhere.
     """
 

@@ -17,7 +17,7 @@ _NAME: Final = "_clip_grads_with_norm_"  # absent in old versions: then clipping
 
 
 class ClippingListener(Protocol):
-    """Told of clipping. It must not raise."""
+    """Listen to clipping. No method may raise."""
 
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
         """Act before these parameters' gradients, of this total norm, are scaled to `most` if that is less."""

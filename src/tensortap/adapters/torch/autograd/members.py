@@ -1,4 +1,4 @@
-"""Where parameters and buffers hang, and the ports of them that probes want."""
+"""Where parameters and buffers are held, and which of their ports probes want."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tensortap.select.ports import BUFFER_PORTS
 
 
 class Owner(NamedTuple):
-    """Where a parameter or buffer hangs. The tensor itself may be replaced."""
+    """The module and attribute that hold a parameter or buffer. The tensor itself may be replaced."""
 
     module: weakref.ref[nn.Module]
     name: str
@@ -44,7 +44,7 @@ class Owner(NamedTuple):
 
 
 def member_types(ports: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the class of what has these ports, as patterns such as `type:Parameter:grad` name it."""
+    """Return the class name of the tensors with these ports, as in patterns such as `type:Parameter:grad`."""
     return ("Buffer",) if ports == BUFFER_PORTS else ("Parameter",)
 
 
@@ -113,5 +113,5 @@ class MemberPorts:
         return any(id(owner.parameter()) in ids for owner in self._parameters.values())
 
     def refresh(self) -> None:
-        """Look for sharded modules anew: `fully_shard` may have been called since the last step."""
+        """Look for sharded modules again: `fully_shard` may have been called since the last step."""
         self._sharded.refresh()

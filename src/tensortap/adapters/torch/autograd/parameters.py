@@ -5,11 +5,11 @@ gradients summed over the micro-batches and unscaled where a GradScaler is in us
 of its last evaluation. Where nothing steps, it is what `.grad` holds when the step closes.
 
 Gradients that `clip_grad_norm_` clips are recorded just before, and their row says so: its number `clip` is the factor
-that the optimizer's gradient has over the row. Other clipping cannot be told apart from the gradient itself; a row
-without that number is the gradient as used.
+by which the gradient is then multiplied. Other clipping cannot be told apart from the gradient itself; a row without
+that number is the gradient as used.
 
-Buffers are changed by the forward pass, as running statistics are, or behind the optimizer's step, as the bias that
-balances experts is: when the step closes they hold what the next one begins with.
+Buffers change in the forward pass (running statistics) or after the optimizer's step (the bias that balances experts):
+when the step closes they hold the values for the next step.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ParameterTaps:
         self._clipped: dict[str, tuple[int, int]] = {}  # gradients recorded before clipping, as they became
 
     def remove(self) -> None:
-        """Listen to clipping no more."""
+        """Stop listening to clipping."""
         CLIPPING.listen(self, False)
         self._updates.clear()
 
@@ -94,11 +94,11 @@ class ParameterTaps:
         return self.members.any_of(ids_of(optimizer))
 
     def before_step(self, optimizer: Any, closure: Any) -> None:
-        """Record what an optimizer is about to use; with a closure it evaluates gradients itself."""
+        """Record the gradients that an optimizer is about to use; with a closure the optimizer computes them itself."""
         self._observe(optimizer, self._steps.current(), gradients=closure is None)
 
     def after_step(self, optimizer: Any, closure: Any) -> None:
-        """Record what an optimizer has used and changed."""
+        """Record the gradients and parameters after an optimizer's step."""
         step = self._steps.current()
         if closure is not None:
             self._record("grad", step, ids_of(optimizer), skip=self._unchanged_since_clipping())

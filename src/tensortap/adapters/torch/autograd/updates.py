@@ -1,4 +1,4 @@
-"""What an optimizer changed: parameters are copied before its step and subtracted after it.
+"""Record an optimizer's updates: parameters are copied before its step and subtracted after it.
 
 Small dense parameters are copied, subtracted and recorded by one call of the kernel each time, others by PyTorch. Each
 row has the number `ratio`: the size of the change relative to the parameter's as it was.
@@ -32,7 +32,7 @@ _SPARE_BYTES: Final = 256 << 20  # of copies whose memory is kept for the next s
 
 
 class CopiedParameters(NamedTuple):
-    """Parameters that an optimizer is about to change, and what they were: in a buffer, or as clones by position."""
+    """Parameters that an optimizer is about to change, with copies: in a buffer, or as clones by position."""
 
     members: list[MemberPort]
     parameters: tuple[nn.Parameter, ...]
@@ -46,7 +46,7 @@ class CopiedParameters(NamedTuple):
         return self._in_buffer(i) if clone is None else clone
 
     def change(self, i: int, in_place: bool = False) -> Tensor:
-        """Return what a parameter has changed by; `in_place` has it take the place of what the parameter was."""
+        """Return the change of a parameter; with `in_place` the result overwrites the copy of the old parameter."""
         if self.copies[i, _SUBTRACTED] > 0:
             return self._in_buffer(i)
         old = self.old(i)
@@ -70,7 +70,7 @@ class UpdateRecorder:
         self._spare_bytes = 0
 
     def clear(self) -> None:
-        """Forget what was copied."""
+        """Drop the copies."""
         self._copied.clear()
         self._buffer = np.empty(0, np.uint8)
         self._spare, self._spare_bytes = {}, 0
@@ -86,7 +86,7 @@ class UpdateRecorder:
             self._copied.append(self._copy(members, tuple(parameters)))
 
     def _drop_older(self, members: list[MemberPort]) -> None:
-        """Forget copies of the same parameters, which a step that failed has left."""
+        """Drop copies of the same parameters that a failed step left behind."""
         if self._copied:
             paths = {member.port.path for member in members}
             self._copied = [c for c in self._copied if not paths.issuperset(m.port.path for m in c.members)]

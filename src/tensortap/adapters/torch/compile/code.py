@@ -1,4 +1,4 @@
-"""Find which code of a model torch.compile has compiled, and have it compiled again.
+"""Find the code of a model that torch.compile has compiled, and reset it so that it is compiled again.
 
 The compiler looks at a module's hooks once, when it compiles: hooks registered later would silently not run. So where a
 model was compiled before it was watched, its compiled code is reset, and the next call compiles it with the taps. The
@@ -26,7 +26,7 @@ _WRAPS: Final = "external_utils.py"  # of Dynamo: frames around models that are 
 
 
 class ModelCompileStatus(CompileStatus):
-    """Know whether any module of one model runs compiled."""
+    """Tell whether any module of one model runs compiled."""
 
     def __init__(self, watched: Iterable[nn.Module]) -> None:
         super().__init__()
@@ -34,12 +34,12 @@ class ModelCompileStatus(CompileStatus):
         self._guarded = False
 
     def guard(self) -> None:
-        """Have the compiler guard on modules without hooks, until `release`."""
+        """Make the compiler guard on modules without hooks, until `release`."""
         if not self._guarded:
             self._guarded = _GUARDS.add(1)
 
     def release(self) -> None:
-        """Give the compiler's setting back."""
+        """Restore the compiler's setting."""
         if self._guarded:
             self._guarded = not _GUARDS.add(-1)
 
@@ -88,7 +88,7 @@ def skip_compiling(function: Callable[..., Any], inside: bool = True) -> None:
 
 
 def reset_compiled(root: nn.Module) -> int:
-    """Have the model's next call compiled again, if it was compiled; return how many functions were reset.
+    """Reset the model's compiled code, so that the next call compiles it again; return how many functions were reset.
 
     Other models of the same classes, and compiled functions in the same files, are compiled again too.
     """

@@ -72,7 +72,7 @@ class GraphReceiver:
         """Arrange for the gradients of those inputs."""
 
     def failed(self, error: Exception) -> None:
-        """Handle an error that one of these methods raised in the middle of the user's step."""
+        """Handle an error that one of these methods raised during the user's step."""
         raise error
 
 

@@ -1,4 +1,4 @@
-"""Receivers of what operators in a compiled graph see: they record as the hooks of eager mode do."""
+"""Receive what the operators in a compiled graph see, and record it as the hooks of eager mode do."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PortReceiver(GraphReceiver):
                 self.observer.take(port.points.get(slot) or port.point(slot), tensor, step, backward_task() != -1)
 
     def notified(self, note: str, slots: list[str]) -> None:
-        """Note why there was no tensor, or why no gradient will come; count objects that were not entered."""
+        """Note why there was no tensor, or why there will be no gradient; count objects that were not entered."""
         if note.startswith(NOT_ENTERED):
             if self.open_step() is not None:
                 self.observer.not_entered_by_name(note.removeprefix(NOT_ENTERED))
@@ -98,7 +98,7 @@ class GradientReceiver(PortReceiver):
             step.calls.setdefault((self, slot), []).append(call)
 
     def await_gradients(self, found: Found) -> None:
-        """Arrange for the gradients as eager mode does."""
+        """Register for the gradients as eager mode does."""
         step = self.open_step()
         if step is not None:
             call = count_call(step, self, backward_task() != -1)
@@ -110,7 +110,7 @@ class GradientReceiver(PortReceiver):
             _CALLS.push(self, given)
 
     def call_ends(self, outs: list[Tensor]) -> None:
-        """Arrange for the gradients of the call's inputs as eager mode does."""
+        """Register for the gradients of the call's inputs as eager mode does."""
         inputs, step = _CALLS.pop(self), self.open_step()
         if inputs is not None and step is not None:
             call = count_call(step, self, backward_task() != -1)

@@ -1,4 +1,6 @@
-"""What the graph of a loss says of attention: which positions look at which, and whether targets follow the inputs."""
+"""Read about attention from the graph of a loss: which positions look at which, and how targets relate to the
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,7 @@ def _at_padding(weights: Tensor, padded: Tensor) -> dict[str, Any]:
 
 
 def relation_to_inputs(target: Tensor, ids: Tensor, ignore: Any) -> int | None:
-    """Return by how many positions targets are shifted against the tokens of the input; None where they are others.
+    """Return by how many positions targets are shifted against the input tokens; None if they are other tokens.
 
     >>> ids = torch.arange(40).reshape(2, 20)
     >>> relation_to_inputs(ids[:, 1:].reshape(-1), ids, -100), relation_to_inputs(ids.reshape(-1), ids, -100)

@@ -1,4 +1,4 @@
-"""Batches: a fingerprint of what a model was given, and the samples that a loader drew for it."""
+"""Batches: a fingerprint of a model's inputs, and the samples that a loader drew for them."""
 
 from __future__ import annotations
 
@@ -89,14 +89,14 @@ class LoaderRecord:
         return True
 
     def last_batch(self, batch: Any, dataset: Any) -> GivenBatch:
-        """Return the batch that was given last, with the samples in it."""
+        """Return the last batch, with the samples in it."""
         return GivenBatch(batch, self.current, dataset, self.number, self.epochs, self.given - 1)
 
     def _owns(self, iterator: Any) -> bool:
         return self._sampler() is iterator._index_sampler
 
     def describe(self, loader: Any) -> dict[str, Any]:
-        """Return how it is set up, and the epoch that its sampler was told, where it shuffles by that."""
+        """Return its settings, and the epoch that was set on its sampler, if the sampler shuffles by the epoch."""
         return {"number": self.number, **self._described, **_told_epoch(loader.sampler)}
 
 

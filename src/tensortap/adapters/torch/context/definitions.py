@@ -1,4 +1,4 @@
-"""Where a model is written down: the lines that make its modules, set its weights and apply functions in it."""
+"""Find where a model is defined: the lines that make its modules, set its weights and apply functions in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Definitions:
 
     @guarded
     def initialised(self, function: str, tensor: Any) -> None:
-        """Remember the line that sets a tensor's elements; what PyTorch's own modules do is of no interest."""
+        """Remember the line that sets a tensor's elements; PyTorch's own modules are ignored."""
         if isinstance(tensor, Tensor) and len(self._initialised) < _MOST and not _is_ours(sys._getframe(3)):
             self._initialised[tensor.data_ptr(), tensor.numel()] = (function, user_line(3))
 
@@ -49,7 +49,7 @@ class Definitions:
         return known[1] if known is not None and known[0]() is module and not own else ""
 
     def of_parameters(self, root: nn.Module) -> dict[str, str]:
-        """Return the lines that set parameters, or define those that modules of the user's own hold."""
+        """Return the lines that set parameters, or that define them in the user's own modules."""
         found: dict[str, str] = {}
         of_classes = {cls: attribute_lines(cls) for cls in {type(module): None for module in root.modules()}}
         for path, module in root.named_modules():
@@ -82,7 +82,7 @@ def attribute_lines(cls: type) -> dict[str, str]:
 
 
 def _source(cls: type) -> list[tuple[int, str, str]]:
-    """Return number, text and file of each line of a class; nothing of a library's."""
+    """Return number, text and file of each line of a class; nothing for a library's class."""
     try:
         file = inspect.getsourcefile(cls) or ""
         if not file or in_library(file):

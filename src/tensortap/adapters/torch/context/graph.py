@@ -1,4 +1,4 @@
-"""What autograd's graph says: what produced a tensor, which parameters a loss reaches, which layers follow directly."""
+"""Read autograd's graph: the operations behind a tensor, the parameters that a loss depends on, and adjacent layers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def operations_before(tensor: Any, most: int = 6) -> list[str]:
 def softmax_axes(tensor: Any) -> list[tuple[str, int, int, int]]:
     """Return each (log-)softmax on the way to a tensor: its name, its axis, the number of axes, the axis' length.
 
-    The length is that of what the softmax was given, of which later operations may have taken a part; 0 if unknown.
+    The length is that of the softmax's input, which later operations may have shortened; 0 if unknown.
     """
     found = []
     for node in _line_of(getattr(tensor, "grad_fn", None), 6):
@@ -181,7 +181,7 @@ class LossGraph:
 
 
 def _softmax_in(node: Any) -> Any:
-    """Return the softmax that gives weights to a product, through dropout and what rearranges."""
+    """Return the softmax whose output is the weight of a product, through dropout and operations that rearrange."""
     for _ in range(8):
         if node is None or node.name() in ("SoftmaxBackward0", "SafeSoftmaxBackward0"):
             return node
@@ -249,7 +249,9 @@ def _breadth_first(node: Any, most: int, uses: Counter[Any] | None = None) -> It
 
 
 def _skip(node: Any, uses: Mapping[Any, int] | None = None) -> Any:
-    """Return what was rearranged; with `uses`, None where something else uses it too, as a residual branch does."""
+    """Return the node before operations that rearrange; with `uses`, None if another node uses it too (a residual
+    branch).
+    """
     for _ in range(8):
         if node is None or (uses is not None and uses[node] > 1):
             return None

@@ -1,4 +1,4 @@
-"""Losses that are written out instead of called: what autograd's graph and what it saved tell of input and target."""
+"""Losses that are written by hand: find their input and target in autograd's graph and its saved tensors."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _of_log(logs: list[Any], nodes: list[Any], name_of: NameOf) -> dict[str, Any
 
 
 def _factor(nodes: list[Any], values: Tensor) -> Tensor | None:
-    """Return what a logarithm is multiplied by: the target."""
+    """Return the factor of a logarithm, which is the target."""
     for node in nodes:
         if node.name() != "MulBackward0":
             continue
@@ -136,7 +136,7 @@ def _of_output(node: Any, name_of: NameOf) -> dict[str, Any]:
 
 
 def line_that_made(tensor: Tensor, depth: int = 1) -> str:
-    """Return the line of a function that is running which assigned a tensor to a name; empty where there is none."""
+    """Return the line of a running function that assigned a tensor to a name; empty if there is none."""
     frames = frames_of_caller(depth + 1)
     return next((line for frame in frames if (line := line_in_frame(frame, tensor))), "")
 

@@ -1,7 +1,7 @@
-"""What is known of the parameters of each model at the end, also of models that are gone by then.
+"""The last known state of the parameters of each model, also of models that are deleted before the end.
 
-A model that lives in a function dies when the function returns, before the end of the script. So what the end has to
-tell of it is noted now and then while it lives.
+A model that lives in a function dies when the function returns, before the end of the script. So the facts for the
+final report are noted now and then while it lives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _Known:
 
 
 class LastKnown:
-    """What was seen last of every model, and of parameters that are in none."""
+    """The last known state of every model, and of parameters that belong to none."""
 
     def __init__(self, models: Callable[[], Iterable[ModelRecord]]) -> None:
         self._models = models
@@ -38,7 +38,7 @@ class LastKnown:
         self._strangers: dict[int, list[int]] = {}  # the shapes of those that a later loss depended on too
 
     def look(self) -> None:
-        """Note what the end has to tell, of every model that lives."""
+        """Note the facts for the final report, for every model that lives."""
         for record in self._models():
             if record.root() is not None:
                 self._look_at(record)
@@ -52,7 +52,7 @@ class LastKnown:
         known.broken_ties, known.batch_norms = record.broken_ties(), record.batch_norms()
 
     def reached_without_model(self, parameters: Iterable[Any]) -> None:
-        """Note parameters that a loss depends on and no model has; what is made anew for each loss does not count."""
+        """Note parameters that a loss depends on and no model has; tensors made again for each loss do not count."""
         for parameter in parameters:
             key, shape, known = id(parameter), list(parameter.shape), self._met.get(id(parameter))
             if known is not None and known() is parameter:
@@ -61,11 +61,11 @@ class LastKnown:
                 self._met[key] = weakref.ref(parameter)
 
     def trained(self, held: Collection[int]) -> set[str]:
-        """Return the names of the models of which an optimizer that stepped holds parameters."""
+        """Return the names of the models whose parameters an optimizer holds that has stepped."""
         return {record.prefix for record, known in self._known.values() if any(key in held for key in known.of_model)}
 
     def totals(self, held: Collection[int], reached: Collection[int]) -> dict[str, Any]:
-        """Return which parameters no optimizer holds, which no loss depends on, and what is in no model."""
+        """Return the parameters that no optimizer holds, those that no loss depends on, and those in no model."""
         known = [each for _, each in self._known.values()]
         names = {key: name for each in known for key, name in each.names.items()}
         taught = set(reached) | {key for each in known for key in each.with_gradient}

@@ -24,7 +24,7 @@ _MOST_WORKERS: Final = 64
 
 
 class WorkerStates:
-    """Take the place of `worker_init_fn`: call it and leave a hash of NumPy's random state in shared memory."""
+    """Replace `worker_init_fn`: call it and write a hash of NumPy's random state into shared memory."""
 
     def __init__(self, own: Callable[[int], Any], count: int) -> None:
         self._own = own
@@ -83,7 +83,7 @@ class LoaderEvents:
 
     @contextmanager
     def workers_start(self, loader: Any) -> Iterator[None]:
-        """Have workers that run code of the user first note their random state; they are forked inside."""
+        """Make workers that run the user's code note their random state first; they are forked inside the block."""
         own, states = loader.worker_init_fn, None
         forked = loader.multiprocessing_context is None and multiprocessing.get_start_method(allow_none=True) != "spawn"
         if own is not None and 1 < loader.num_workers <= _MOST_WORKERS and forked and self.hub.active:
@@ -118,7 +118,7 @@ class LoaderEvents:
                 self.recent.add(record.last_batch(batch, getattr(iterator, "_dataset", None)))
 
     def samples_in(self, inputs: Any) -> dict[str, Any]:
-        """Return the indices of the samples in a batch, where one loader drew as many."""
+        """Return the indices of the samples in a batch, if one loader drew as many."""
         first = inputs[0] if isinstance(inputs, (list, tuple)) and inputs else None
         rows = first.shape[0] if isinstance(first, torch.Tensor) and first.dim() else None
         latest = () if self._last is None else (self._last,)

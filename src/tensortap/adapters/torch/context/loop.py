@@ -33,7 +33,7 @@ class GradientWatch:
         self._begun: tuple[int, int] | None = None
 
     def backward_begins(self) -> None:
-        """Note what is there before a backward."""
+        """Note the gradient before a backward."""
         mark = self._begun = self._now()
         if mark is None or self._mark is None:
             self._state = FRESH if self._stepped else RESET if self._mark is not None else FRESH
@@ -58,7 +58,7 @@ class GradientWatch:
         self._mark, self._stepped = now, False
 
     def stepped(self) -> None:
-        """Note what is there after the optimizer's step."""
+        """Note the gradient after the optimizer's step."""
         self._mark, self._stepped = self._now(), True
         self.states = []
 
@@ -140,7 +140,7 @@ class LoopState:
     def before_step(
         self, record: OptimizerRecord, has_gradients: bool | None, closure: bool = False
     ) -> dict[str, Any] | None:
-        """Note a step; return what led to it when that differs from the step before of the same optimizer.
+        """Note a step; return the calls that led to it if they differ from those of the optimizer's previous step.
 
         Of a step with a closure, which may compute gradients many times, the last evaluation counts.
         """
@@ -188,8 +188,8 @@ class LoopState:
     def totals(self, trained: Collection[str]) -> dict[str, Any]:
         """Return the counts of the whole training.
 
-        `trained` are the models that an optimizer trains: a teacher, or the average of a model, gives targets in
-        training mode and is evaluated by nobody; and what looks at pictures in evaluation mode is not trained.
+        `trained` are the models that an optimizer trains: a teacher, or the average of a model, computes targets in
+        training mode, which is no evaluation; and a model that computes features in evaluation mode is not trained.
         """
         per_backward = {str(calls): n for calls, n in self._per_backward.most_common(8)}
         evaluated = sum(n for model, n in self._evaluated.items() if model in trained)
@@ -200,7 +200,7 @@ class LoopState:
 
 
 def _since_reset(states: list[str]) -> list[str]:
-    """Return the states of the backwards whose gradients are still there."""
+    """Return the states of the backward passes whose gradients are still there."""
     last = 0
     for i, state in enumerate(states):
         if state in (FRESH, RESET):

@@ -61,7 +61,7 @@ class LossEvents:
 
     @guarded
     def backward_begins(self, tensors: Any) -> None:
-        """Look at the graph of a loss, now and then, and whether gradients of before are still there."""
+        """Read the graph of a loss, now and then, and check whether earlier gradients are still there."""
         self._loop.backward_begins()
         loss = scalar_of(tensors)
         self._samples.backward_begins(loss)
@@ -94,7 +94,7 @@ class LossEvents:
 
     @guarded
     def dropout_called(self, p: float) -> None:
-        """Note a dropout that is active inside a module in evaluation mode: it was not told the mode."""
+        """Note a dropout that is active inside a module in evaluation mode: it did not get the mode."""
         caller = frames_of_caller(4)
         module = next((m for f in caller[:6] if isinstance(m := f.f_locals.get("self"), nn.Module)), None)
         if module is not None and not module.training and self.hub.due("dropout", first=4, then=256):
@@ -102,7 +102,7 @@ class LossEvents:
 
     @guarded
     def backward_ended(self) -> None:
-        """Remember the gradients as backward left them."""
+        """Remember the gradients after backward."""
         self._loop.backward_ended()
 
 

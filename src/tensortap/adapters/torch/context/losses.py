@@ -1,4 +1,6 @@
-"""Describe a call of a loss function: its input, its target, what produced the input, and what chance would give."""
+"""Describe a call of a loss function: its input, its target, the operation behind the input, and the loss of
+guessing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ _OPTIONS: Final = ("reduction", "ignore_index", "label_smoothing", "log_target",
 
 
 def describe_call(function: Any, args: Any, kwargs: Any, output: Any, name_of: NameOf) -> dict[str, Any]:
-    """Return what a loss was called with, as plain values."""
+    """Return the arguments of a loss as plain values."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
@@ -70,7 +72,9 @@ def sampled(tensor: Tensor, most: int = _MOST) -> Tensor:
 
 
 def sums_to_one(tensor: Tensor) -> dict[str, Any]:
-    """Return along which axis a tensor sums to one, as probabilities do, and as log-probabilities do by exp."""
+    """Return the axis along which a tensor sums to one (probabilities), and the one along which its exp does
+    (log-probabilities).
+    """
     if tensor.dim() < 2 or not tensor.is_floating_point() or tensor.numel() > 1 << 20 or not is_plain(tensor):
         return {}
     values = tensor.detach().double()

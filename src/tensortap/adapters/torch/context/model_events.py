@@ -65,7 +65,7 @@ class ModelEvents:
 
     @guarded
     def model_called(self, root: nn.Module, inputs: Any) -> None:
-        """Note a call of a model from outside: its mode, and what it was given."""
+        """Note a call of a model from outside: its mode and its inputs."""
         record = self._called.get(id(root))
         if record is None:
             return
@@ -91,7 +91,7 @@ class ModelEvents:
     def _tokens_in(self, inputs: Any) -> torch.Tensor | None:
         """Return a copy of a batch's tokens; None where there are two sequences, such as a source and a target.
 
-        A copy, because nobody may hold what a script cuts out of a batch for the call alone.
+        A copy, because a script may keep no reference to a slice that it made for the call.
         """
         found = [t for t in list(tensors_in(inputs))[:6] if t.dtype is torch.int64 and t.dim() == 2 and is_plain(t)]
         if not found or any(_is_other_sequence(found[0], other) for other in found[1:]):
@@ -99,11 +99,13 @@ class ModelEvents:
         return found[0].detach().clone() if found[0].numel() <= _MOST_TOKENS else None
 
     def tokens(self) -> torch.Tensor | None:
-        """Return the tokens that a model was given last, (sample, position), at calls that were looked at."""
+        """Return the last tokens that a model was called with, (sample, position), among the calls that were
+        examined.
+        """
         return self._tokens
 
     def padding(self) -> int | None:
-        """Return the index of padding, where all embeddings that have one agree."""
+        """Return the index of padding, if all embeddings that have one agree."""
         found = {record.padding for record in self.models.values()} - {None}
         return found.pop() if len(found) == 1 else None
 
@@ -145,7 +147,7 @@ class ModelEvents:
 def _is_other_sequence(tokens: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether a tensor holds other tokens: no mask, no positions, no labels that are the tokens again.
 
-    Labels may be the tokens of other positions, as where a script shifts what the model shifts itself.
+    Labels may be the tokens of other positions, for example if a script shifts labels that the model shifts too.
     """
     if int(other.max()) <= 1 or bool((other[:1] == other).all()):
         return False
@@ -155,7 +157,7 @@ def _is_other_sequence(tokens: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _are_same(tokens: torch.Tensor, other: torch.Tensor, shift: int) -> bool:
-    """Return whether one is the other, so many positions later, except where it is ignored."""
+    """Return whether one tensor equals the other, shifted by this many positions, except at ignored labels."""
     a, b = tokens[:, max(0, shift) :], other[:, max(0, -shift) :]
     width = min(a.shape[1], b.shape[1])
     a, b = a[:, :width], b[:, :width]
@@ -163,7 +165,7 @@ def _are_same(tokens: torch.Tensor, other: torch.Tensor, shift: int) -> bool:
 
 
 def arguments_of_call() -> tuple[Any, ...]:
-    """Return what a module is being called with by name, where it is given nothing by position; labels last."""
+    """Return the keyword arguments of the running call of a module that has no positional ones; labels last."""
     for frame in frames_of_caller(3)[:12]:
         if frame.f_code.co_name == "_call_impl" and (given := frame.f_locals.get("kwargs")):
             return tuple(given[name] for name in sorted(given, key=lambda name: "label" in name or "target" in name))

@@ -1,4 +1,4 @@
-"""Models as the context knows them: names of parameters, modes, configuration, tied weights, buffers."""
+"""The models of the training context: names of parameters, modes, configuration, tied weights, buffers."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ModelRecord:
         return {"training": root.training, "other": other[:20], "other_count": len(other)}
 
     def broken_ties(self) -> list[list[str]]:
-        """Return the names that were one tensor when the model was first seen and are not any more."""
+        """Return the names that shared one tensor when the model was first seen and no longer do."""
         root = self.root()
         if root is None:
             return []

@@ -77,7 +77,7 @@ class OptimizerEvents:
 
     @guarded
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note what an optimizer is about to use."""
+        """Note the gradients that an optimizer is about to use."""
         record = self.optimizers.get(id(optimizer))
         if record is None or record.optimizer() is not optimizer:
             record = self._meet(optimizer, "")
@@ -92,7 +92,7 @@ class OptimizerEvents:
 
     @guarded
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Note what it has done."""
+        """Note the result of its step."""
         record = self.optimizers[id(optimizer)]
         if closure_of(args, kwargs) is not None:
             self._note_use(optimizer, record, closure=True)
@@ -132,7 +132,7 @@ class OptimizerEvents:
         })  # fmt: skip
 
     def before_clipping(self, parameters: list[Any], most: float, norm: Any) -> None:
-        """Note how much of the gradient clipping leaves."""
+        """Note the share of the gradient that remains after clipping."""
         if self.hub.active:
             self._clip = {"most": most, "norm": norm, "code": user_line(3) if not self._clip_told else ""}
             self._clip_told = True

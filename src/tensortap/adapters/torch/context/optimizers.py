@@ -1,4 +1,4 @@
-"""Optimizers as they are made, changed and stepped: rates, what they hold, how old they are."""
+"""Optimizers when they are made, changed and stepped: rates, parameters, and number of steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_ELEMENTS: Final = 16_384  # of a parameter that are looked at
 
 
 class Rates(NamedTuple):
-    """What of a group may change while training."""
+    """The options of a group that may change while training."""
 
     lr: float
     momentum: float | None
@@ -30,7 +30,7 @@ class Rates(NamedTuple):
 
 
 class OptimizerRecord:
-    """What is known of one optimizer."""
+    """Facts about one optimizer."""
 
     def __init__(self, optimizer: Any, number: int, code: str) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -50,7 +50,7 @@ class OptimizerRecord:
         return {"number": self.number, "groups": [_describe_group(group) for group in groups]}
 
     def changed(self) -> list[dict[str, Any]]:
-        """Return which rates differ from those that were told last by more than a percent."""
+        """Return the rates that differ by more than a percent from those recorded last."""
         optimizer = self.optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         seen = [(g.get("lr"), g.get("momentum"), g.get("weight_decay")) for g in groups]
@@ -81,7 +81,7 @@ def rates_of(optimizer: Any) -> list[Rates]:
 
 
 def parameters_of(optimizer: Any) -> dict[int, weakref.ref[Any]]:
-    """Return what it holds, by id."""
+    """Return its parameters, by id."""
     return {id(p): weakref.ref(p) for group in optimizer.param_groups for p in group["params"]}
 
 
@@ -107,7 +107,7 @@ def _describe_group(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def shortened(names: list[str]) -> list[str]:
-    """Return the first names; how many there are is told beside them."""
+    """Return the first names; the total number is recorded beside them."""
     return names[:_MOST_NAMES]
 
 
@@ -115,7 +115,9 @@ class ParameterSizes:
     """The sizes of parameters, their gradients and their updates, around one step of an optimizer."""
 
     def __init__(self, optimizer: Any, computed: bool) -> None:
-        """Copy what an optimizer is about to change; `computed` says whether its gradients are there already."""
+        """Copy the parameters that an optimizer is about to change; `computed` says whether the gradients exist
+        already.
+        """
         held = [p for group in optimizer.param_groups for p in group["params"] if _readable(p)]
         changing = [p for p in held if (_has_gradient(p) if computed else p.requires_grad)]
         with torch.no_grad():

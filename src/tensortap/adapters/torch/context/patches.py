@@ -1,8 +1,8 @@
 """Functions of PyTorch that are replaced while somebody listens, and put back afterwards.
 
 Each replacement calls the original with what it was given and returns what it returned. The compiler traces through
-them and finds nothing of ours. Where somebody has replaced a replacement in turn, theirs stays and calls ours, which
-then only calls the original.
+them and finds nothing of ours. If another library has replaced a replacement in turn, its function stays and calls
+ours, which then only calls the original.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensortap.adapters.torch.context.losses import NAMES
 
 
 class LossListener(Protocol):
-    """Told of losses and gradients. None of its methods may raise."""
+    """Listen to losses and gradients. No method may raise."""
 
     def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
         """Called after a loss function."""
@@ -42,7 +42,7 @@ class LossListener(Protocol):
 
 
 class OptimizerListener(Protocol):
-    """Told of optimizers and schedulers. None of its methods may raise."""
+    """Listen to optimizers and schedulers. No method may raise."""
 
     def optimizer_made(self, optimizer: Any) -> None:
         """Called after an optimizer's `__init__`."""
@@ -58,7 +58,7 @@ class OptimizerListener(Protocol):
 
 
 class LoaderListener(Protocol):
-    """Told of data loaders. None of its methods may raise."""
+    """Listen to data loaders. No method may raise."""
 
     def loader_made(self, loader: Any) -> None:
         """Called after a loader's `__init__`."""
@@ -67,7 +67,7 @@ class LoaderListener(Protocol):
         """Called when an iteration over a loader begins."""
 
     def workers_start(self, loader: Any) -> AbstractContextManager[None]:
-        """Return what to make a loader's iterator in."""
+        """Return a context in which the loader's iterator is made."""
         return nullcontext()
 
     def indices_drawn(self, iterator: Any, indices: Any) -> None:
@@ -78,14 +78,14 @@ class LoaderListener(Protocol):
 
 
 class CheckpointListener(Protocol):
-    """Told of checkpoints. Its method may not raise."""
+    """Listen to checkpoints. The method may not raise."""
 
     def saved(self, content: Any, target: Any) -> None:
         """Called after `torch.save`."""
 
 
 class DefinitionListener(Protocol):
-    """Told of modules and of what sets their weights. None of its methods may raise."""
+    """Listen to new modules and to functions that set their weights. No method may raise."""
 
     def module_made(self, module: nn.Module) -> None:
         """Called after `nn.Module.__init__`."""
@@ -234,7 +234,7 @@ class Patches:
 
 
 def scalar_of(tensors: Any) -> Tensor | None:
-    """Return the loss among what backward was called on."""
+    """Return the loss among the tensors that backward was called on."""
     for tensor in tensors if isinstance(tensors, (list, tuple)) else [tensors]:
         if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
             return tensor

@@ -8,5 +8,7 @@ from torch import Tensor, nn
 
 
 def is_plain(tensor: Any) -> TypeGuard[Tensor]:
-    """Return whether values can be read at once: a device would be waited for, and a shard would ask other ranks."""
+    """Return whether values can be read at once: on a device that would wait, and for a shard it would need other
+    ranks.
+    """
     return type(tensor) in (Tensor, nn.Parameter) and tensor.device.type == "cpu"

@@ -1,7 +1,7 @@
 """Policy gradients: the sign with which the logarithm of a probability times a reward goes into a loss.
 
 Whether such a loss is minus what it should be cannot be read from tensors alone: a cost is minimised by the same sum
-with the other sign. The names that the script gives to what the logarithm is multiplied by say which of the two it is.
+with the other sign. The name that the script gives to the factor of the logarithm tells which of the two it is.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _product(node: Any, sign: int) -> tuple[int, Floats] | None:
 
 
 def _constant(node: Any) -> float | None:
-    """Return the number that something is multiplied by; None where it is a tensor."""
+    """Return the constant factor of a product; None if the factor is a tensor."""
     saved = [getattr(node, name, None) for name in ("_saved_self", "_saved_other")]
     numbers = [float(s) for s in saved if isinstance(s, (int, float)) or (is_plain(s) and s.dim() == 0)]
     return numbers[0] if len(numbers) == 1 else None
@@ -156,7 +156,9 @@ def _chooses(parents: list[Any]) -> bool:
 
 
 def _is_gaussian(node: Any) -> bool:
-    """Return whether a difference is that of torch.distributions.Normal: −(x − mean)² / 2 var, less the rest."""
+    """Return whether a difference is the log_prob of torch.distributions.Normal: −(x − mean)² / 2 var minus
+    constants.
+    """
     seen = []
     for _ in range(6):
         if node is None:
@@ -169,7 +171,7 @@ def _is_gaussian(node: Any) -> bool:
 
 
 def _named(frames: Iterable[FrameType]) -> Iterator[tuple[str, Floats]]:
-    """Yield what the script calls a reward, a return or an advantage, with its values."""
+    """Yield the variables that the script calls a reward, a return or an advantage, with their values."""
     for frame in frames:
         names = dict(frame.f_locals)
         for holder in list(names.values()):
@@ -197,7 +199,7 @@ def _number(value: Any) -> float:
 
 
 def _direction(weights: Floats, values: Floats) -> int:
-    """Return 1 where factors are these values, −1 where they are minus them, 0 where neither or both is so."""
+    """Return 1 if the factors equal these values, −1 if they equal the negated values, 0 if neither or both."""
     if weights.size < 2 or not np.any(weights):
         return 0
     same, opposite = _within(weights, values), _within(-weights, values)
@@ -205,7 +207,7 @@ def _direction(weights: Floats, values: Floats) -> int:
 
 
 def _are_opposite(values: Floats, other: Floats) -> bool:
-    """Return whether what is called an advantage falls where a reward rises: then it is a cost."""
+    """Return whether values called an advantage fall when a reward rises: then they are a cost."""
     if values.size != other.size or values.size < 3 or not (values.std() and other.std()):
         return False
     return bool(np.corrcoef(values, other)[0, 1] < 0)

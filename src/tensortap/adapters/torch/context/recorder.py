@@ -24,7 +24,7 @@ from tensortap.portable import after_fork
 
 
 class TrainingContext:
-    """One for the process. Logs join and leave; while there are any, PyTorch's functions are replaced."""
+    """The one recorder of the process. Logs join and leave; while there are any, PyTorch's functions are replaced."""
 
     def __init__(self) -> None:
         self.hub = EventHub()
@@ -74,7 +74,7 @@ class TrainingContext:
 
 
 class Listeners:
-    """All that listens, from the first log to the last."""
+    """All listeners, which exist from the first log to the last."""
 
     def __init__(self, hub: EventHub) -> None:
         self.hub = hub
@@ -94,7 +94,7 @@ class Listeners:
         CLIPPING.listen(self.optimizers, True)
 
     def remove(self) -> None:
-        """Put PyTorch's own functions back."""
+        """Restore PyTorch's own functions."""
         CLIPPING.listen(self.optimizers, False)
         for handle in self._handles:
             handle.remove()

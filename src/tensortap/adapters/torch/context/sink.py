@@ -1,4 +1,4 @@
-"""Where all parts of the context add their events, and what keeps their errors from the training."""
+"""Receive the events of all parts of the context, and keep their errors from the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ hidden = torch._C.DisableTorchFunction
 
 
 class EventHub:
-    """The logs of all taps, and which calls are due to be looked at."""
+    """The logs of all taps, and the sampling of calls that are examined."""
 
     def __init__(self) -> None:
         self.active = False
@@ -32,7 +32,7 @@ class EventHub:
             log.add(kind, name, code, data)
 
     def due(self, key: Any, **how: int) -> bool:
-        """Count a call of this kind; return whether to look at it."""
+        """Count a call of this kind; return whether to examine it."""
         known = self._sampling.get(key)
         if known is None:
             known = self._sampling[key] = Sampling(**how)
@@ -44,13 +44,13 @@ class EventHub:
         self.add("failed", type(error).__name__, "", {"message": str(error)[:500], "where": where})
 
     def begin(self) -> None:
-        """Count anew."""
+        """Reset the counts."""
         self.active = True
         self._sampling = {}
 
 
 class HasHub(Protocol):
-    """What adds events."""
+    """Base of the listeners that add events."""
 
     hub: EventHub
 
@@ -60,7 +60,7 @@ S = TypeVar("S", bound=HasHub)
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Hide what is done to tensors from the modes and subclasses of the user."""
+    """Hide our operations on tensors from the user's modes and tensor subclasses."""
     with torch._C.DisableTorchFunction():
         if torch._C._len_torch_dispatch_stack():
             with _disable_current_modes():
@@ -70,7 +70,7 @@ def unseen() -> Iterator[None]:
 
 
 def guarded(method: Callable[Concatenate[S, P], None]) -> Callable[Concatenate[S, P], None]:
-    """Let no error of ours reach the training: the context ends there, and the logs say why."""
+    """Keep our errors from the training: on an error the context ends, and the logs say why."""
 
     @functools.wraps(method)
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:

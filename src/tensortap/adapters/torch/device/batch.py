@@ -1,4 +1,4 @@
-"""The rows of one step that one stream reduces: a buffer on the device, one copy of it, and what the copy holds."""
+"""The rows of one step that one stream reduces: a buffer on the device, one copy of it, and the layout of the copy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST_WORDS: Final = 64 * (WORDS + COUNT_WORDS)
 
 
 class _ReservedRow(NamedTuple):
-    """Where a row of the step lies in the buffers, and what there is of it."""
+    """The place of a row in the buffers, and which values it has."""
 
     row: int
     buffer: int
@@ -62,7 +62,7 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of host memory that it takes."""
+        """The size in host memory, in bytes."""
         return 8 * self.words
 
     def reserve(self, row: int, numel: int, histogram: bool, hashed: int | None = None) -> Tensor:
@@ -129,7 +129,7 @@ class BatchRows:
         self.nbytes = batch.nbytes
 
     def start_copy(self) -> None:
-        """Start the batch on its way, if it is not."""
+        """Queue the copy of the batch, if that was not done yet."""
         self._batch.start_copy()
 
     def subset(self, places: Mapping[int, int]) -> BatchRows:

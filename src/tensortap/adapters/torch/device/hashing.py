@@ -1,4 +1,4 @@
-"""Take the content hash of a tensor on its device, by PyTorch's operations. Nothing here waits for the device."""
+"""Compute the content hash of a tensor on its device, by PyTorch's operations. Nothing here waits for the device."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def copies_of(result: Any, stream: HostStream) -> Any:
 
 
 def pick(keeper: Keeper, tensor: Tensor, place: str, stream: HostStream) -> Array | None:
-    """Pick what `keeper.pick` would of the tensor on the host; the elements are pending."""
+    """Pick the elements that `keeper.pick` would pick on the host; they are pending."""
     match keeper:
         case Full():
             found: Tensor | None = tensor

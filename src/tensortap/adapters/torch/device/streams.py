@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class HostStream:
-    """The CPU, whose work is done when the call returns. It takes the place of a device in tests."""
+    """The CPU, whose work is done when the call returns. Tests use it instead of a device."""
 
     key: Hashable = "cpu"
     capturing = False

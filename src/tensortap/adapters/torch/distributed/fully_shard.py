@@ -16,7 +16,7 @@ _MODULES: Final = ("torch.distributed.fsdp._fully_shard", "torch.distributed._co
 
 
 class FullyShardedParameters:
-    """Read what FSDP2 keeps beside a model's parameters. It does not keep the model alive."""
+    """Read FSDP2's state of a model's parameters. It does not keep the model alive."""
 
     def __init__(self, root: nn.Module) -> None:
         self._root = weakref.ref(root)
@@ -35,7 +35,7 @@ class FullyShardedParameters:
         return any(_waits(parameter) for parameter in self._parameters())
 
     def shards(self) -> dict[int, nn.Parameter]:
-        """Return this rank's shards by the ids of the whole parameters that FSDP still has in their place."""
+        """Return this rank's shards by the ids of the whole parameters that currently replace them."""
         held = ((getattr(parameter, "_unsharded_param", None), parameter) for parameter in self._parameters())
         return {id(whole): parameter.sharded_param for whole, parameter in held if whole is not None}
 

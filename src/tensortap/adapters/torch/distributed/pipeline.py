@@ -45,7 +45,7 @@ def is_stage(value: Any) -> bool:
 
 
 def tree_of(stage: Any) -> tuple[nn.Module, nn.Module]:
-    """Return the tree whose names a stage's sites have, and the module in it that is called.
+    """Return the module tree that gives a stage's sites their names, and the module in it that is called.
 
     `pipeline()` keeps the names that modules have in the whole model; a module given to `PipelineStage` by hand has
     names of its own, which another stage may have too, so the stage's number is prepended.

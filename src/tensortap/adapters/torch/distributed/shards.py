@@ -1,4 +1,4 @@
-"""Find which shard of a tensor this rank holds: asked of the tensor, never of another rank."""
+"""Find which shard of a tensor this rank holds, from the tensor alone: no other rank is asked."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ShardRegistry:
             self._names.parts[point.place] = shard
 
     def record_gradient(self, point: Point, tensor: Tensor) -> None:
-        """Record the shard of a site whose gradient will have the layout of this tensor."""
+        """Record the shard of a site whose gradient will have this tensor's layout."""
         layout = layout_of(tensor)
         if layout is not None and point.key not in self.known:
             shard = layout.shard(tensor.shape)
@@ -85,7 +85,7 @@ class ShardRegistry:
                 self._names.parts[point.place] = shard
 
     def shard_at(self, place: Place, tensor: Tensor) -> Shard | None:
-        """Return which shard a tensor at a site is, if that can be known."""
+        """Return the shard that a tensor at a site is, or None if it is unknown."""
         if place.port not in PARAMETER_PORTS:
             return self._of_value(place, tensor)
         layout = layout_of(tensor)
@@ -124,10 +124,10 @@ def layout_of(tensor: Any) -> MeshLayout | None:
 
 
 def local_parameter(value: Any) -> nn.Parameter | None:
-    """Return the parameter of which a DTensor was made that stands in its place.
+    """Return the local parameter behind a DTensor that replaces it in its module.
 
-    So `_pre_dp_module_transform` leaves a model that is cut by parallelize_module: DistributedDataParallel and the
-    optimizer hold the local parameter, which its module has no more after the first forward pass.
+    `_pre_dp_module_transform` does that to a model that is cut by parallelize_module: DistributedDataParallel and the
+    optimizer hold the local parameter, and after the first forward pass its module holds the DTensor.
     """
     if not is_dtensor(value) or value.grad_fn is None:
         return None
@@ -136,7 +136,7 @@ def local_parameter(value: Any) -> nn.Parameter | None:
 
 
 def local_of(tensor: Any) -> Any:
-    """Return what this rank holds of a tensor. It waits for a pending collective, and starts none."""
+    """Return the local part of a tensor. It waits for a pending collective, and starts none."""
     if hasattr(tensor, "to_local"):
         with torch.no_grad():
             tensor = tensor.to_local()
@@ -191,7 +191,7 @@ def _ddp_paths(root: nn.Module) -> Iterator[tuple[str, Shard]]:
 
 
 def _local_parameters(root: nn.Module) -> Iterator[tuple[str, tuple[MeshLayout, tuple[int, ...]]]]:
-    """Yield the layout and the whole shape of parameters of which DistributedDataParallel has the local part."""
+    """Yield the layout and the whole shape of parameters whose local part DistributedDataParallel holds."""
     for path, module in root.named_modules():
         shown = [(name, local_parameter(value)) for name, value in vars(module).items() if is_dtensor(value)]
         for name, parameter in (*module._parameters.items(), *shown):

@@ -1,4 +1,4 @@
-"""Can the model overfit one batch, and where does its loss begin?"""
+"""Check whether the model can overfit one batch, and compare its first loss with that of guessing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Fit:
         self.moved: set[str] = set()  # and one that was not zero
 
     def run(self, steps: int, seconds: float) -> None:
-        """Train from the first state on, for so many steps or seconds."""
+        """Train from the first state, for this many steps or seconds."""
         subject = self._subject
         subject.restore()
         subject.model.train()
@@ -96,7 +96,7 @@ def _projection(output: Any) -> Tensor:
 
 
 def cannot_overfit(subject: CheckedModel) -> Iterator[Finding]:
-    """Train on the one batch, at several rates, and look whether the loss falls."""
+    """Train on the one batch, at several rates, and check whether the loss falls."""
     subject.loss(subject.output(training=True, gradients=True))  # no loss, no question
     first, best, steps = _best(subject)
     if best <= _SLOW * first if first > 0 else best < first:

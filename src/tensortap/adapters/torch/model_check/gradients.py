@@ -1,4 +1,4 @@
-"""Does every trainable parameter get a gradient?"""
+"""Check whether every trainable parameter gets a gradient."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _arguments(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def no_gradient(subject: CheckedModel) -> Iterator[Finding]:
-    """Train for a few steps and look at the gradients: none, or zero in all of them."""
+    """Train for a few steps and check the gradients: none, or zero in all steps."""
     trainable = {name: p for name, p in subject.model.named_parameters() if p.requires_grad}
     if not trainable:
         raise NotApplicableError("the model has no parameter that requires a gradient")
@@ -91,7 +91,8 @@ def _judged(
 def _by_severity(
     subject: CheckedModel, names: Sequence[str], others: Iterable[str]
 ) -> Iterator[tuple[Severity, list[str]]]:
-    """Split parameters into warnings and infos: a library's, and layers of a list that were not chosen, are infos.
+    """Split parameters into warnings and infos. Parameters of a library, and of list entries that were not used, are
+    infos.
 
     A layer that somebody wrote and forgot is the user's own; libraries hold parameters for other uses. Layers
     of a list, such as experts, may be unused by this batch while others of the list are used.

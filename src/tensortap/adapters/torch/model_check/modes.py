@@ -1,4 +1,4 @@
-"""What changes between two equal calls, between training and evaluation mode, and between fp32 and bf16."""
+"""Compare the outputs of two equal calls, of training and evaluation mode, and of fp32 and bf16."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def not_deterministic(subject: CheckedModel) -> Iterator[Finding]:
 
 
 class _Dropouts(TorchFunctionMode):
-    """Note the lines that call a dropout which is on."""
+    """Note the lines that call an active dropout."""
 
     def __init__(self) -> None:
         super().__init__()

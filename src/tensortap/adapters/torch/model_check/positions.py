@@ -1,4 +1,4 @@
-"""Does a position's output depend on later positions, and the result on padding?"""
+"""Check whether a position's output depends on later positions, and whether the result depends on padding."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Sequence(NamedTuple):
 
 
 def future_seen(subject: CheckedModel) -> Iterator[Finding]:
-    """Exchange the later half of the tokens, and look at the outputs of the earlier half."""
+    """Replace the later half of the tokens, and compare the outputs of the earlier half."""
     sequence = _sequence(subject)
     sure = subject.question.causal
     if sure is False:
@@ -119,7 +119,7 @@ def _origin(subject: CheckedModel, other: Any, length: int, kept: Tensor) -> str
 
 
 def padding_seen(subject: CheckedModel) -> Iterator[Finding]:
-    """Add padding at the end, and look at the outputs of what was there before."""
+    """Add padding at the end, and compare the outputs of the original positions."""
     slot, mask = _mask(subject)
     sequence = _sequence(subject)
     if mask.shape != sequence.tensor.shape[:2] or sequence.axis != 1:
@@ -152,7 +152,7 @@ def _padding_value(mask: Tensor) -> Any:
 
 
 def _padded(subject: CheckedModel, sequence: _Sequence, mask_slot: str, padding: Any) -> Any:
-    """Return the batch with a few positions more in everything that has one value, or vector, for each position."""
+    """Return the batch with a few more positions in every tensor that has one value, or vector, for each position."""
     longer = {}
     for slot, tensor in subject.given.items():
         if tensor.dim() < 2 or tensor.shape[:2] != sequence.tensor.shape[:2]:

@@ -1,4 +1,4 @@
-"""Which rows of a tensor changed: along whatever axis its rows lie, and however batch and other axes were merged."""
+"""Find which rows of a tensor changed, on whichever axis the rows are, even if the batch was merged with other axes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ def one_row_changed(before: Tensor, after: Tensor, count: int) -> bool:
 
 
 def _changes(before: Tensor, after: Tensor) -> Tensor:
-    """Return the size of each element's change, relative to the whole tensor; what rounding explains is zero."""
+    """Return the size of each element's change, relative to the whole tensor; changes that rounding explains
+    are zero.
+    """
     a, b = before.double(), after.double()
     same = (a == b) | (a.isnan() & b.isnan())
     finite = a[a.isfinite()]

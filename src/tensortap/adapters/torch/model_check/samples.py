@@ -1,4 +1,4 @@
-"""Does a sample's output depend on the other samples of the batch?"""
+"""Check whether a sample's output depends on the other samples of the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RECURRENT: Final = (nn.RNNBase, nn.MultiheadAttention)
 
 
 def samples_mixed(subject: CheckedModel) -> Iterator[Finding]:
-    """Replace one sample by another, and look at the outputs of the others, in evaluation and in training mode."""
+    """Replace one sample by another, and compare the outputs of the others, in evaluation and in training mode."""
     count = subject.size
     _refuse_related(subject, count)
     if count < 2:
@@ -74,7 +74,7 @@ def _mixed(subject: CheckedModel, count: int, axis: int, training: bool, calls: 
 
 
 def _called(subject: CheckedModel, batch: Any, training: bool, calls: int) -> Named:
-    """Return what the model gives for a batch; as a second call after the batch of the question."""
+    """Return the model's output for a batch, called after the original batch."""
     if calls == 1:
         return subject.outputs(batch, training)
     subject.output(training=training)
@@ -151,7 +151,7 @@ def _two_traces(subject: CheckedModel, other: Any, training: bool = False) -> tu
 
 
 def located(model: nn.Module, found: tuple[str, str] | None) -> tuple[str, nn.Module | None]:
-    """Return the path and the module of a change; containers without a forward stand for what holds them."""
+    """Return the path and the module of a change; for a container without a forward, those of the module around it."""
     if found is None:
         return "", None
     path, module = found[0], model.get_submodule(found[0])

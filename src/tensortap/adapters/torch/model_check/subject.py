@@ -50,7 +50,7 @@ class CheckedModel:
         return int(sizes[0])
 
     def output(self, batch: Any = None, training: bool = False, gradients: bool = False) -> Any:
-        """Call the model from its first state, and return what it gives."""
+        """Call the model from its first state, and return its output."""
         self.restore()
         self.model.train(training)
         with torch.set_grad_enabled(gradients):
@@ -117,7 +117,7 @@ def floats(value: Any) -> Named:
 
 
 def main_output(output: Any) -> Tensor:
-    """Return what a loss is computed of: the logits, or the first floating-point tensor."""
+    """Return the tensor from which a loss is computed: the logits, or the first floating-point tensor."""
     found = {slot: t for slot, t in tensors_in(output) if t.is_floating_point() and t.numel() > 1}
     named = next((t for slot, t in found.items() if slot.endswith("logits")), None)
     if named is None:
@@ -155,7 +155,7 @@ def user_code(model: nn.Module, path: str) -> str:
 
 @contextmanager
 def cuda_states(model: nn.Module) -> Iterator[None]:
-    """Put the random states of the devices that a model is on back."""
+    """Restore the random states of the devices that a model is on."""
     devices = {t.device for t in (*model.parameters(), *model.buffers()) if t.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         yield

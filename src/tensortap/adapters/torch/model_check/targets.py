@@ -1,4 +1,6 @@
-"""Do output and target fit: does the loss take them, and does it know which target belongs to which sample?"""
+"""Check whether output and target fit: the loss accepts them, and it depends on which target belongs to which
+sample.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ RULE: Final = "targets_unpaired"
 
 
 def targets_unpaired(subject: CheckedModel) -> Iterator[Finding]:
-    """Give each sample another one's target: the loss has to change."""
+    """Give each sample the target of another one: the loss has to change."""
     target = subject.question.target
     if subject.question.loss is None or target is None:
         raise NotApplicableError("the model computes its own loss, or none; give loss= and target=")

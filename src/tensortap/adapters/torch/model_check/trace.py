@@ -1,4 +1,4 @@
-"""What every module takes and gives in one call, in order, so that two calls can be compared."""
+"""Record the inputs and outputs of every module in one call, in order, so that two calls can be compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_ELEMENTS: Final = 1 << 28  # that are kept of one call
 
 
 class TracedTensor(NamedTuple):
-    """One tensor at the door of a module."""
+    """One tensor that enters or leaves a module."""
 
     path: str
     port: str  # input or output
@@ -61,7 +61,7 @@ def _hooks(path: str, module: nn.Module, note: Callable[[str, str, Any], None]) 
 def first_change(before: Trace, after: Trace, changed: Callable[[Tensor, Tensor], bool]) -> tuple[str, str] | None:
     """Return the path and port of the first tensor that changed, where both calls went the same way.
 
-    What a module was already given changed was done by the one around it.
+    If a module's input had already changed, the module around it made the change.
     """
     for a, b in zip(before, after, strict=False):
         if a[:3] != b[:3] or a.tensor.shape != b.tensor.shape:

@@ -1,4 +1,4 @@
-"""Keep our hooks out of pickles, copies and TorchScript: what they make is what they make of an unwatched model.
+"""Keep our hooks out of pickles, copies and TorchScript, so that they are the same as for an unwatched model.
 
 PyTorch keeps a module's hooks in OrderedDicts of the module. `copyreg` lets anyone say how objects of a class are
 reduced, and pickle, copy.deepcopy, torch.save, multiprocessing and cloudpickle all ask it. While a model is watched,
@@ -31,7 +31,7 @@ _CREATE: Final = "create_script_module"  # what torch.jit.script and torch.jit.t
 
 
 class HiddenEntry:
-    """A value that no pickle, copy or scripted module gets to see: our hooks, and the flags beside them."""
+    """A value that is left out of pickles, copies and scripted modules: our hooks, and the flags beside them."""
 
     __slots__ = ()
 

@@ -73,7 +73,7 @@ class Hook(HiddenEntry):
 
 @answered_in_c
 class OutputHook(Hook, kernels.NativeHook):
-    """Record what a module returns. Most modules carry only this hook, so it does as little as possible."""
+    """Record the output of a module. Most modules have only this hook, so it does as little as possible."""
 
     __slots__ = ("bits", "handle", "observer", "plain", "port", "receiver", "steps")
 
@@ -114,7 +114,7 @@ class OutputHook(Hook, kernels.NativeHook):
 
 @answered_in_c
 class ForwardPreHook(Hook, kernels.NativeHook):
-    """Record what a module is given, before an in-place forward can change it."""
+    """Record the inputs of a module, before an in-place forward can change them."""
 
     __slots__ = (
         "alone",
@@ -190,7 +190,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
 
 @answered_in_c
 class ForwardHook(Hook, kernels.NativeHook):
-    """Record what a module returns, under every name it has, and arrange for gradients."""
+    """Record the output of a module, under every name it has, and register for its gradients."""
 
     __slots__ = (
         "before",
@@ -271,7 +271,7 @@ class ForwardHook(Hook, kernels.NativeHook):
             self.observer.take(port.point(""), output, step)
 
     def await_gradient(self, output: Tensor, step: OpenStep, call: int) -> None:
-        """Await a gradient that C could not register for."""
+        """Register for a gradient for which C could not."""
         try:
             await_output_gradients(self.observer, self.steps, self.grad_outputs, [("", output)], step, call)
         except Exception as error:

@@ -133,7 +133,9 @@ class FusedLayerHooks(HookSet):
 
 
 class UnfusedLayerHooks(HookSet):
-    """The same hooks where the user prefers to see inside: the layer does not run fused, and a warning says so once."""
+    """The same hooks if the user wants to see inside the layer: it then does not run fused, and a warning
+    says so once.
+    """
 
     def __init__(self, layer: nn.TransformerEncoderLayer, counters: Counters) -> None:
         super().__init__()

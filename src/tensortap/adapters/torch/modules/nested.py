@@ -1,9 +1,9 @@
 """Find the tensors inside what a module takes or returns, each with a readable slot.
 
-Values are looked into whatever they are made of: containers, dataclasses and other objects, by what their `__dict__`
-and `__slots__` hold. No property, descriptor or method of an object runs. Classes that have neither are entered by
-their pytree registration. What cannot be entered is reported by type. An object that is given to several modules in a
-step, such as a cache, is looked into where it is given first: else every layer would read all of it.
+Values of any type are searched: containers, dataclasses and other objects, by their `__dict__` and `__slots__`. No
+property, descriptor or method of an object runs. Classes that have neither are entered by their pytree registration.
+What cannot be entered is reported by type. An object that is given to several modules in a step, such as a cache, is
+looked into where it is given first: else every layer would read all of it.
 
 torch.compile traces containers and dataclasses; other objects are reported by type.
 """
@@ -109,7 +109,7 @@ class GivenObjects:
             self._seen = {}
 
     def is_first(self, value: Any) -> bool:
-        """Return whether an object is given for the first time; one that takes no weak reference always is."""
+        """Return whether an object is seen for the first time; True for every object without weak references."""
         known = self._seen.get(id(value))
         if known is not None and known() is value:
             self.given_again()

@@ -28,7 +28,7 @@ _weak_reference: Final[Callable[[Any], StorageWeakRef]] = StorageWeakRef
 
 
 class UndecidedModule:
-    """A module of which it is not known yet whether it computes.
+    """A module that may or may not compute by itself: that is not known yet.
 
     `inside` are the paths of what it calls; `watch` records its output, and from then on that of every call.
     """
@@ -118,7 +118,7 @@ def _version(tensor: Tensor) -> Version:
 
 
 class NoteInputHook(Hook):
-    """Note what an undecided module is given."""
+    """Note the inputs of an undecided module."""
 
     __slots__ = ("notes",)
 
@@ -132,7 +132,7 @@ class NoteInputHook(Hook):
 
 
 class NoteOutputHook(Hook):
-    """Note what a module in an undecided module returns."""
+    """Note the outputs of a module inside an undecided module."""
 
     __slots__ = ("notes", "path")
 

@@ -116,7 +116,7 @@ class HookPlacement:
         return found
 
     def _default_ports(self, module: nn.Module, paths: list[str], types: modules.TypeNames) -> list[Port]:
-        """Return the ports of an output that probes would want if it were watched by default, and do not want yet."""
+        """Return the ports of an output that no probe wants yet, but would if the output were watched by default."""
         if any((path, "output") in self._plan.ports for path in paths):
             return []
         recorder = self._observer.recorder
@@ -162,7 +162,7 @@ def tappable(named: modules.NamedModules) -> dict[nn.Module, list[str]]:
 
 
 def enclosing(paths: Iterable[str], layers: Mapping[str, T]) -> T | None:
-    """Return what belongs to the encoder layer that a module of these paths is or lies in."""
+    """Return the entry of the encoder layer that contains a module with these paths, or is that module."""
     for path in paths if layers else ():
         while path and path not in layers:
             path = path.rpartition(".")[0]

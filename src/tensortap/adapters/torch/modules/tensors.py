@@ -58,7 +58,9 @@ class TensorObserver:
         self._reader: kernels.Reader | None = None
 
     def reader(self, steps: object) -> kernels.Reader | None:
-        """Return what hooks in C ask before they read a tensor; None where every tensor goes through `take`."""
+        """Return the object that hooks in C check before they read a tensor; None if every tensor goes
+        through `take`.
+        """
         if type(self) is not TensorObserver or not self.reads_in_c or self.shards is not None:
             return None
         if self._reader is None and _FLAG in vars(torch.compiler):
@@ -77,7 +79,7 @@ class TensorObserver:
         return self._reader
 
     def use_shards(self, shards: ShardRegistry) -> None:
-        """Note from now on which shard each tensor is, which C cannot tell."""
+        """Note from now on which shard each tensor is; C cannot do that."""
         self.shards = shards
         if self._reader is not None:
             self._reader.disable()
@@ -218,12 +220,12 @@ def _reads_in_c() -> bool:
 
 
 def without_torch_function() -> Any:
-    """Return a context in which no function mode and no subclass of Tensor sees what is asked of a tensor."""
+    """Return a context in which no function mode and no subclass of Tensor sees our calls on a tensor."""
     return torch._C.DisableTorchFunction()
 
 
 def use_point(hook: kernels.NativeHook, point: Point) -> None:
-    """Have a hook record the tensors of a point in C from now on."""
+    """Let a hook record the tensors of a point in C from now on."""
     hook.use_point(point.key, point.probes, point.keeping)
     if point.whole and hasattr(hook, "keep_whole"):  # not in an extension that was built before
         hook.keep_whole(point.whole)
@@ -263,7 +265,7 @@ class DeviceObserver(TensorObserver):
 
 
 def entry_for(point: Point, tensor: Tensor, step: OpenStep) -> tuple[int, int, int, int]:
-    """Return what the kernel needs to know of a tensor's place; a negative key leaves the tensor to `take`."""
+    """Return the kernel's entry for a tensor; a negative key leaves the tensor to `take`."""
     armed = step.armed & point.probes
     plain = armed and not armed & point.keeping and type(tensor) in PLAIN
     return point.key if plain else -1, armed, int(armed & step.hist != 0), -1

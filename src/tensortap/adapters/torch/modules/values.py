@@ -1,4 +1,4 @@
-"""Turn any tensor that a hook may meet into a plain strided one: also under vmap, sparse, quantised or sharded."""
+"""Convert any tensor that a hook may see to a plain strided one: also under vmap, sparse, quantised or sharded ones."""
 
 from __future__ import annotations
 

@@ -45,11 +45,11 @@ class OriginFinder:
         self._versions: dict[int, int] = {}
 
     def begin(self, given: Any) -> None:
-        """Note the versions of what the root is given, by which a tensor that is changed in place is known."""
+        """Note the versions of the root's inputs, to recognise a tensor that is changed in place."""
         self._versions = {id(tensor): version_of(tensor) for _, tensor in tensors_in(given)}
 
     def examine(self, hook: OriginHook, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> None:
-        """Look at what a module returned, and search for the origin if it is not finite."""
+        """Check the output of a module, and search for the origin if it is not finite."""
         step = self.steps.current()
         if not step.armed or step.origin is not None or backward_task() != -1:
             return
@@ -63,7 +63,9 @@ class OriginFinder:
             step.origin = self._in_batch(module, args, kwargs, step)
 
     def collect(self, step: OpenStep) -> None:
-        """Read what was pending before a step closes, and name the first non-finite output if nothing better is."""
+        """Read the pending sums before a step closes, and name the first non-finite output if no better origin is
+        known.
+        """
         pending, first = self._pending.pop(step, []), self._first.pop(step, None)
         if step.origin is None and pending:
             sums = [bool(torch.isfinite(total)) for _, total in pending]
@@ -109,7 +111,7 @@ class OriginFinder:
         return Origin.in_batch(bad) if bad else None
 
     def _origin(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> Origin | None:
-        """Return the origin: by running the module again the first time, by what that told afterwards."""
+        """Return the origin: the first time by running the module again, later from that result."""
         if path not in self._explained:
             self._explained[path] = self._explain(path, module, args, kwargs, output)
             return self._explained[path]
@@ -169,7 +171,7 @@ class RootInputsHook(Hook):
         self.finder = finder
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the root is given."""
+        """Note the inputs of the root."""
         if is_compiling() or is_tracing():
             return
         try:
@@ -184,7 +186,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def _described(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any) -> Origin:
-    """Return an origin without its operation: what went in, what came out, and a parameter that is not finite."""
+    """Return an origin without its operation: inputs, outputs, and a parameter that is not finite."""
     inputs = [TensorSummary(slot, summary_of_values(t)) for slot, t in inputs_in(module.forward, args, kwargs)]
     bad = next(t for _, t in tensors_in(output) if not is_finite(t))
     kind, why = type(module).__name__, nonfinite_parameter(module)

@@ -163,7 +163,7 @@ class OriginMode(TorchFunctionMode):
 
 
 def _is_new(given: list[TensorSummary], output: Any) -> bool:
-    """Return what `is_born_in` does, from what the inputs were before the operation, which may have changed them."""
+    """Return the result of `is_born_in` for the inputs as they were before an operation that may change them."""
     if is_finite(output) or any(seen.summary.nan or seen.summary.posinf for seen in given):
         return False
     return not any(seen.summary.neginf for seen in given) or not is_sound(output)
@@ -206,7 +206,7 @@ def _watch_backward(model: nn.Module, run: Callable[[], Any]) -> Origin | None:
 
 @contextmanager
 def _backward_watched(at_node: Callable[[Any, Sequence[Any], Sequence[Any]], None]) -> Iterator[None]:
-    """Put hooks on the graph of whatever backward is called on, while the block runs."""
+    """Put hooks on the graph of every tensor on which backward is called inside the block."""
     original = torch.autograd.backward
 
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -290,7 +290,7 @@ def is_finite(value: Any) -> bool:
 
 
 def is_born_in(given: Any, output: Any) -> bool:
-    """Return whether something not finite came out and nothing like it went in. A mask of −inf may have gone in."""
+    """Return whether an output is not finite and no input is. An input may be a mask of −inf."""
     if is_finite(output):
         return False
     return is_finite(given) or (is_sound(given) and not is_sound(output))
@@ -304,7 +304,7 @@ def is_sound(value: Any) -> bool:
 
 
 def summary_of_values(tensor: Tensor) -> Any:
-    """Return the statistics of what this rank holds of a tensor, without its histogram."""
+    """Return the statistics of this rank's part of a tensor, without its histogram."""
     with without_torch_function():
         return summarize(local_of(tensor), histogram=False)
 

@@ -77,7 +77,7 @@ def _of_quotient(name: str, args: Sequence[Any]) -> str:
 def _of_overflow(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], output: Tensor, name: str
 ) -> str:
-    """Compute the same in float64: if it is finite there, the dtype was too narrow."""
+    """Compute the operation in float64: if the result is finite, the dtype was too narrow."""
     if not output.is_floating_point() or output.dtype is torch.float64:
         return f"{name} overflows {_short(output.dtype)}" if torch.isinf(output).any() else ""
     try:

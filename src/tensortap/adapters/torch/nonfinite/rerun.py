@@ -1,4 +1,4 @@
-"""Run a module again, on a copy, and leave no trace: how the operation is found that made a NaN."""
+"""Run a copy of a module again, without side effects, to find the operation that made a NaN."""
 
 from __future__ import annotations
 

@@ -112,7 +112,9 @@ class FunctionAdapter(Adapter):
             self._enter_block()
 
     def arm(self) -> None:
-        """Follow a new step: in a block, each step numbers its operations, and the mode is off in unwanted steps."""
+        """Prepare for a new step: in a block, each step numbers its operations, and the mode is off in
+        unwanted steps.
+        """
         if self.function is None and threading.get_ident() == self._thread:
             self._taps.leave(self)
             self._enter_block()
@@ -132,7 +134,7 @@ class FunctionAdapter(Adapter):
         return self._run(args, kwargs)
 
     def detach(self) -> None:
-        """Observe no more."""
+        """Stop observing."""
         self._guard.remove()
         self._taps.close()
         for leaf in self._observer.leaves:

@@ -43,7 +43,7 @@ class OpMode(TorchFunctionMode):
         self.known_to_c = known_to_c  # those of them that C may call
 
     def use_c(self, reader: kernels.Reader, state: kernels.RunningCalls) -> None:
-        """Have C answer, and call this class's method where it gives up."""
+        """Let C handle calls, and call this class's method for those that it cannot."""
         if kernels.ModeCall is not None:
             python = self.__torch_function__
             native = kernels.ModeCall(reader, self, python, self.known_to_c, self.listener, state)

@@ -104,7 +104,7 @@ class OpSite:
                 await_input_gradients(self.observer, steps, ports.grad_input, noted, found, step, call)
 
     def finish(self, ports: OpPorts, output: Any, inputs: CallInputs | None, step: OpenStep, steps: StepSource) -> None:
-        """Do what `after` does, without being seen by function modes; count errors."""
+        """Do the same as `after`, hidden from function modes; count errors."""
         try:
             with without_torch_function() if mode_is_on() or type(output) is not Tensor else _NOTHING:
                 self.after(ports, output, inputs, step, steps)
@@ -136,7 +136,7 @@ class OpSite:
                 self.observer.take(port.points.get(slot) or port.point(slot), tensor, step, recomputed)
 
     def _ask(self, armed: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-        """Return the armed probes whose predicate accepts this call. One that raises accepts nothing."""
+        """Return the armed probes whose predicate accepts this call. A predicate that raises accepts nothing."""
         call = Call(self.name.op, self.name.path, self.name.number, args, kwargs, current_line())
         for bit, where in self.asks:
             try:

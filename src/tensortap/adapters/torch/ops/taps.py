@@ -114,7 +114,7 @@ class OpTaps:
         return self._call(site, armed, step, run, args, kwargs)
 
     def take_left(self, site: OpSite, output: Any, step: OpenStep) -> None:
-        """Record what an operation returned, of which nothing but the output is wanted and which C has left."""
+        """Record the output of an operation that C did not record, if only its output is wanted."""
         if type(output) is Tensor and site.only_output is not None:
             self.observer.take(site.only_output, output, step, backward_task() != -1)
         elif step.armed & site.bits:
@@ -165,7 +165,8 @@ class OpTaps:
     ) -> kernels.ModuleCall | None:
         """Begin a module's call, if the step is wanted or a module around it is observed; return it.
 
-        With `counts` the numbering goes on from so many operations of each kind. `plain` is known of the module.
+        With `counts` the numbering goes on from so many operations of each kind. `plain` says that the module neither
+        runs fused nor is compiled.
         """
         running = self.running
         if not running.calls:
@@ -210,7 +211,7 @@ class OpTaps:
         self.running.stay_above(depth())
 
     def close(self) -> None:
-        """Observe no more: in this thread at once, in others when their modules return."""
+        """Stop observing: in this thread at once, in others when their modules return."""
         self.bits = 0
         self.drop()
 

@@ -54,7 +54,7 @@ class RecentBatches:
         return None
 
     def before(self, given: GivenBatch | None) -> GivenBatch | None:
-        """Return the batch that was given before another one; the last but one for none."""
+        """Return the batch before another one; without an argument, the last but one."""
         known = list(self._given)
         at = next((i for i, each in enumerate(known) if each is given), len(known) - 1)
         earlier: GivenBatch | None = known[at - 1] if at > 0 else None

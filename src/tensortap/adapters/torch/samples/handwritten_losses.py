@@ -1,4 +1,4 @@
-"""What autograd's graph remembers of a loss that was written out by hand, as `(output - target).pow(2).mean()`."""
+"""Read a loss that was written by hand, such as `(output - target).pow(2).mean()`, from autograd's graph."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _KEEP_ORDER: Final = frozenset({
 def handwritten_loss(loss: Tensor, count: int) -> LossCall | None:
     """Return the elements nearest to a loss that have a row for each of `count` samples; None where none was saved.
 
-    Of a power, a product and an absolute value the loss of each element follows too.
+    For a power, a product and an absolute value, the loss of each element is computed too.
     """
     for node, ordered in _nodes_behind(loss):
         name = node.name()

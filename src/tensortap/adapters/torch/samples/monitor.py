@@ -21,7 +21,7 @@ Parameters = Callable[[], Iterable[Tensor]]
 
 
 class SampleMonitor:
-    """Told of model calls, loss calls and backward. The loss call is let go before backward runs."""
+    """Listen to model calls, loss calls and backward. The loss call is released before backward runs."""
 
     def __init__(self, hub: EventHub, recent: RecentBatches, parameters: Parameters) -> None:
         self._hub = hub
@@ -33,17 +33,17 @@ class SampleMonitor:
         self._call: LossCall | None = None
 
     def model_called(self, inputs: Any) -> None:
-        """Remember what a model was given."""
+        """Remember the inputs of a model."""
         given = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
         self._inputs = [weakref.ref(t) if isinstance(t, Tensor) else t for t in given]
 
     def loss_called(self, function: Any, args: Any, kwargs: Any, output: Any) -> None:
-        """Remember the last loss that gradients may be taken of."""
+        """Remember the last loss that may be differentiated."""
         if torch.is_grad_enabled():
             self._call = LossCall(function, args, kwargs, output)
 
     def backward_begins(self, loss: Tensor | None) -> None:
-        """Hold the loss against those before it. One on a device is not waited for."""
+        """Compare the loss with those before it. A loss on a device is not waited for."""
         call, self._call = self._call, None
         if loss is None or loss.numel() != 1 or loss.device.type != "cpu" or not is_plain(loss):
             return

@@ -1,4 +1,4 @@
-"""Numbers for each sample of a batch: what is not finite, what is out of size, what the loss of each is."""
+"""Numbers for each sample of a batch: values that are not finite, their size, and the loss."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LossCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleNumbers:
-    """What is known of each sample of a batch. Each is an array over samples, or None where it is not known."""
+    """Numbers about each sample of a batch: arrays over samples, or None if unknown."""
 
     count: int
     bad_inputs: Tensor  # elements that are not finite
@@ -91,7 +91,7 @@ def call_behind(loss: Tensor) -> LossCall | None:
 
 
 def sample_numbers(count: int, inputs: Iterable[Tensor], call: LossCall | None) -> SampleNumbers:
-    """Return what is known of the samples of a batch."""
+    """Return numbers about the samples of a batch."""
     bad, size = torch.zeros(count), torch.ones(count)
     for tensor in inputs:
         rows = _rows(tensor, count)
@@ -131,7 +131,7 @@ def losses_of(call: LossCall, count: int) -> Tensor | None:
 
 
 def unreduced(call: LossCall) -> Tensor | None:
-    """Return what a loss gives with `reduction="none"`."""
+    """Return the result of a loss with `reduction="none"`."""
     if isinstance(call.output, Tensor) and call.output.dim():
         return call.output
     try:

@@ -1,4 +1,4 @@
-"""Every sample of a batch run alone, in evaluation mode, so that none is spoilt by another."""
+"""Run every sample of a batch alone, in evaluation mode, so that samples do not affect each other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rank_samples(subject: CheckedModel, gradients: bool) -> tuple[RankedSample, 
 
 
 class _SingleSample:
-    """What one sample gives without the others."""
+    """The results of one sample without the others."""
 
     def __init__(self, subject: CheckedModel, count: int, row: int, gradients: bool) -> None:
         batch = subject.replaced({slot: _row(t, count, row) for slot, t in subject.given.items()})

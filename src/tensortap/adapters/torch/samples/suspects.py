@@ -28,7 +28,7 @@ _CLEAR: Final = 0.3  # a suspicion above it that is twice the next one's names t
 
 
 class LossHistory:
-    """The last losses of one kind, against which the next one is held."""
+    """The last losses of one kind, with which the next one is compared."""
 
     __slots__ = ("_sum", "_values")
 

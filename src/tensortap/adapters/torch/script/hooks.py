@@ -36,7 +36,7 @@ class GlobalPreHook:
 
 
 class AfterCall(Hook):
-    """Call back when a model's forward is over, also when it failed."""
+    """Call a function when a model's forward is over, also when it failed."""
 
     __slots__ = ("callback",)
 

@@ -1,4 +1,4 @@
-"""The loss of a step of a script: what backward is called on, or what loss modules return."""
+"""The loss of a step of a script: the tensors that backward is called on, or the results of loss modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Losses:
         self._closure: int | None = None  # how many losses there were when the optimizer began to call a closure
 
     def backward_of(self, tensors: Any) -> None:
-        """Add what backward is called on; in an optimizer's closure, only in its first evaluation."""
+        """Add the tensors that backward is called on; in an optimizer's closure, only in its first evaluation."""
         if self._closure != -1:
             self._backward += _scalars(tensors)
 
@@ -44,7 +44,7 @@ class Losses:
             self._closure = -1
 
     def measured(self, output: Any) -> None:
-        """Add what a loss module returned."""
+        """Add the result of a loss module."""
         self._measured += _scalars(output)
 
     def take(self) -> Tensor | None:

@@ -50,7 +50,7 @@ class ScriptModel:
             yield candidate, candidate._replace(path=_joined(self.prefix, candidate.path))
 
     def choose(self, probes: Sequence[Probe]) -> _ModelPlan:
-        """Return the ports that the probes choose; there may be none."""
+        """Return the ports that the probes choose; the result may be empty."""
         ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
         patterns = [(pattern, 1 << i) for i, probe in enumerate(probes) for pattern in probe.patterns]
         for plain, full in self.candidates():
@@ -75,7 +75,7 @@ class ScriptModel:
     def plan(self, recorder: Recorder, probes: Sequence[Probe]) -> _ModelPlan:
         """Return what the probes choose of this model. The first ones are the script's and have all their patterns.
 
-        The recorder knows those of them only that mean something of the first model.
+        The recorder knows only those patterns that match something in the first model.
         """
         own = [replace(known, patterns=mine.patterns) for known, mine in zip(recorder.probes, probes, strict=False)]
         return self.choose([*own, *recorder.probes[len(own) :]])
@@ -94,7 +94,7 @@ class ScriptModel:
         steps.home = self._home
 
     def unseen(self, patterns: Collection[str]) -> dict[str, str]:
-        """Return what was chosen and never seen: its sites, and patterns that could match any model."""
+        """Return sites that were chosen and never seen, and patterns that could match any model."""
         missing = [(name, why) for name, why in self.adapter.unseen().items() if name not in self._added]
         return {name if name in patterns else _joined(self.prefix, name): why for name, why in missing}
 
@@ -167,7 +167,7 @@ class ScriptModels(Adapter):
         return known_operations()
 
     def describe(self) -> dict[str, Any]:
-        """Describe the first model; a wrapper (DistributedDataParallel) is not what the user calls the model."""
+        """Describe the first model, without a wrapper such as DistributedDataParallel."""
         return self.members[0].adapter.describe() | {"class": self.members[0].type}
 
     def attach(self, recorder: Recorder, plan: Plan) -> None:
@@ -199,7 +199,7 @@ class ScriptModels(Adapter):
         return before[0]
 
     def collect(self, step: OpenStep) -> None:
-        """Record what each model only knows when a step is over."""
+        """Record values that each model only knows when a step is over."""
         for model in self.members:
             model.adapter.collect(step)
 

@@ -1,4 +1,4 @@
-"""What is known of each module that a script calls: a model, a part of a model, or neither."""
+"""The role of each module that a script calls: a model, a part of a model, or neither."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class KnownModules:
         self._roles[key] = max(role, self._roles.get(key, ModuleRole.OTHER))
 
     def pass_by(self, module: nn.Module) -> list[int]:
-        """Give a module no part in any model. Return its new pre-hooks: none."""
+        """Mark a module as outside of every model. Return its new pre-hooks: none."""
         self.note(module, ModuleRole.OTHER)
         return []
 

@@ -1,4 +1,4 @@
-"""Whose loss a step computed, in a script with several optimizers (a GAN)."""
+"""Find the model whose loss a step computed, in a script with several optimizers (a GAN)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tell of processes that a script starts by `torch.multiprocessing.spawn`."""
+"""Report processes that a script starts by `torch.multiprocessing.spawn`."""
 
 from __future__ import annotations
 

@@ -45,10 +45,10 @@ class ScriptTap(Protocol):
 
 
 class ScriptWatcher:
-    """See every call of every module, and watch those that are models.
+    """Observe every call of every module, and watch those modules that are models.
 
     A module with parameters that is called while no model's call is going on is a model. `begin` is called with the
-    first one and returns the tap. Nothing here raises into the script: what goes wrong is told to `say`, once.
+    first one and returns the tap. Nothing here raises into the script: errors are passed to `say`, once.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class ScriptWatcher:
             model.adapter.optimizer_started(optimizer)
 
     def _track(self, module: nn.Module) -> None:
-        """Learn from now on when a call of the module, from outside any model, is over."""
+        """Note from now on when a call of the module, from outside any model, is over."""
         if self._known.role(module) != ModuleRole.MODEL:
             self._handles.append(register_after(module, AfterCall(self._left)))
             self._known.note(module, ModuleRole.MODEL)
