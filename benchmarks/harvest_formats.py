@@ -79,7 +79,7 @@ def ways(values: torch.Tensor, floats: Any, chosen: Ints) -> dict[str, Way]:
     )
     found["safetensors"] = Way(
         lambda path: save_file({"values": values}, path),
-        lambda path: load_file(path),
+        lambda path: load_file(path)["values"].clone(),  # else only mapped
         lambda path: slices(path, chosen),
     )
     return found
