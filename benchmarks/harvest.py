@@ -11,6 +11,7 @@ run of `processes` out. nnsight and SAELens take part where they can be imported
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
 import os
@@ -387,10 +388,12 @@ def ray() -> None:
     print(f"\nRay: starts in {up:.1f} s; one worker takes {there:.1f} s where this process takes {local:.1f} s")
 
 
-PARTS = {"formats": formats, "write": write, "read": read, "memory": memory, "processes": processes, "ray": ray,
-         "saelens": saelens}  # fmt: skip
+PARTS = {part.__name__: part for part in (formats, write, read, memory, processes, ray, saelens)}
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=list(PARTS), metavar="PART", help="what to measure")
+    chosen = parser.parse_args().parts or PARTS
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, torch {torch.__version__}")
-    for part in sys.argv[1:] or PARTS:
+    for part in chosen:
         PARTS[part]()

@@ -107,7 +107,8 @@ def _not_a_run(files: Files) -> str:
     if files.local and files.local.is_file():
         return f"{str(files)!r} is a file; a run is a folder{_runs_near(files)}"
     if files.local and (files.local / HARVEST_JSON).is_file():
-        return f"{str(files)!r} holds a harvest, not a run: open it with tt.open_harvest"
+        how = "open it with tt.open_harvest, compare it with tensortap check A --against B"
+        return f"{str(files)!r} holds a harvest, not a run: {how}"
     return f"{str(files)!r} holds no run: it has no {RUN_JSON}{_runs_near(files)}"
 
 
