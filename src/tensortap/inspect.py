@@ -162,7 +162,10 @@ def check_model(
     """
     names = _known_checks(checks)
     if target is not None and loss is None:
-        raise ProbeError("target= needs loss=, a function of output and target: loss=torch.nn.functional.cross_entropy")
+        raise ProbeError(
+            "target= must be given with loss=, a function of output and target, got no loss: write "
+            "loss=torch.nn.functional.cross_entropy"
+        )
     question = ModelQuestion(
         model, batch, target=target, loss=loss, batch_axis=batch_axis, causal=causal, steps=steps, seconds=seconds
     )
@@ -195,7 +198,7 @@ def rank_samples(
 def _known_checks(names: Sequence[str] | None) -> list[str]:
     for name in names or ():
         if name not in CHECKS:
-            raise ProbeError(f"checks must be of {', '.join(CHECKS)}, got {name!r}.{suggest(name, CHECKS)}")
+            raise ProbeError(f"checks must be among {', '.join(CHECKS)}, got {name!r}.{suggest(name, CHECKS)}")
     return list(CHECKS if names is None else names)
 
 

@@ -146,8 +146,8 @@ def test_every_answer_forbids_what_the_page_does_not_need(client):
         ("/api/site?site=zzz", "no site 'zzz'"),
         ("/api/site?site=a:output&from=100", "no step was recorded"),
         ("/api/tensor?site=a:output&step=0", "no tensor was kept"),
-        ("/api/tensor?site=a:output", "by its step"),
-        ("/api/diff?a=exp1", "between two runs"),
+        ("/api/tensor?site=a:output", "the number of a step"),
+        ("/api/diff?a=exp1", "two runs must be named"),
         ("/api/nothing", "there is no 'api/nothing'"),
     ],
 )

@@ -77,7 +77,7 @@ def budget_for(options: RunOptions, world: World) -> Budget | None:
 def checked_path(options: RunOptions) -> str | None:
     """Return the absolute path of `--to`, for the script may change its folder; None without the option."""
     if options.resume and options.overwrite:
-        raise RunError("--resume and --overwrite exclude each other; give one of them")
+        raise RunError("only one of --resume and --overwrite must be given, got both: they exclude each other")
     if options.to is None:
         check_writable(Files(Path("runs").absolute()))
         return None

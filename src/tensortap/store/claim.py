@@ -136,7 +136,7 @@ def claim(
     and leaves the answer for the others: a step is to mean the same step everywhere.
     """
     if resume and overwrite:
-        raise RunError("resume=True and overwrite=True exclude each other; give one of them")
+        raise RunError("only one of resume= and overwrite= must be True, got both: they exclude each other")
     try:
         with alone(files.local.parent if files.local else None):
             info = _join(files, rank, {"launch": launch, **about}, resume, overwrite)

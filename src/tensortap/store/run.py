@@ -269,7 +269,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 def _check_path(given: Any) -> None:
     if not isinstance(given, (str, os.PathLike)):
-        write = "tap.run" if hasattr(given, "run") else "tt.open('runs/exp1')"
+        write = "tap.run" if hasattr(given, "run") else "tt.open_run('runs/exp1')"
         raise UnsupportedError(f"a run must be the path of its folder, got {text.a_kind(given)}: write {write}")
 
 

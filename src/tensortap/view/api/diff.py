@@ -71,5 +71,6 @@ def both_named(query: Query) -> tuple[str, str]:
     """Return the two runs of a request."""
     a, b = query.text("a"), query.text("b")
     if not a or not b:
-        raise RunError("a difference is between two runs: give a= and b=")
+        given = ", ".join(f"{name}={value}" for name, value in (("a", a), ("b", b)) if value) or "none"
+        raise RunError(f"two runs must be named to be compared, got {given}: write a=exp1 and b=exp2")
     return a, b

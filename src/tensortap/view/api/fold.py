@@ -84,5 +84,7 @@ def _folded(text: str) -> frozenset[str]:
     except ValueError:
         said = None
     if not isinstance(said, list) or len(said) > _MOST or not all(isinstance(name, str) for name in said):
-        raise RequestError("fold must be a JSON list of modules", 'write fold=["blocks.0"]')
+        raise RequestError(
+            f"fold must be a JSON list of at most {_MOST} modules, got {text[:40]!r}", 'write fold=["blocks.0"]'
+        )
     return frozenset(said)

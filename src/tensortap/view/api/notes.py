@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tensortap.store.files import load_json
+from tensortap.text import a_kind
 from tensortap.view.api.query import RequestError
 from tensortap.view.api.run_finder import RunFinder
 
@@ -61,7 +62,9 @@ class RunNotes:
             if entry["tags"] or entry["note"]:
                 known[ident] = entry
             if len(known) > _MOST_RUNS:
-                raise RequestError(f"notes are kept of at most {_MOST_RUNS} runs")
+                raise RequestError(
+                    f"at most {_MOST_RUNS} runs can have notes, got one more: delete the note of another run"
+                )
             self._replace(known)
 
     def _replace(self, known: Mapping[str, Any]) -> None:
@@ -80,12 +83,18 @@ def _plain(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {"tags": [str(tag) for tag in tags] if isinstance(tags, list) else [], "note": str(entry.get("note", ""))}
 
 
+def _amount(note: Any) -> str:
+    return f"{len(note)} letters" if isinstance(note, str) else a_kind(note)
+
+
 def _checked(tags: Any, note: Any) -> dict[str, Any]:
     if not isinstance(note, str) or len(note) > LONGEST:
-        raise RequestError(f"a note must be a text of at most {LONGEST} letters")
+        raise RequestError(f"a note must be a text of at most {LONGEST} letters, got {_amount(note)}")
     if not isinstance(tags, (list, tuple)) or not all(isinstance(tag, str) for tag in tags):
-        raise RequestError("tags must be a list of words", 'write "tags": ["baseline"]')
+        raise RequestError(f"tags must be a list of words, got {a_kind(tags)}", 'write "tags": ["baseline"]')
     clean = list(dict.fromkeys(word for tag in tags if (word := " ".join(tag.split()))))
     if len(clean) > _MOST_TAGS or any(len(tag) > _LONGEST_TAG for tag in clean):
-        raise RequestError(f"a run has at most {_MOST_TAGS} tags of at most {_LONGEST_TAG} letters each")
+        raise RequestError(
+            f"tags must be at most {_MOST_TAGS}, of at most {_LONGEST_TAG} letters each, got {len(clean)}"
+        )
     return {"tags": clean, "note": note.strip()}

@@ -30,7 +30,7 @@ def tensor(snapshot: Snapshot, query: Query, kept: Sequence[Mapping[str, Any]] =
     """Show a tensor: `site`, `step`, `call`, `keeper`, `index` of leading axes, windows `x`, `y` of the last two."""
     place, step = Place(*triple_of(snapshot, query.text("site"))), query.number("step")
     if step is None:
-        raise RequestError("a tensor is asked for by its step", "write step=100")
+        raise RequestError("step must be the number of a step, got none", "write step=100")
     _check_size([item["shape"] for item in kept if item["step"] == step])
     rank, probe = query.number("rank"), query.number("probe")
     whole = read_one(
@@ -50,7 +50,7 @@ def _check_size(shapes: list[list[int]]) -> None:
     """Refuse a tensor that is too large: it is read whole to show a part of it, and several may be asked for."""
     if any(math.prod(shape) > LARGEST for shape in shapes):
         raise RequestError(
-            f"what was kept here is of more than {LARGEST // 10**6} M elements, too many to read for a picture",
+            f"a tensor must have at most {LARGEST // 10**6} M elements to be shown as a picture, got more",
             "read it in Python: tt.open_run(run).tensor(site, step)",
         )
 

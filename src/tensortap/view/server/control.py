@@ -39,7 +39,7 @@ class PageControl:
     def refused(self, request: Request) -> str:
         """Return why a POST is not answered; nothing when it may be. Its host was checked before."""
         if request.url.path != PATH:
-            return "nothing else is posted to than the runs' control"
+            return f"a POST must go to {PATH}, got another path"
         if request.headers.get("origin") is None:
             return "a request to control must say which page it comes from"
         return "" if self._knows(request) else "the token must be that of the address that `tensortap view` printed"
