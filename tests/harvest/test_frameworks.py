@@ -190,3 +190,21 @@ def test_a_flax_model_with_keys_of_random_numbers(tmp_path: Path) -> None:
     assert harvested(1).rows == 2
     with pytest.raises(HarvestError, match="another model"):
         harvested(2)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own, of NumPy
+def test_a_dataset_of_keras(tmp_path: Path) -> None:
+    """The items of a PyDataset are batches, of which `inputs` chooses the input."""
+    keras = pytest.importorskip("keras")
+
+    class Batches(keras.utils.PyDataset):  # type: ignore[misc, name-defined]
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+            return ROWS[number * 4 : number * 4 + 4], np.zeros(4)
+
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, name="fc")])
+    acts = tt.harvest(model, Batches(), "fc", to=tmp_path / "acts", inputs=0, progress=False)
+    assert np.allclose(values(acts), ROWS @ np.asarray(model.layers[0].get_weights()[0]), atol=1e-5)

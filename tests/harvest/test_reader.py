@@ -209,3 +209,23 @@ def test_wrong_readers_are_named(small: tt.Harvest) -> None:
         small.batches(8, "blocks.0", world=0)
     with pytest.raises(HarvestError, match="seed must be a whole number of at least 0, got None: write seed=0"):
         small.dataset(8, "blocks.0", seed=None)  # type: ignore[arg-type]
+
+
+class First(nn.Module):
+    """Returns a tuple, of which only one entry is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return self.fc(x), None
+
+
+def test_a_module_names_its_only_site(small: tt.Harvest, tmp_path: Path) -> None:
+    """The name that a site was chosen by reads it, where it is the only one; where not, it has to be said."""
+    acts = tt.harvest(First(), [torch.ones(2, 4)], "", to=tmp_path / "acts", progress=False)
+    assert acts.sites == [":output[0]"]
+    assert acts.site("").width == 3
+    with pytest.raises(HarvestError, match=r"name the site to read, to_ray\('blocks.0:output'\)"):
+        small.to_ray()

@@ -6,16 +6,18 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from harvest.subjects import make_data, make_model
+from torch.utils.data import DataLoader
 
 import tensortap as tt
 from tensortap.errors import HarvestError
+from tensortap.harvest.folder import is_harvest
 from tensortap.harvest.summary import summarize_sites
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # botocore's own
@@ -108,3 +110,28 @@ def test_memory_urls(tmp_path: Path) -> None:
     assert sorted(b for batch in acts.batches(64) for b in batch.sample) == sorted(
         b for batch in harvest(tmp_path / "acts").batches(64) for b in batch.sample
     )
+
+
+def test_workers_read_from_a_store(bucket: str) -> None:
+    """Forked workers of a DataLoader open their own connections, though this process has some already."""
+    acts = harvest(bucket)
+    loader = DataLoader(acts.dataset(32), batch_size=None, num_workers=1, multiprocessing_context="fork")
+    assert sum(len(rows) for rows in loader) == acts.rows
+
+
+def test_a_store_that_cannot_be_reached(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read from a store that does not answer, the error names the place, and is one of ours."""
+    import s3fs.core
+
+    gone = harvest(bucket)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr(s3fs.core.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    gone.folder.files._fs = s3fs.S3FileSystem()  # type: ignore[assignment]
+    reads: list[Callable[[], Any]] = [
+        lambda: tt.open_harvest(bucket), lambda: harvest(bucket), lambda: next(gone.batches(8)),
+        lambda: gone.statistics("blocks.0"), lambda: tt.diff(gone, gone), lambda: is_harvest(bucket),
+    ]  # fmt: skip
+    for read in reads:
+        with pytest.raises(HarvestError, match=r"bucket-\d+/.* cannot be read"):
+            read()

@@ -23,7 +23,7 @@ import safetensors.numpy
 from tensortap.errors import HarvestError, RunError
 from tensortap.harvest.plan import HarvestPlan
 from tensortap.harvest.rows import Array
-from tensortap.harvest.staging import PARTIAL, Staging, part_name, storing
+from tensortap.harvest.staging import PARTIAL, Staging, part_name, reading, storing
 from tensortap.harvest.statistics import SiteStatistics
 from tensortap.store.files import Files, load_json
 from tensortap.store.names import HARVEST_JSON, is_hidden_name
@@ -61,8 +61,9 @@ class HarvestFolder:
 
     def read(self) -> dict[str, Any] | None:
         """Return `harvest.json`; None where there is none."""
-        if not self.files.exists(PLAN):
-            return None
+        with reading(self):
+            if not self.files.exists(PLAN):
+                return None
         said = self._read_json(PLAN)
         if not isinstance(said, dict):
             raise HarvestError(f"{self}/{PLAN} must hold an object, got {type(said).__name__}")
@@ -90,20 +91,24 @@ class HarvestFolder:
 
     def committed(self) -> set[int]:
         """Return the parts that are committed."""
-        if self.files.exists(f"{MANIFEST}.json"):
-            return {entry["part"] for entry in self.entries()}
-        return {int(name[5:-5]) for name in self.files.list(MANIFEST) if name.startswith("part-")}
+        with reading(self):
+            if self.files.exists(f"{MANIFEST}.json"):
+                return {entry["part"] for entry in self.entries()}
+            return {int(name[5:-5]) for name in self.files.list(MANIFEST) if name.startswith("part-")}
 
     def entries(self) -> list[Entry]:
         """Return the manifest's entries in the order of parts."""
         name = f"{MANIFEST}.json"
-        if self.files.exists(name):
+        with reading(self):
+            whole = self.files.exists(name)
+            parts = [] if whole else self.files.list(MANIFEST)
+        if whole:
             said = self._read_json(name)
-            parts = said.get("parts") if isinstance(said, dict) else None
-            if not isinstance(parts, list):
+            entries = said.get("parts") if isinstance(said, dict) else None
+            if not isinstance(entries, list):
                 raise HarvestError(f"{self}/{name} is damaged: it must hold a list of parts")
-            return [checked_entry(part, f"{self}/{name}") for part in parts]
-        names = [f"{MANIFEST}/{name}" for name in self.files.list(MANIFEST) if name.startswith("part-")]
+            return [checked_entry(entry, f"{self}/{name}") for entry in entries]
+        names = [f"{MANIFEST}/{name}" for name in parts if name.startswith("part-")]
         return [checked_entry(self._read_json(name), f"{self}/{name}") for name in names]
 
     def commit(self, entry: Entry) -> None:
@@ -145,7 +150,9 @@ class HarvestFolder:
 
     def statistics(self, plan: HarvestPlan, entries: list[Entry] | None = None) -> dict[str, SiteStatistics]:
         """Return the statistics of every site over the parts that are committed."""
-        if self.files.exists(f"{STATISTICS}.safetensors"):
+        with reading(self):
+            whole = self.files.exists(f"{STATISTICS}.safetensors")
+        if whole:
             return self._sites(plan, f"{STATISTICS}.safetensors")
         total = {site.site: SiteStatistics.empty(site.width) for site in plan.sites}
         for entry in self.entries() if entries is None else entries:
@@ -165,20 +172,18 @@ class HarvestFolder:
 
     def _sites(self, plan: HarvestPlan, name: str) -> dict[str, SiteStatistics]:
         try:
-            arrays = dict(safetensors.numpy.load(self.files.read(name)))
+            with reading(f"{self}/{name}"):
+                data = self.files.read(name)
+            arrays = dict(safetensors.numpy.load(data))
             return {site.site: SiteStatistics.of_arrays(arrays, site.folder, site.width) for site in plan.sites}
         except FileNotFoundError:
             raise
-        except (OSError, ValueError, KeyError, TypeError, IndexError, safetensors.SafetensorError) as error:
+        except (ValueError, KeyError, TypeError, IndexError, safetensors.SafetensorError) as error:
             raise HarvestError(f"{self}/{name} is damaged: {error}") from error
 
     def _read_json(self, name: str) -> Any:
-        try:
+        with reading(f"{self}/{name}"):
             return load_json(self.files.read(name))
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as error:
-            raise HarvestError(f"{self}/{name} cannot be read: {error}") from error
 
     def publish(self, source: Path, name: str) -> None:
         """Put a file that is on the disk in its place; a local one by renaming it."""
@@ -198,9 +203,13 @@ class HarvestFolder:
 def is_harvest(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder holds a harvest."""
     try:
-        return Files(path).exists(PLAN)
+        files = Files(path)
+        if files.local is not None:
+            return files.exists(PLAN)
     except (RunError, OSError, ValueError):
         return False
+    with reading(path):
+        return files.exists(PLAN)
 
 
 def _remove_work(files: Files) -> None:

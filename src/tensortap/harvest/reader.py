@@ -78,6 +78,9 @@ class Harvest:
         for site in self.plan.sites:
             if site.site in (name, f"{name}:output"):
                 return site
+        inside = [site for site in self.plan.sites if site.site.startswith((f"{name}:output[", f"{name}:output."))]
+        if len(inside) == 1:  # all that is kept of what the module returns, such as the first of a tuple
+            return inside[0]
         raise HarvestError(
             f"{self.folder} has no site {name!r}: it has {', '.join(self.sites)}.{suggest(name, self.sites)}"
         )
@@ -151,8 +154,10 @@ class Harvest:
 
     def to_ray(self, site: str | None = None, *, shuffle: bool = False, seed: int = 0) -> Any:
         """Return a Ray Dataset of the committed shards of a site; with `shuffle` Ray mixes all rows of all shards."""
-        ray = start_ray()
-        dataset = ray.data.read_parquet(self.files(site or self.sites[0]))
+        if site is None and len(self.sites) > 1:
+            raise HarvestError(f"name the site to read, to_ray({self.sites[0]!r}): there are {', '.join(self.sites)}")
+        files = self.files(site or self.sites[0])
+        dataset = start_ray().data.read_parquet(files)
         return dataset.random_shuffle(seed=seed) if shuffle else dataset
 
     def column(self, path: str, name: str) -> pa.ChunkedArray:

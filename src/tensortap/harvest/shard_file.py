@@ -98,7 +98,9 @@ class ShardFile:
             raise HarvestError(f"{self._path} is in the manifest and missing: the harvest is damaged") from None
         except (pa.ArrowException, ValueError, KeyError, TypeError, IndexError) as error:
             raise HarvestError(f"{self._path} is damaged: {error}") from error
-        except OSError as error:
+        except (HarvestError, MemoryError):
+            raise
+        except Exception as error:  # object stores have errors of their own, which are no OSError
             raise HarvestError(f"{self._path} cannot be read: {error}") from error
 
 

@@ -180,6 +180,8 @@ def source_of(data: Any, batch_size: int | None = None, collate: Collate | None 
             f"data must be batches, a dataset or paths of Parquet files, got an object of type {type(data).__name__}"
             f"{instead}"
         )
+    if _is_keras_dataset(data):
+        return IterableSource(lambda: (data[i] for i in range(len(data))), once=False, expected=len(data))
     batches = _is_loader(data) or (batch_size is None and _holds_batches(data))
     if not batches and hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_iterable_dataset(data):
         return IndexedSource(data, size, collate, "samples")
@@ -277,6 +279,11 @@ def _length(data: Any) -> int | None:
 
 def _is_loader(data: Any) -> bool:
     return hasattr(data, "batch_sampler") and hasattr(data, "collate_fn")
+
+
+def _is_keras_dataset(data: Any) -> bool:
+    """Return whether this is a Keras PyDataset, whose items are batches."""
+    return any(kind.__name__ == "PyDataset" and kind.__module__.startswith("keras") for kind in type(data).__mro__)
 
 
 def _holds_batches(data: Any) -> bool:

@@ -32,6 +32,17 @@ def storing(where: object) -> Iterator[None]:
         raise HarvestError(f"cannot write to {where} ({what}): {_STAYS.format('When it can be written')}") from error
 
 
+@contextlib.contextmanager
+def reading(where: object) -> Iterator[None]:
+    """Turn errors of reading inside the block into one that names the place; a file that is missing is none of them."""
+    try:
+        yield
+    except (TensortapError, FileNotFoundError, MemoryError):
+        raise
+    except Exception as error:  # object stores have errors of their own, which are no OSError
+        raise HarvestError(f"{where} cannot be read ({type(error).__name__}: {error})") from error
+
+
 class Staging:
     """The folder `.partial`: files on the local disk, notes beside the harvest, where every worker finds them."""
 

@@ -34,6 +34,7 @@ class Files:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.url = os.fspath(path)
         self._fs, root = _remote(self.url)
+        self._process = os.getpid()
         self.root = root.rstrip("/") or "/"
         self.local = Path(self.root) if self._fs is None else None
         self._device: int | None = None
@@ -49,6 +50,9 @@ class Files:
     def fs(self) -> AbstractFileSystem:
         """Return the file system of a remote folder."""
         assert self._fs is not None, "a local folder is read and written by the operating system's own calls"
+        if self._process != os.getpid():  # a forked worker: connections and event loops stay behind
+            self._fs, self._process = _remote(self.url)[0], os.getpid()
+            assert self._fs is not None, "the same address names the same kind of file system"
         return self._fs
 
     def exists(self, name: str = "") -> bool:
