@@ -145,7 +145,7 @@ def test_kept_tensors(make_run, ask, monkeypatch):
         ask("/api/tensor", site="deep:output", step=0, index="9")
     assert raised.value.hint == "its leading axes are 2, 3"
     monkeypatch.setattr("tensortap.view.api.tensor.LARGEST", 100)
-    with pytest.raises(RequestError, match="must have at most .* elements"):
+    with pytest.raises(RequestError, match=r"must have at most .* elements"):
         ask("/api/tensor", site="big:output", step=0)
 
 
