@@ -1,4 +1,4 @@
-"""Every error of ours. Each names the bad value, what it was held against, and the corrected call."""
+"""All errors of tensortap. Each message names the bad value, what was expected, and the corrected call."""
 
 from __future__ import annotations
 

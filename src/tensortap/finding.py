@@ -1,4 +1,4 @@
-"""Findings: what rules concluded about a run, as plain values for commands and views."""
+"""Findings: the conclusions of rules about a run, as plain values for commands and views."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Findings(Sequence[Finding]):
         return f"{', '.join(parts) or 'nothing'} found by {_many(len(self.rules), 'rule')}{idle}"
 
     def why_idle(self) -> str:
-        """Return the reason for which most rules could not look, and of how many; empty where most looked."""
+        """Return the most frequent reason why rules had no data, and their number; empty if most rules had data."""
         for reason, count in Counter(self.skipped.values()).most_common(1):
             if 2 * count > len(self.rules) + len(self.skipped):
                 return f"{_many(count, 'rule')}: {reason}"

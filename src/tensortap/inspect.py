@@ -1,4 +1,4 @@
-"""Quick looks at a model: what can be tapped, what comes out where, and that tapping changes nothing."""
+"""Quick looks at a model: list its sites, capture tensors, verify that tapping changes nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tensortap.watch import watch
 
 @dataclass(frozen=True, slots=True)
 class Sites(Sequence[Candidate]):
-    """What can be tapped in a model, what cannot, and why. Printed, it is a list to copy patterns from."""
+    """The sites of a model that can be tapped, and those that cannot, with the reason. Print it to copy patterns."""
 
     found: tuple[Candidate, ...]
     untappable: Mapping[str, str]
@@ -146,7 +146,7 @@ def check_model(
     checks: Sequence[str] | None = None, batch_axis: int | None = None, causal: bool | None = None, steps: int = 30,
     seconds: float = 10.0,
 ) -> Findings:  # fmt: skip
-    """Find out on one batch, without training, whether a model does what its author believes. It is left as it was.
+    """Check on one batch, without training, whether a model does what its author believes. It is left as it was.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(dim=0))

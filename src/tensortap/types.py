@@ -1,4 +1,4 @@
-"""The plain values that the stages hand each other. No behaviour, no imports of ours."""
+"""The plain values that the stages pass to each other. No behaviour, no imports of ours."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Call(NamedTuple):
 
 
 class StepOutcome(NamedTuple):
-    """What is known of a step when it closes: the user's metrics, how many tensors were non-finite, and which replicas
+    """The facts about a step when it closes: the user's metrics, how many tensors were non-finite, and which replicas
     were first found not to be equal (empty where none were).
     """
 

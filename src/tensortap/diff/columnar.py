@@ -227,7 +227,7 @@ class EarliestRow:
 
     @property
     def position(self) -> int:
-        """Its position in the order of execution; the latest there is before any row was added."""
+        """Its position in the order of execution; a very large number before any row was added."""
         return int(self.rows["position"][0]) if len(self.rows) else _LATEST
 
     def add(self, pairs: RowPairs, rtol: Floats, chosen: Bools) -> None:

@@ -49,7 +49,9 @@ class SiteDiff:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairsOnDemand:
-    """Pairs that were compared by columns: how many, and how to make a row of each when somebody wants them all."""
+    """Pairs that were compared by columns: their number, and a function that makes a row of each when all are
+    needed.
+    """
 
     pairs: int
     load: Callable[[], Sequence[Any]]
@@ -69,7 +71,7 @@ class PairExcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Diff:
-    """What two runs differ in: true when they agree within the tolerance, iterated the worst site first.
+    """The difference of two runs: true if they agree within the tolerance; iterating it gives the worst site first.
 
     >>> import tensortap as tt                                          # doctest: +SKIP
     >>> found = tt.diff("runs/fp32", "runs/bf16")                       # doctest: +SKIP

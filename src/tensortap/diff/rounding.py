@@ -42,7 +42,9 @@ class _Gradient(NamedTuple):
 
 
 class RoundingFloors:
-    """Give each pair of a step what rounding explains beyond its type's tolerance, from what was recorded so far."""
+    """Return for each pair of a step the difference that rounding explains beyond its type's tolerance, from earlier
+    values.
+    """
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[float, float]] = {}
@@ -129,7 +131,7 @@ class RoundingFloors:
         return CommonElements(kept.kind, kept.a[~beyond], kept.b[~beyond])
 
     def compared(self, place: Place, pair: Pair, x: Summary, kept: CommonElements | None) -> None:
-        """Note a pair that was compared: later ones may differ by what follows from it. `kept` are all its elements."""
+        """Note a compared pair: later ones may differ as a consequence. `kept` are all its elements."""
         key = (place.site, place.slot)
         if place.port == "param":
             self._parameters[key] = x
@@ -153,7 +155,7 @@ class SeenDifference(NamedTuple):
 
 
 class _SeenDifferences:
-    """What the values and parameters that were compared so far in a step differ by, by the module that holds them."""
+    """The differences of the values and parameters compared so far in a step, by the module that holds them."""
 
     def __init__(self) -> None:
         self._under: dict[str, SeenDifference] = {}

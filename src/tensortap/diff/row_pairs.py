@@ -71,7 +71,7 @@ class RowPairs:
 
 
 class RunPair:
-    """Two runs whose steps and places are paired, and how to read their rows."""
+    """Two runs with paired steps and places, and readers of their rows."""
 
     def __init__(self, a: Snapshot, b: Snapshot, both: Sequence[StepPair], partners: Mapping[Place, Place]) -> None:
         self.snapshots = a, b
@@ -189,7 +189,7 @@ class _SideReader:
 
     @property
     def waiting(self) -> int:
-        """How many rows are held; no end of them when everything was read."""
+        """The number of rows in memory; infinite when everything was read."""
         return _NO_MORE if self.next_index == _NO_MORE else sum(len(rows.index) for rows in self._held)
 
     def advance(self) -> None:

@@ -244,7 +244,7 @@ def _dtypes(a: Side, b: Side, aligned: Alignment, steps: StepPair) -> list[tuple
 
 
 def _chosen(aligned: Alignment, sites: SiteSelection) -> Alignment:
-    """Return what of it the patterns mean, in the names of either run."""
+    """Return the part of the alignment that the patterns match, by the names of either run."""
     if sites is None:
         return aligned
     known = [*aligned.pairs, *aligned.only_in_a, *aligned.pairs.values(), *aligned.only_in_b]

@@ -15,7 +15,7 @@ _STAGE: Final = re.compile(r"stage(\d+)")
 
 
 def unwrapped(site: str) -> str:
-    """Return a site's name without what wrappers add to it.
+    """Return a site's name without the prefixes of wrappers.
 
     >>> unwrapped("module._orig_mod.blocks.0.fc"), unwrapped("stage1.blocks.3"), unwrapped("module"), unwrapped("fc")
     ('blocks.0.fc', 'blocks.3', '', 'fc')

@@ -14,7 +14,7 @@ Group = tuple[int, ...]
 
 
 class ReplicaMark(NamedTuple):
-    """What one rank recorded of a tensor: `content` is equal for equal tensors, on ranks of one `group`.
+    """One rank's record of a tensor: `content` is equal for equal tensors, on ranks of one `group`.
 
     The group is None where nothing was recorded of the placement. A constant tensor, as norms begin, is equal on ranks
     that share nothing.
@@ -29,7 +29,7 @@ Marks = Mapping[int, ReplicaMark]  # by rank
 
 
 def group_of(shard: Mapping[str, Any]) -> Any:
-    """Return what is equal for ranks that hold the same piece, from what a rank says of its shard.
+    """Return a key that is equal for ranks that hold the same piece, from a rank's description of its shard.
 
     >>> group_of({"mesh": {"dp": 2}, "at": [1], "placements": ["R"], "ranks": [0, 1], "summand": False})
     ((('dp', 2),), (0, 1), ())
@@ -41,7 +41,7 @@ def group_of(shard: Mapping[str, Any]) -> Any:
 
 
 class UnequalReplicas(NamedTuple):
-    """A tensor that replicas should share and do not: what each of them recorded."""
+    """A tensor that should be equal on replicas and is not, with the record of each replica."""
 
     place: Place
     marks: Marks

@@ -1,4 +1,4 @@
-"""Where the ranks of a run lie on its mesh, and along which sides they have data of their own."""
+"""The positions of a run's ranks on its mesh, and the sides along which they have data of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes: which one this is, and which of them record."""
+"""Several processes: the rank of this one, and the ranks that record."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class World(NamedTuple):
 
 
 def of_environment() -> World:
-    """Return what torchrun, Slurm or MPI say; a process that none of them launched is alone."""
+    """Return the rank and the number of ranks that torchrun, Slurm or MPI set; a process without a launcher
+    is alone.
+    """
     rank = _first(_RANK, 0)
     return World(rank, max(_first(_SIZE, 1), rank + 1))
 

@@ -1,4 +1,4 @@
-"""Which ranks hold copies of one tensor, and which hold partial sums of it: needed to merge rows over ranks."""
+"""Find the ranks that hold copies of one tensor, and those that hold partial sums: needed to merge rows over ranks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NO_REPLICAS: Final = ReplicaGroups(frozenset(), frozenset())
 def replica_groups(
     said: Mapping[int, Mapping[str, Any]], places: Iterable[Place], copied: Mapping[str, Iterable[Place]]
 ) -> ReplicaGroups:
-    """Combine what ranks said of their shards with what the user says is the same along a side of the mesh."""
+    """Combine the shards that ranks recorded with the copies that the user names along a side of the mesh."""
     names = {str(place): place[:3] for place in places}
     known = [(rank, names[name], shard) for rank, of in said.items() for name, shard in of.items() if name in names]
     groups: dict[Any, list[int]] = {}

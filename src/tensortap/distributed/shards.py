@@ -33,7 +33,7 @@ class Shard(NamedTuple):
         return any(how.startswith("P") for how in self.placements)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain data, with what follows from it."""
+        """Return it as plain data, with its derived properties."""
         return {
             "mesh": dict(self.mesh), "at": list(self.at), "placements": list(self.placements),
             "shape": list(self.shape), "ranks": list(self.ranks), "replica": self.replica,

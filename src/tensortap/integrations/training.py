@@ -46,12 +46,12 @@ class TrainingSession:
         self.leave()
 
     def enter(self) -> None:
-        """Record what comes as part of the step."""
+        """Record the following calls as part of the step."""
         if self.open:
             self.tap.unmute()
 
     def leave(self) -> None:
-        """Record nothing of what comes, unless evaluation is to be recorded."""
+        """Record nothing of the following calls, unless evaluation is recorded too."""
         if self.open and not self._evaluation:
             self.tap.mute()
 

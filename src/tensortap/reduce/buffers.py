@@ -1,4 +1,5 @@
-"""Any array or tensor, as memory the kernel can read: no copy where there need be none, no framework imported.
+"""Return any array or tensor as memory that the kernel can read: without a copy if possible, and without importing a
+framework.
 
 A framework's tensor is recognised by the module of its type and asked through its own methods, so nothing is
 imported that the user has not imported already.

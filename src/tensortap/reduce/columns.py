@@ -24,7 +24,7 @@ _IN_C = {np.dtype(np.float32), np.dtype(np.float16), _BFLOAT16, np.dtype(ml_dtyp
 
 
 class ColumnStatistics(NamedTuple):
-    """For every column: how many values are finite, zero and positive, and mean, squares, least and greatest of those.
+    """For every column: the counts of finite, zero and positive values, and mean, squares, minimum and maximum.
 
     `squares` is the sum of squared deviations from the mean. A column without finite values has mean 0, minimum inf
     and maximum -inf.

@@ -24,7 +24,7 @@ Words = npt.NDArray[np.uint64]
 
 
 def combine(first: int, second: int, second_bytes: int) -> int:
-    """Return the hash of a whole that consists of two pieces, from theirs and the size of the second one.
+    """Return the hash of two consecutive pieces, from their hashes and the size of the second one.
 
     >>> from tensortap.reduce.summary import summarize
     >>> a, b = np.arange(5.0), np.arange(7.0)
@@ -54,7 +54,7 @@ def _times(a: int, b: int) -> int:
 
 
 def _before(linear: int, nbytes: int) -> int:
-    """Return what a linear hash becomes when so many bytes follow."""
+    """Return a linear hash after this many further zero bytes."""
     return _times(_power(nbytes), linear) if nbytes else linear
 
 
@@ -72,7 +72,7 @@ def _power(nbytes: int) -> int:
 
 @cache
 def byte_table() -> Words:
-    """Return what each byte adds to the linear hash of its group, by its place in the group and its value."""
+    """Return the contribution of each byte to the linear hash of its group, by its place in the group and its value."""
     table = np.zeros((GROUP, 256), np.uint64)
     state = np.arange(256, dtype=np.uint64)
     for _ in range(8):
@@ -85,7 +85,7 @@ def byte_table() -> Words:
 
 @cache
 def word_table(nbytes: int) -> Words:
-    """Return what a linear hash becomes when so many bytes follow, by its eight bytes and their values."""
+    """Return a linear hash after this many further zero bytes, as tables by its eight bytes and their values."""
     table = np.zeros((8, 256), np.uint64)
     for bit in range(64):
         image, byte, of = np.uint64(_before(1 << bit, nbytes)), bit // 8, 1 << bit % 8

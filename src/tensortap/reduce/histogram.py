@@ -1,4 +1,4 @@
-"""The mathematics of the float-bit histogram: what a bucket means, and what can be derived from its counts.
+"""The mathematics of the float-bit histogram: the range of each bucket, and quantities derived from the counts.
 
 A finite value other than zero belongs to bucket `j = 2 * k + negative`, where `k` is the exponent and the first three
 mantissa bits of its magnitude as a float32 (cut, not rounded). Buckets of positive and negative values alternate, so

@@ -218,7 +218,8 @@ library: Final[str | None] = None if ACTIVE == "numpy" else _kernel.__file__
 
 
 def bind(table: Any) -> Any:
-    """Return what `record` and `commit` take first for `table`, an object with `header` and the `COLUMNS` as arrays.
+    """Return the first argument of `record` and `commit` for `table`, an object with `header` and the `COLUMNS` as
+    arrays.
 
     Called again whenever the table has replaced an array: the addresses are written into its header here.
     """

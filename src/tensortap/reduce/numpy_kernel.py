@@ -234,14 +234,14 @@ def use_exchange(capsule: object) -> bool:
 
 
 class RecorderState:
-    """What hooks ask of a recorder: its open step, and whether some thread has a step of its own."""
+    """The recorder's state that hooks read: its open step, and whether any thread has a step of its own."""
 
     current: Any
     per_thread = False
 
 
 class StepState:
-    """What hooks ask of a step that is being recorded."""
+    """The state of a recorded step that hooks read."""
 
     __slots__ = ("armed", "closed", "hist")
     armed: int

@@ -74,7 +74,9 @@ class Moments:
 
 @dataclass(slots=True)
 class _Block:
-    """What one read knows of a block: the sums around the chunk's pivot, or its own moments where that is far off."""
+    """The result of reading a block: sums around the chunk's pivot, or the block's own moments if the pivot is far
+    away.
+    """
 
     n: int
     zeros: int

@@ -1,4 +1,4 @@
-"""What to keep of a tensor: statistics, a histogram, quantiles, some elements or all, numbers of units or samples."""
+"""Reducers: keep statistics, a histogram, quantiles, some or all elements, or numbers for each unit or sample."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Described:
 
 @dataclass(frozen=True, slots=True)
 class Stats(_Described):
-    """Counts and moments. They are taken of every recorded tensor; this says that nothing else is wanted."""
+    """Counts and moments. Every recorded tensor has them; this says that nothing else is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class Full(_Described):
 
 @dataclass(frozen=True, slots=True)
 class Units(_Described):
-    """How active each unit was: the share of its elements that are not zero, and their mean magnitude.
+    """The activity of each unit: the share of its elements that are not zero, and their mean magnitude.
 
     >>> units().pick(np.array([[0.0, 2.0], [0.0, 4.0]]), "fc:output")
     array([[0., 1.],
@@ -330,7 +330,7 @@ _NAMES: Final = "stats, histogram, hash, full, per_sample, sample:256, rows:0,2 
 
 
 def parse_reducer(text: str) -> Reducer:
-    """Return the reducer that a text names, as the commands' `--keep` does.
+    """Return the reducer that a text names, as in the option `--keep`.
 
     >>> parse_reducer("sample:64"), parse_reducer("rows:0,2")
     (Sample(n=64, seed=0), Rows(indices=(0, 2)))

@@ -1,4 +1,4 @@
-"""The registry of statistics: what is known of every recorded tensor, in the order in which a row holds it.
+"""The registry of statistics: the values of every recorded tensor, in the order of a row.
 
 The row's layout, the Arrow and Parquet schema, nulls, `Summary`, merging, the viewer's list and the table in
 docs/run-folder.md come from here or are checked against it by tests/reduce/test_statistics.py. A statistic's arithmetic
@@ -48,14 +48,14 @@ class RowValues:
 class Statistic(NamedTuple):
     """One statistic.
 
-    `merge` says how two rows become one: `norm` adds in squares, `moment` combines by Chan's formula (merge.py), `none`
-    has no value for rows in no known order. `defined` says when there is a value; otherwise it is NaN in memory (of a
-    hash `ABSENT`) and null in files. `finite` needs a finite element, `spread` two that differ, `hashed` that it was
-    asked for. A `standardized` statistic stays as it is when all elements are multiplied by one positive number; the
-    others of type float64 are multiplied with them. `scale` is how a heat map draws it; None leaves it out of the
-    viewer's list. `bound` says how far it can move when every element moves within a tolerance, so that two runs can be
-    compared by it (diff/metrics.py); None leaves it out of comparisons. `derive` gives the column of runs that were
-    written before the statistic existed, from the columns `sources`; without it their column is null.
+    `merge` says how two rows become one: `norm` adds the squares, `moment` uses Chan's formula (merge.py), `none` gives
+    no value, since the order of the rows is not known. `defined` says when there is a value; otherwise it is NaN in
+    memory (of a hash `ABSENT`) and null in files. `finite` needs a finite element, `spread` two that differ, `hashed`
+    that it was asked for. A `standardized` statistic stays as it is when all elements are multiplied by one positive
+    number; the others of type float64 are multiplied with them. `scale` is how a heat map draws it; None leaves it out
+    of the viewer's list. `bound` says how far it can move when every element moves within a tolerance, so that two runs
+    can be compared by it (diff/metrics.py); None leaves it out of comparisons. `derive` gives the column of runs that
+    were written before the statistic existed, from the columns `sources`; without it their column is null.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One tensor in one small value: the public face of a kernel row."""
+"""The statistics of one tensor: the public form of a kernel row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORT = {d.name: d.short for d in DTYPES}
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Summary(RowValues, Mapping[str, Any]):
-    """What is known of one tensor: counts over all elements, statistics over the finite ones.
+    """The statistics of one tensor: counts over all elements, the others over the finite ones.
 
     >>> s = summarize([1.0, 2.0, 3.0, float("nan")])
     >>> s.nan, s["mean"], s.quantile(1.0)
@@ -116,7 +116,7 @@ def trouble(summary: Summary) -> str:
 
 
 def _lines(summary: Summary) -> list[str]:
-    """Return what a notebook shows of a tensor: trouble first."""
+    """Return the HTML of a tensor for notebooks: problems first."""
     bad = trouble(summary)
     low, high, mean, std = (text.number(summary[name]) for name in ("min", "max", "mean", "std"))
     drawn = markup.bars(summary.heights(32), 192, 28, "histogram")

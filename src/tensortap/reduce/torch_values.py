@@ -1,4 +1,4 @@
-"""A PyTorch tensor's values as a plain tensor, asked through its own methods: nothing imports PyTorch here.
+"""Read a PyTorch tensor's values as a plain tensor, by its own methods: nothing imports PyTorch here.
 
 Quantised tensors give the numbers that they stand for; sparse and nested ones the values that they store, without
 the zeros and gaps between them; distributed ones this process's part.
@@ -26,7 +26,7 @@ def strided_values(tensor: Any) -> Any:
 
 
 def dtype_name(tensor: Any) -> str:
-    """Return the name of its element type, as `types.DTYPES` has it."""
+    """Return the name of its element type in `types.DTYPES`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

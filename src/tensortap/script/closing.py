@@ -28,13 +28,13 @@ _WHY_NONE: Final = {
 
 
 def say(line: str, **style: Any) -> None:
-    """Print a line of ours on stderr, so that the script's own output does not change."""
+    """Print a line of tensortap on stderr, so that the script's own output does not change."""
     shown = "\n".join(map(printable, line.split("\n")))  # names in it are the script's
     click.secho(f"tensortap: {shown}", err=True, **style)
 
 
 class Seen(NamedTuple):
-    """What was seen of a script: models (class by name), what was left out and why, and further runs."""
+    """Facts about a script: its models (class by name), those left out and why, and further runs."""
 
     models: dict[str, str]
     left_out: dict[str, str]

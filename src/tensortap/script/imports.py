@@ -1,4 +1,4 @@
-"""Call a function once a module has been imported, by whatever code; never if it is not imported."""
+"""Call a function once a module has been imported by any code; never if it is not imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Running a script or a module as `python` would: arguments, `__main__`, `sys.path[0]`, exit code, traceback."""
+"""Run a script or a module as `python` would: arguments, `__main__`, `sys.path[0]`, exit code, traceback."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _REPLACED: Final[list[ModuleType]] = []  # a module that is collected loses its 
 def launch(target: str, args: Sequence[str], *, module: bool = False) -> None:
     """Run a file, or with `module` what `python -m` would. Comes back, or raises, as the script ends.
 
-    An error that nobody catches leaves through here, so that Python itself ends the process as it always does; what
-    it prints then has none of our frames.
+    An uncaught error passes through here, so that Python ends the process as usual; the printed traceback has none of
+    our frames.
     """
     sys.argv = [target, *args]
     _REPLACED.append(sys.modules["__main__"])

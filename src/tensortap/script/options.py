@@ -1,4 +1,4 @@
-"""The options of `tensortap run`: what to run, and what to record of it."""
+"""The options of `tensortap run`: what to run, and what to record."""
 
 from __future__ import annotations
 

@@ -195,7 +195,7 @@ class ScriptRun:
                 say(line)
 
     def seen(self) -> Seen:
-        """Return what was seen of the script, for the closing lines."""
+        """Return the facts about the script, for the closing lines."""
         models = {name: kind for name, (kind, _) in self.models.items()}
         found = Seen(models, dict(self.left_out), [], [], self.spawned, self._failed)
         found.further.extend(str(tap.path) for _, tap in self.models.values() if tap is not self.tap)

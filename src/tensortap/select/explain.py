@@ -11,7 +11,7 @@ from tensortap.select.ports import PORTS
 
 
 def explain(pattern: Pattern, candidates: Sequence[Candidate]) -> str:
-    """Return the message of the error: what the pattern met, and patterns that would choose something."""
+    """Return the error message: the sites that the pattern was compared with, and patterns that would match."""
     if not candidates:
         return f"{pattern.text!r} matches nothing: the model offers no sites"
     found = next((candidate for candidate in candidates if candidate.ports and pattern.finds(candidate)), None)

@@ -1,4 +1,4 @@
-"""Site names, `path/op#number:port.slot`, and the ports that a text such as `grad*` or `{input,output}` means."""
+"""Split site names, `path/op#number:port.slot`, and read the ports of a text such as `grad*` or `{input,output}`."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ def find_op(head: str, port: str) -> re.Match[str] | None:
 
 
 def operation_number(found: re.Match[str] | None) -> int | None:
-    """Return the number behind the `#` of what `find_op` found."""
+    """Return the number after the `#` in a match of `find_op`."""
     return int(found["number"]) if found and found["number"] else None

@@ -1,4 +1,4 @@
-"""The registry of ports: what can be seen of a module, an operation, a parameter or a buffer.
+"""The registry of ports: the tensors of a module, an operation, a parameter or a buffer that can be observed.
 
 To add a port, add its entry here and let the adapters that can give it offer it. Site patterns, the table of
 capabilities, rules, comparison and the viewer read this list; nothing else holds one.
@@ -81,7 +81,7 @@ NEED_BACKWARD: Final = frozenset(port.name for port in _REGISTRY if port.needs_b
 
 
 def is_backward(port: str) -> bool:
-    """Return whether a port's values come to be in the backward pass; those of a port that nobody knows do not."""
+    """Return whether a port's values are made in the backward pass; False for an unknown port."""
     known = PORT_INFO.get(port)
     return known is not None and known.when == "backward"
 

@@ -1,4 +1,4 @@
-"""A probe: which sites, what to keep of them, and when."""
+"""Probes: the sites to observe, what to keep, and when."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def _check_where(where: Any, patterns: tuple[Pattern, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Escalation:
-    """More detail for a while: what to keep besides, from when on, and for how many steps."""
+    """More detail for a while: what to keep in addition, after which trigger, and for how many steps."""
 
     sites: tuple[Pattern, ...]
     keep: tuple[Reducer, ...]
@@ -136,7 +136,7 @@ def escalation(
 
 
 def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool]]) -> tuple[Probe, ...]:
-    """Return what was given to `watch` as probes: bare patterns are gathered into one default probe."""
+    """Return the arguments of `watch` as probes: bare patterns are combined into one default probe."""
     given = tuple(items)
     for item in given:
         looks_like_a_model = any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__"))

@@ -1,4 +1,4 @@
-"""Turn what a user gives as `to=` into a sink."""
+"""Convert the argument `to=` to a sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user gives as `to=`, opened: sinks, and the run folder among them."""
+"""Open the destinations of `to=`: sinks, with the run folder among them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Destinations(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolderMaker:
-    """Make the run folder of one watch: what it is about, whose it is, and what to do where there is one."""
+    """Make the run folder of one watch: its description, its rank, and whether to resume or overwrite an
+    existing run.
+    """
 
     kind: str
     world: World
@@ -64,7 +66,7 @@ def open_destinations(to: Any, maker: RunFolderMaker) -> Destinations:
 
 
 def path_of_others(to: Any, world: World) -> tuple[str | None, Callable[[], str | None]]:
-    """Return where the ranks that record write, for one that does not: known now, or asked when it is wanted."""
+    """Return the path of the ranks that record, for one that does not: known now, or found when it is needed."""
     path: str | None = None
     ask: Callable[[], str | None] = _nowhere
     for item in _listed(to):

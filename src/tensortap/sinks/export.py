@@ -33,7 +33,7 @@ _TELL: Final = 1000
 
 
 class ExportTarget(NamedTuple):
-    """An export format: how to make its sink from a path, and what of a run is replayed through it."""
+    """An export format: how to make its sink from a path, and which parts of a run are replayed through it."""
 
     sink: Callable[[Path], RecordSink]
     records: bool = True
@@ -165,7 +165,7 @@ def _identity(record: Record) -> tuple[Any, ...]:
 
 
 def _record(key: TensorKey, array: npt.NDArray[Any]) -> Record:
-    """Return a record for a tensor whose row is gone, from the tensor itself."""
+    """Return a record for a tensor whose row is missing, computed from the tensor itself."""
     place = Place(key.site, key.port, key.slot)
     return Record(
         step=key.step, phase="", rank=key.rank, place=place, call=key.call, seq=0, reason="",

@@ -1,4 +1,4 @@
-"""Convert Arrow columns to NumPy arrays and back, without what Arrow imports pandas for.
+"""Convert Arrow columns to NumPy arrays and back, without the functions of Arrow that import pandas.
 
 `pyarrow.array`, `pyarrow.scalar`, expressions and data sets import pandas if it is installed: half a second, which the
 first request to a viewer would wait for.

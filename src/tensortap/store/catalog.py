@@ -56,7 +56,7 @@ PLAIN_EVENTS: Final = _plain(EVENTS)
 
 
 class Outline(NamedTuple):
-    """What a segment's footer says of it.
+    """The content of a segment's footer.
 
     A place comes with its first sequence number and its row count; steps are (first, last, stride) ranges. Where there
     are more than two phases, only the first and the last by name are known without reading rows. `by_place`: rows are
@@ -179,7 +179,7 @@ class Catalog:
         )
 
     def _outlines_of(self, names: Sequence[str]) -> dict[str, Outline]:
-        """Return what the readable segments of a folder say; one entry where a segment has several copies."""
+        """Return the footers of a folder's readable segments; one entry if a segment has several copies."""
         whole: dict[str, Outline] = {}
         known: dict[str, str] = {}
         for name in names:
@@ -191,7 +191,9 @@ class Catalog:
         return whole
 
     def _replaced(self, segments: Mapping[str, Outline]) -> frozenset[str]:
-        """Return the ids that others replace. One that has fewer rows than it claims to replace is not believed."""
+        """Return the ids of segments that others replace. A segment with fewer rows than it claims to replace is
+        ignored.
+        """
         rows = {found.ident: found.rows for found in segments.values()}
         gone: set[str] = set()
         for name, found in segments.items():
@@ -391,7 +393,7 @@ def derive_missing(table: Any, columns: Sequence[str]) -> Any:
 
 
 def tail_outline(table: Any) -> Outline:
-    """Return what a sealed segment would say of these rows."""
+    """Return the footer that a sealed segment of these rows would have."""
     if not table.num_rows or PLACE[0] not in table.column_names:
         return Outline([], [], table.num_rows, frozenset())
     said = outline(table)

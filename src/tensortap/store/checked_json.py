@@ -1,4 +1,4 @@
-"""JSON files that carry a checksum of what they say: `run.json` and each rank's `_rank.json`."""
+"""JSON files with a checksum of their content: `run.json` and each rank's `_rank.json`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _CHECKED: Final = "checked"  # says that there is a checksum: its own name may b
 
 
 def encode(content: Mapping[str, Any]) -> bytes:
-    """Return the text of a file that says this, with its checksum."""
+    """Return the text of a file with this content and its checksum."""
     plain = _plain(content)
     return json.dumps({_CHECKED: True, **plain, _CHECKSUM: _checksum(plain)}, indent=1).encode()
 
 
 def decode(data: bytes) -> tuple[Any, str]:
-    """Return what a file says, and what is wrong with it; ValueError when it is not JSON.
+    """Return the content of a file, and what is wrong with it; raise ValueError if it is not JSON.
 
     >>> decode(encode({"schema": 1}))
     ({'schema': 1}, '')
@@ -40,5 +40,5 @@ def _plain(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _checksum(content: Mapping[str, Any]) -> int:
-    """Return the checksum of what a reader of the file will have: keys are texts there."""
+    """Return the checksum of the content as a reader will have it: keys are texts there."""
     return zlib.crc32(json.dumps(json.loads(json.dumps(content)), sort_keys=True).encode())

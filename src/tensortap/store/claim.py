@@ -52,7 +52,7 @@ def launched() -> bool:
 
 
 def launch_id(spawned: bool = False) -> str:
-    """Return what the processes of one launch have in common; for a process without a launcher, its own identity.
+    """Return an identity that the processes of one launch share; for a process without a launcher, its own.
 
     `spawned`: no launcher, but one of several ranks all the same, which their parent started.
     """
@@ -130,7 +130,8 @@ def claim(
     files: Files, rank: int, about: Mapping[str, Any], *, resume: bool, overwrite: bool, launch: str,
     after: Callable[[], int] = lambda: 0,
 ) -> tuple[dict[str, Any], Lock]:  # fmt: skip
-    """Make the folder this run's; its `run.json` and the hold on this rank. Raises when it belongs to another run.
+    """Claim the folder for this run; return its `run.json` and the lock on this rank. Raises when it belongs to another
+    run.
 
     `after` gives the step that a resumed run goes on with. The first rank of a launch asks, while nobody writes yet,
     and leaves the answer for the others: a step is to mean the same step everywhere.
@@ -289,7 +290,7 @@ def _git() -> dict[str, Any] | None:
 
 
 class Lock:
-    """Show that a process is writing a rank's files: held until closed or until the process ends, however it ends.
+    """Lock a rank's files for writing: held until closed or until the process ends, however it ends.
 
     A POSIX record lock, because a forked child does not inherit it.
     """
@@ -302,7 +303,7 @@ class Lock:
         _HELD.add(self.path)
 
     def close(self) -> None:
-        """Let others write."""
+        """Release the lock."""
         _HELD.discard(self.path)
         if self._fd is not None:
             os.close(self._fd)

@@ -34,7 +34,7 @@ _ORDER: Final = [(name, "ascending") for name in ("site", "port", "slot", "call"
 
 
 class Compacted(NamedTuple):
-    """What compaction did."""
+    """The result of a compaction."""
 
     before_files: int
     after_files: int
@@ -80,7 +80,9 @@ def _sizes(files: Files, catalog: Catalog) -> dict[str, int]:
 
 
 def _tidy(files: Files, catalog: Catalog, rank: int) -> None:
-    """Seal the tails that nobody writes to any more, and remove what a crash left behind that others hold already."""
+    """Seal the tails that no process writes to any more, and remove leftovers of a crash whose content other files
+    hold.
+    """
     listings = {
         layout.rank_folder(rank): catalog.records,
         layout.metrics_folder(rank): catalog.metrics,
@@ -146,7 +148,7 @@ def _fold_records(
 
 
 def _groups(segments: Mapping[str, Outline]) -> Iterator[dict[str, Outline]]:
-    """Yield what to fold together: small segments, neighbours in time, as many rows as fit into memory.
+    """Yield groups of segments to fold: small ones, neighbours in time, as many rows as fit into memory.
 
     Large ones stay as they are, so folding a run that grows costs what was added to it.
     """
@@ -162,7 +164,7 @@ def _groups(segments: Mapping[str, Outline]) -> Iterator[dict[str, Outline]]:
 
 
 def _summed(outlines: Any) -> dict[bytes, bytes]:
-    """Return what the folded segment says of itself: the sum of what its parts said."""
+    """Return the footer of the folded segment: the sum of the footers of its parts."""
     places: dict[tuple[str, ...], tuple[int, int]] = {}
     steps: set[int] = set()
     for outline in outlines:

@@ -1,4 +1,4 @@
-"""Read from one snapshot what a run says of itself: counts, cost, lines of code, last step."""
+"""Read the facts about a run from one snapshot: counts, cost, lines of code, last step."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def last_step(snapshot: Snapshot) -> int:
 
 
 def split_counts(counts: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what is missing or went wrong, and what only tells what was done, as the search for a NaN's origin.
+    """Return the counts of what is missing or failed, and those that only say what was done, such as the search for a
+    NaN's origin.
 
     >>> split_counts({"dropped_steps": 2, "modules_run_again": 1})
     ({'dropped_steps': 2}, {'modules_run_again': 1})
@@ -86,7 +87,7 @@ def split_counts(counts: Mapping[str, int]) -> tuple[dict[str, int], dict[str, i
 
 
 def counts(snapshot: Snapshot) -> dict[str, int]:
-    """Return what was dropped, thinned, skipped or not seen, over all ranks, and what cannot be read any more."""
+    """Return the counts of what was dropped, thinned, skipped or not seen, over all ranks, and of damaged files."""
     total: dict[str, int] = {}
     for state in snapshot.rank_states:
         for name, n in state.get("counts", {}).items():

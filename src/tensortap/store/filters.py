@@ -1,4 +1,4 @@
-"""Turn what a reader asks for (patterns, step ranges) into filters on the columns."""
+"""Convert a reader's request (patterns, step ranges) to filters on the columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank says of itself in `_rank.json`: how it is written, and how it is read when it is damaged."""
+"""The state of a rank in `_rank.json`: write it, and read it even when it is damaged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RankState:
         self.content["sealed"] = {**self.content["sealed"], what: self.content["sealed"].get(what, 0) + rows}
 
     def forget_files(self) -> None:
-        """Begin to count anew: somebody deleted the folder, and what was in it is not missed."""
+        """Reset the counts: the folder was deleted, and its rows are not counted as missing."""
         self.content |= {"total_records": 0, "sealed": {}}
 
     def save(self) -> None:
@@ -92,7 +92,7 @@ def recorded(state: Mapping[str, Any]) -> int:
 
 
 def read_state(data: bytes) -> tuple[dict[str, Any], str]:
-    """Return what `_rank.json` says, as far as it can be used, and what is wrong with it; ValueError when all is."""
+    """Return the usable content of `_rank.json`, and what is wrong with it; raise ValueError if nothing is usable."""
     said, wrong = checked_json.decode(data)
     state = valid_state(said)
     return state, wrong or ("" if state == said else "some of it has another form than was written")

@@ -26,7 +26,7 @@ class _Waiting(NamedTuple):
 
 
 class Sealer:
-    """The tails of one rank that nobody appends to any more and that wait to be sealed.
+    """The tails of one rank that are complete and wait to be sealed.
 
     `folders` are those of records, metrics, events and tensors; `lost` is told of rows whose tail is gone,
     `sealed` of those that were sealed.

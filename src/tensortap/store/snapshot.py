@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 
 class Snapshot:
-    """The files of a run at one moment, and what they say: ranks, places, steps, counts.
+    """The files of a run at one moment, and their content: ranks, places, steps, counts.
 
     A snapshot does not change: a tail is read up to the length it had. What takes another listing or reading (metrics,
     tensors, the ranks' own files) is read when first asked for; `version` reads all of it. A file that was removed
@@ -108,7 +108,7 @@ class Snapshot:
 
     @cached_property
     def rank_states(self) -> list[dict[str, Any]]:
-        """What each rank's `_rank.json` says; empty where it cannot be read."""
+        """The content of each rank's `_rank.json`; empty if it cannot be read."""
         return [_rank_state(self, rank) for rank in self.ranks]
 
     @cached_property
@@ -137,7 +137,7 @@ class Snapshot:
 
     @cached_property
     def outlines(self) -> list[Outline]:
-        """What each file of records says of itself."""
+        """The outline of each file of records."""
         sealed = [outline for files in self.records for outline in files.segments.values()]
         return sealed + [tail_outline(table) for table in self.tails.values()]
 

@@ -41,7 +41,7 @@ _VERSION_1: Final = (
 
 
 class RowKind(NamedTuple):
-    """What rows of one kind look like: the schemas they were ever written with, and the columns without nulls."""
+    """The form of rows of one kind: all schemas they were ever written with, and the columns without nulls."""
 
     schemas: tuple[Any, ...]
     required: tuple[str, ...]
@@ -57,7 +57,7 @@ TENSOR_ROWS: Final = RowKind((TENSORS, TENSORS_WITH_DATA), ("step", "name", "ent
 
 
 def row_kind(folder: str) -> RowKind:
-    """Return what the rows in a folder of records, metrics or events look like."""
+    """Return the form of the rows in a folder of records, metrics or events."""
     if folder.startswith(layout.METRICS):
         return METRIC_ROWS
     return EVENT_ROWS if folder.startswith(layout.EVENTS) else RECORD_ROWS

@@ -32,7 +32,7 @@ class TensorEntry(NamedTuple):
 
 
 class TensorRequest(NamedTuple):
-    """Which tensor a reader means; None stands for whichever there is."""
+    """A reader's choice of a tensor; None matches anything."""
 
     place: Place
     step: int

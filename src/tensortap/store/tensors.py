@@ -223,7 +223,7 @@ def index_entry(key: TensorKey) -> str:
 
 
 def misplaced(name: str, rank: int, keys: Iterable[TensorKey]) -> str:
-    """Return why tensors do not belong into a file: files of version 1 do not tell under which name they were written.
+    """Return why tensors do not belong in a file: files of version 1 do not tell under which name they were written.
 
     Empty where they are of the steps in its name and of the rank of its folder.
     """

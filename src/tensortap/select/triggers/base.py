@@ -51,7 +51,7 @@ def metric_name(name: str, what: str) -> str:
 
 
 class Incomplete:
-    """Something that becomes a trigger only by one more step."""
+    """An object that needs one more call or comparison to become a trigger."""
 
     def hint(self) -> str:
         """Return what to write instead."""
@@ -59,7 +59,7 @@ class Incomplete:
 
 
 class Answer(enum.IntEnum):
-    """What a trigger can say before the step runs. Ordered, so that `|` is max and `&` is min."""
+    """The answer of a trigger before the step runs. Ordered, so that `|` is max and `&` is min."""
 
     NO = 0
     MAYBE = 1
@@ -86,7 +86,7 @@ class Trigger:
 
     @property
     def always(self) -> bool:
-        """Whether it wants every step, so that it need not be asked."""
+        """Whether it wants every step, so that it need not be called."""
         return False
 
     @property

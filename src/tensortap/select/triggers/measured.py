@@ -99,7 +99,7 @@ class _Comparison(Trigger):
 
 
 class Comparison(NamedTuple):
-    """A metric held against a number."""
+    """A comparison of a metric with a number."""
 
     name: str
     sign: str

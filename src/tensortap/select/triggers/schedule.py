@@ -1,4 +1,4 @@
-"""Triggers that the step's number alone decides: what they say before the step is final."""
+"""Triggers that the step's number alone decides: their answer before the step is final."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent may ask of live runs, where control is allowed: `Actions(where).capture("fc1:output", run="exp1")`."""
+"""The requests of an agent to live runs, if control is allowed: `Actions(where).capture("fc1:output", run="exp1")`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensortap.control.requests import ControlRequest
 
 
 class Actions:
-    """The live runs below a folder, and what they can be asked for. `where` gives the path of a run."""
+    """The requests to the live runs below a folder. `where` returns the path of a run."""
 
     def __init__(self, where: Callable[[str], str]) -> None:
         self._where = where

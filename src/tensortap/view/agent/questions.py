@@ -27,7 +27,7 @@ SECONDS: Final = 10.0
 
 
 class Questions:
-    """The runs below a folder, and what can be asked of them.
+    """The questions about the runs below a folder.
 
     >>> import numpy as np, tempfile, tensortap as tt
     >>> folder = tempfile.mkdtemp()

@@ -47,7 +47,7 @@ def server(path: str, control: bool = False) -> Any:
 
 
 def _answered(ask: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Return a tool that answers a wrong question with what would be right, not with a traceback."""
+    """Return a tool that answers a wrong question with the corrected call, not with a traceback."""
 
     @wraps(ask)
     def answer(*args: Any, **named: Any) -> dict[str, Any]:

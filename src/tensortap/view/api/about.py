@@ -111,7 +111,7 @@ def owner(triple: Triple) -> str:
 
 
 def site_name(triple: Triple) -> str:
-    """Return how the page calls a place."""
+    """Return the name of a place on the page."""
     return str(Place(*triple))
 
 

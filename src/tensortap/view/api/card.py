@@ -1,4 +1,4 @@
-"""Sum a run up for the list of runs: its last metrics, a line over steps, NaN, and what the rules found."""
+"""Summarise a run for the list of runs: its last metrics, a line over steps, NaN, and findings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAD: Final = ("nan", "posinf")  # what masks hold (−Inf) is no trouble
 
 
 def card(snapshot: Snapshot, of_phase: Snapshot, cache: SizedCache, found: dict[str, Any]) -> dict[str, Any]:
-    """Return what the list says of a run; `found` is what the rules have said so far."""
+    """Return the entry of a run in the list; `found` are the findings so far."""
     known = series_of(of_phase, cache)
     first = [name for name in known if "loss" in name.lower()]
     names = list(dict.fromkeys([*first, *known]))[:SHOWN]

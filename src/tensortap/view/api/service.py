@@ -88,7 +88,7 @@ class OpenRun:
         return self.run.snapshots.take(MAX_AGE)
 
     def read_ahead(self, snapshot: Snapshot, stat: str) -> None:
-        """Begin to read a statistic that the overview will ask for; what fails is told when it is asked for."""
+        """Begin to read a statistic that the overview will request; errors are reported when it is requested."""
         if stat in STATS and len(snapshot.steps):
             bins = bins_for(0, len(snapshot.steps), AHEAD_WIDTH)
             self._early.submit(self.grids.grid, snapshot, STATS[stat], bins)
@@ -104,7 +104,7 @@ class OpenRun:
         return site(snapshot, query, self.kept(snapshot), read)
 
     def facts(self, snapshot: Snapshot) -> dict[Triple, dict[str, Any]]:
-        """Return what is told of each place."""
+        """Return the facts about each place."""
         key = ("facts", self.run.path, snapshot.version)
         found = self.cache.get(key, lambda: about.facts_by_place(snapshot), lambda facts: 300 * len(facts) + 64)
         kept = self.kept(snapshot)

@@ -17,7 +17,7 @@ ALIVE: Final = 15.0  # seconds after which a silent stream says something, so th
 
 
 def state_of(opened: OpenRun) -> dict[str, Any]:
-    """Return what pages are told about a run: its version, state and steps."""
+    """Return the message to pages about a run: its version, state and steps."""
     snapshot = opened.snapshot()
     last = int(snapshot.steps[-1]) if len(snapshot.steps) else None
     return {

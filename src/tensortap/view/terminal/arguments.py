@@ -1,4 +1,4 @@
-"""Check the sites and steps that a command was given against a run; errors name what would work."""
+"""Check the sites and steps of a command against a run; errors name values that would work."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _scan(snapshot: Snapshot, sites: list[str] | None, steps: Any, trend_of: str
 
 
 class SiteScan:
-    """What is known of each site after some blocks of rows. `steps` are those that rows may be of."""
+    """The facts about each site after some blocks of rows. `steps` are the possible steps of rows."""
 
     def __init__(self, steps: Ints) -> None:
         self.steps = steps

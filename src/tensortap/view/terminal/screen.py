@@ -113,7 +113,7 @@ def _counted(name: str, count: int) -> str:
 
 
 def _few(unseen: Mapping[str, Any]) -> str:
-    """Return the first names of what was not seen, in parentheses."""
+    """Return the first names of sites that were not seen, in parentheses."""
     names = [printable(name) or "(root)" for name in list(unseen)[:_NAMED]]
     more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
     return f" ({', '.join(names)}{more})" if names else ""
