@@ -94,7 +94,7 @@ def test_make_demo(tmp_path):
         f"BIN={Path(sys.executable).parent}",
         "demo",
     ]
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=600, check=True)
     said = done.stdout.splitlines()
     first = said[next(i for i, line in enumerate(said) if line.startswith("site ")) + 1]
     assert first.startswith("block.relu:output") and "100%" in first
