@@ -9,6 +9,7 @@ import pytest
 import tensortap as tt
 from tensortap.errors import RunError
 from tensortap.reduce.reducers import stats
+from tensortap.store import queries
 from tensortap.view.notebook.svg import SvgFigure
 
 X = np.random.default_rng(0).normal(size=(8, 128)).astype(np.float32)
@@ -157,3 +158,26 @@ def test_plot_of_no_such_site(run):
     """A site that there is not is an error with the nearest that there is."""
     with pytest.raises(RunError, match="Did you mean 'head:output'"):
         run.plot("heed:output")
+
+
+def test_plot_of_a_run_that_grows(tmp_path, monkeypatch):
+    """All curves of a figure are of one moment, also when the run grows while they are read."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    series = queries.series
+    with tt.watch(to=tmp_path / "run") as watching:
+
+        def write() -> None:
+            tt.tap(X, "fc")
+            watching.step()
+            watching.flush()
+
+        def growing(*args):
+            write()
+            return series(*args)
+
+        write()
+        run = tt.open_run(tmp_path / "run")
+        monkeypatch.setattr(queries, "series", growing)
+        assert "1 steps" in Parsed(run.plot("fc")._repr_svg_()).text
+        monkeypatch.undo()
+        assert len(run.steps) == 7

@@ -191,9 +191,7 @@ class Catalog:
         return whole
 
     def _replaced(self, segments: Mapping[str, Outline]) -> frozenset[str]:
-        """Return the ids of segments that others replace. A segment with fewer rows than it claims to replace is
-        ignored.
-        """
+        """Return the ids of segments that others replace; a claim to replace more rows than it has is ignored."""
         rows = {found.ident: found.rows for found in segments.values()}
         gone: set[str] = set()
         for name, found in segments.items():
