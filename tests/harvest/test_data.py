@@ -337,24 +337,6 @@ def test_samples_of_a_function_are_put_together(tmp_path: Path) -> None:
     assert values(harvest(lambda: iter(ROWS), tmp_path / "acts", batch_size=4)).tobytes() == values(acts).tobytes()
 
 
-@pytest.mark.parametrize("kind", ["parquet", "samples"])
-def test_columns_of_lists_of_other_lengths_may_stay_in(kind: str, tmp_path: Path) -> None:
-    """What no array can hold is left out, as texts are, where the model does not take it."""
-    rows = [{"input": row.tolist(), "boxes": [[1.5, 2.0], [3.0]], "names": [["a"], []]} for row in ROWS]
-    data: Any = rows
-    if kind == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), data := tmp_path / "rows.parquet")
-    assert np.array_equal(values(harvest(data, tmp_path / "acts", batch_size=4)), ROWS)
-
-
-def test_a_sample_without_an_entry_is_named(tmp_path: Path) -> None:
-    """Samples that lack what the first of their batch has are refused, with the batch and the entry."""
-    data = [{"input": row.numpy(), "mask": np.ones(3)} for row in ROWS]
-    del data[6]["mask"]
-    with pytest.raises(HarvestError, match=r"samples 4 to 7: .* no 'mask', .* give collate="):
-        harvest(data, tmp_path / "acts", batch_size=4)
-
-
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     """Sizes, seeds and places may be NumPy's, and one place needs no list; they are the same options."""
     data = [(ROWS, torch.ones(10))]

@@ -9,6 +9,7 @@ import numpy as np
 
 from tensortap.errors import HarvestError
 from tensortap.harvest.batch import TensorLike, array_or_object, as_array
+from tensortap.harvest.rows import Array
 
 
 def collated(samples: list[Any]) -> Any:
@@ -40,14 +41,24 @@ def _numbers(value: Any) -> bool:
 
 
 def _stacked(values: list[Any], name: str, masked: bool) -> Any:
+    if not all(map(_numbers, values)):
+        raise HarvestError(
+            f"every sample must have numbers in {name!r}, as the first of its batch has: give collate=, a function "
+            "from a list of samples to a batch"
+        )
     arrays = [as_array(value) for value in values]
     lengths = {array.shape for array in arrays}
     if len(lengths) == 1:
         return np.stack(arrays)
-    if not masked or any(array.ndim != 1 for array in arrays):
+    if not masked or any(not array.ndim for array in arrays) or len({array.shape[1:] for array in arrays}) > 1:
         raise HarvestError(
             f"samples must have one shape, or a mask to be padded with, but {name!r} has {sorted(lengths)[:3]}: give "
             "collate=, a function from a list of samples to a batch"
         )
     longest = max(len(array) for array in arrays)
-    return np.stack([np.pad(array, (0, longest - len(array))) for array in arrays])
+    return np.stack([_padded(array, longest) for array in arrays])
+
+
+def _padded(array: Array, length: int) -> Array:
+    """Return a sequence with zeros behind it."""
+    return np.pad(array, [(0, length - len(array)), *[(0, 0)] * (array.ndim - 1)])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tensortap.errors import HarvestError
 from tensortap.harvest.batch import array_or_object
+from tensortap.harvest.staging import reading
+
+_REMOTE: Final = "://"
 
 
 class ParquetRows(Sequence[Mapping[str, Any]]):
@@ -87,7 +90,7 @@ def _open_parquet(path: str) -> Any:
     import pyarrow.parquet as pq
 
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path if _REMOTE not in path else _store_of(path)[0].open(path, "rb"))
     except pa.ArrowInvalid:
         raise HarvestError(
             f"{path} is not a Parquet file, or it is damaged: text as data names Parquet files; what a program makes "
@@ -100,14 +103,38 @@ def parquet_paths(data: Any) -> list[str]:
     given = [data] if isinstance(data, (str, os.PathLike)) else list(data)
     found = [path for each in given for path in expanded(os.fspath(each))]
     if not found:
-        raise HarvestError(f"data={data!r} names no Parquet file")
+        raise HarvestError(
+            f"data={data!r} names no Parquet file: write a path, a folder or a pattern of files that are there, such "
+            'as "docs/*.parquet"'
+        )
     return found
 
 
 def expanded(path: str) -> list[str]:
-    """Return the files that a path, a pattern or a folder names."""
+    """Return the files that a path or an address, a pattern or a folder names."""
+    if _REMOTE in path:
+        return _expanded_address(path)
     if os.path.isdir(path):  # noqa: PTH112
         path = f"{path}/**/*.parquet"
     if glob.has_magic(path):
         return sorted(glob.glob(path, recursive=True))  # noqa: PTH207
     return [path] if os.path.exists(path) else []  # noqa: PTH110
+
+
+def _expanded_address(address: str) -> list[str]:
+    store, root = _store_of(address)
+    with reading(address):
+        if store.isdir(root):
+            root = f"{root}/**/*.parquet"
+        found = store.glob(root) if glob.has_magic(root) else [root] if store.exists(root) else []
+    return sorted(store.unstrip_protocol(name) for name in found)
+
+
+def _store_of(address: str) -> tuple[Any, str]:
+    """Return the file system that an address names, and the path in it."""
+    from fsspec.core import url_to_fs  # loads asyncio and more: not for those who read from their own disk
+
+    try:
+        return url_to_fs(address)  # type: ignore[no-any-return]
+    except (ValueError, ImportError) as error:
+        raise HarvestError(f"the data {address!r} cannot be read: {error}") from error
