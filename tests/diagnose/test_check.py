@@ -16,7 +16,7 @@ from tensortap.cli import cli
 from tensortap.diagnose import REGISTRY
 from tensortap.diagnose.attribution import one_for_each_cause
 from tensortap.finding import Finding
-from tensortap.view.terminal.findings import findings_json
+from tensortap.view.terminal.findings import check_run
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +60,7 @@ def test_exit_code(zoo: Any, name: str, level: str, code: int) -> None:
 
 def test_json(zoo: Any, fault: str) -> None:
     """Everything is plain JSON without NaN, and each finding has all its parts."""
-    plain = json.dumps(findings_json(zoo.run(fault), zoo.findings(fault), failed=True), allow_nan=False)
+    plain = json.dumps(check_run(zoo.run(fault)).as_json(failed=True), allow_nan=False)
     said = json.loads(plain)
     assert set(said["rules"]) | set(said["skipped"]) == set(REGISTRY)
     for finding in said["findings"]:

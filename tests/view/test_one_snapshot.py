@@ -16,11 +16,9 @@ from tensortap.store.snapshot import Snapshot, Snapshots
 from tensortap.view.agent.questions import Questions
 from tensortap.view.agent.story import story
 from tensortap.view.notebook.run import run_html
-from tensortap.view.terminal.findings import draw_findings, findings_json
+from tensortap.view.terminal.findings import check_run, draw_findings
 from tensortap.view.terminal.live import frame
 from tensortap.view.terminal.show import draw, read_view
-
-NOTHING_FOUND = tt.Findings.of([], [], {})
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def live(run: Run) -> str:
 
 def checked(run: Run) -> str:
     stream = io.StringIO()
-    draw_findings(run, NOTHING_FOUND, stream=stream)
+    draw_findings(check_run(run), stream=stream)
     return stream.getvalue()
 
 
@@ -64,7 +62,7 @@ READERS: dict[str, Callable[[Run], object]] = {
     "notebook": run_html,
     "story": story,
     "check": checked,
-    "check as JSON": lambda run: findings_json(run, NOTHING_FOUND, failed=False),
+    "check as JSON": lambda run: check_run(run).as_json(failed=False),
 }
 
 
@@ -86,11 +84,11 @@ def test_one_answer_takes_one_snapshot(name: str, tap: tt.Tap, monkeypatch: pyte
     assert read(run) != known or name == "check as JSON"  # it names neither steps nor sites
 
 
-@pytest.mark.parametrize("question", ["runs", "summary", "explain", "histogram"])
+@pytest.mark.parametrize("question", ["runs", "summary", "explain", "histogram", "site"])
 def test_a_question_takes_one_snapshot(question: str, tap: tt.Tap, monkeypatch: pytest.MonkeyPatch) -> None:
     """So does every answer that an agent gets."""
     questions, take = Questions(str(tap.path)), Snapshots.take
-    given = {"site": "x"} if question == "histogram" else {}
+    given = {"site": "x"} if question in ("histogram", "site") else {}
     known = getattr(questions, question)(**given)
     taken: list[Snapshot] = []
 

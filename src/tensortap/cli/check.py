@@ -16,7 +16,7 @@ from tensortap.finding import Severity
 from tensortap.harvest.drift import drift
 from tensortap.inspect import check_model
 from tensortap.store.run import open_run
-from tensortap.view.terminal.findings import draw_findings, draw_model_findings, findings_json, load_rules
+from tensortap.view.terminal.findings import check_run, draw_findings, draw_model_findings, load_rules
 from tensortap.view.terminal.harvest import draw_drift
 from tensortap.view.terminal.progress import waiting
 
@@ -55,16 +55,15 @@ def command(
         ctx.exit(_check_drift(path, against, as_json))
     try:
         with waiting(f"checking {path}"):
-            run = open_run(path)
-            found = run.findings(load_rules(rules), reference and open_run(reference))
+            checked = check_run(open_run(path), load_rules(rules), open_run(reference) if reference else None)
     except (TensortapError, OSError) as error:
         explain(error)
         ctx.exit(UNDECIDED)
-    failed = bool(found.at_least(fail_on))
+    failed = bool(checked.findings.at_least(fail_on))
     if as_json:
-        print_json(findings_json(run, found, failed))
+        print_json(checked.as_json(failed))
     else:
-        draw_findings(run, found, every)
+        draw_findings(checked, every)
     sys.stdout.flush()
     ctx.exit(FAILED if failed else 0)
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tensortap.diff.runs import diff
 from tensortap.errors import suggest
 from tensortap.record.step import Record
-from tensortap.store.facts import main_phase
+from tensortap.store.facts import lines, main_phase
 from tensortap.store.queries import place_named, records_in, table
 from tensortap.store.run import Run
 from tensortap.store.sandbox import sql_in_sandbox
@@ -99,9 +99,13 @@ class Questions:
 
     def site(self, site: str, step: int = -1, run: str = "") -> dict[str, Any]:
         """Return all statistics of a site at a step, the last by default, and the line of code of an operation."""
-        record = self._record(run, site, step)
+
+        def read(snapshot: Snapshot) -> tuple[Record, str | None]:
+            found = _nearest_record(snapshot, site, step)
+            return found, lines(snapshot).get(found.place.site)
+
+        record, line = self._run(run).snapshots.read(read)
         stats = {name: value for name, value in record.items() if not name.startswith("hist")}
-        line = self._run(run).lines.get(record.place.site)
         return brief({**stats, **({"line": line} if line else {})})  # type: ignore[no-any-return]
 
     def compare(self, a: str, b: str, page: int = 0) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 from rich.text import Text
 
-from tensortap.diagnose.rule import NO_CONTEXT, REGISTRY
+from tensortap.diagnose.check import Rules, findings_in
+from tensortap.diagnose.history import RunHistory
+from tensortap.diagnose.rule import NO_CONTEXT, REGISTRY, as_rules
 from tensortap.errors import ProbeError, names_listed
 from tensortap.finding import Finding, Findings
 from tensortap.store.run import Run
@@ -47,20 +49,35 @@ def _imported(name: str) -> Any:
         sys.path.remove(str(Path.cwd()))
 
 
-def findings_json(run: Run, found: Findings, failed: bool) -> dict[str, Any]:
-    """Return everything the terminal shows, and more, as plain values."""
-    return {**run.snapshots.read(about), "failed": failed, **found.as_json()}
+class CheckedRun(NamedTuple):
+    """The findings about a run, and the facts that are shown beside them, all from one snapshot."""
+
+    findings: Findings
+    about: dict[str, Any]
+    title: Text
+    sites: list[str]
+
+    def as_json(self, failed: bool) -> dict[str, Any]:
+        """Return everything the terminal shows, and more, as plain values."""
+        return {**self.about, "failed": failed, **self.findings.as_json()}
 
 
-def draw_findings(run: Run, found: Findings, every: bool = False, stream: IO[str] | None = None) -> None:
+def check_run(run: Run, rules: Rules = None, reference: Run | None = None) -> CheckedRun:
+    """Ask the rules about a run; `reference` is a run to compare it with."""
+    asked = as_rules(rules)
+
+    def read(snapshot: Snapshot) -> CheckedRun:
+        history = RunHistory(run, None if reference is None else RunHistory(reference), snapshot=snapshot)
+        known, sites = about(snapshot), site_names(snapshot)
+        head = title(known, _steps(snapshot), len(sites), snapshot.record_count)
+        return CheckedRun(findings_in(history, asked), known, head, sites)
+
+    return run.snapshots.read(read, whole=True)
+
+
+def draw_findings(checked: CheckedRun, every: bool = False, stream: IO[str] | None = None) -> None:
     """Draw the findings, the worst first, then the run's title line and the rules that had no data."""
-    head, sites = run.snapshots.read(_title_and_sites)
-    _draw(Screen(stream), found, head, every, sites)
-
-
-def _title_and_sites(snapshot: Snapshot) -> tuple[Text, list[str]]:
-    sites = site_names(snapshot)
-    return title(about(snapshot), _steps(snapshot), len(sites), snapshot.record_count), sites
+    _draw(Screen(stream), checked.findings, checked.title, every, checked.sites)
 
 
 def _steps(snapshot: Snapshot) -> str:
