@@ -204,3 +204,10 @@ def test_options_that_would_do_nothing_are_refused(options: list[str], tmp_path:
     result = CliRunner().invoke(cli, ["harvest", "os:getcwd", "x", "--data", "d", "--to", str(tmp_path), *options])
     assert result.exit_code != 0
     assert "must be given with" in str(result.exception) + result.output
+
+
+@pytest.mark.parametrize("wrong", [{"psi": "0.2"}, {"significance": 0}, {"samples": None}])
+def test_wrong_limits_are_named(baseline: tt.Harvest, wrong: dict[str, Any]) -> None:
+    """What is no number above 0 is refused with its name."""
+    with pytest.raises(HarvestError, match=rf"{next(iter(wrong))} must be a number above 0, got"):
+        tt.diff(baseline, baseline, **wrong)

@@ -116,3 +116,31 @@ def test_a_keep_that_was_not_called_is_refused(tmp_path: Path) -> None:
     """`keep=tt.tokens` is answered with tt.tokens()."""
     with pytest.raises(HarvestError, match=r"what tt\.pooled\(\) returns, got the function itself"):
         harvest(nn.Identity(), [torch.ones(2, 4)], to=tmp_path / "acts", keep=tt.pooled)
+
+
+class Counting(nn.Module):
+    """Counts its calls in one buffer, in place, and grows another one as long sequences come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("places", torch.zeros(1), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if x.shape[1] > len(self.places):
+            self.places = torch.arange(float(x.shape[1]))
+        return self.fc(x) + self.places[: x.shape[1], None] + self.calls
+
+
+def test_buffers_are_left_as_they_were(tmp_path: Path) -> None:
+    """What a forward pass writes to buffers, or puts in their place, is undone: the same call knows the model again."""
+    model, data = Counting(), [torch.randn(2, length, 4) for length in (3, 5, 4)]
+    first = harvest(model, data, to=tmp_path / "acts")
+    assert model.calls == 0
+    assert torch.equal(model.places, torch.zeros(1))
+    assert harvest(model, data, to=tmp_path / "acts").plan == first.plan
+    assert harvest(model, data, to=tmp_path / "again").statistics(":output").mean.tolist() == (
+        first.statistics(":output").mean.tolist()
+    )

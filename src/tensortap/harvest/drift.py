@@ -94,6 +94,9 @@ def drift(
     significance: float = SIGNIFICANCE, samples: int = MOST_SAMPLES, seed: int = 0,
 ) -> Drift:  # fmt: skip
     """Compare harvest `b` with the baseline `a`, dimension by dimension."""
+    for option, given in (("psi", psi), ("significance", significance), ("samples", samples)):
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or given <= 0:
+            raise HarvestError(f"{option} must be a number above 0, got {given!r}: write tt.diff(a, b, psi=0.2)")
     first, second = (each if isinstance(each, Harvest) else open_harvest(each) for each in (a, b))
     names = [first.site(site).site for site in sites] if sites else [s for s in first.sites if s in second.sites]
     if not names:

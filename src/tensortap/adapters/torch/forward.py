@@ -9,7 +9,7 @@ reach a chosen module in the first call, or that changed a buffer in it: what fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ _MORE: Final = (
     "some batches reach sites that the first one does not ({}): name the sites exactly, or begin with a batch that "
     "reaches them all, and remove what was written"
 )
+_MOST_BUFFERS: Final = 64_000_000  # bytes of buffers that are copied, so that what a forward pass changes can be undone
 _CERTAIN: Final = 16  # from here on every call whose number is a power of two runs in full too, to be sure
 _NATIVE: Final = {torch.bfloat16: ml_dtypes.bfloat16}
 
@@ -143,6 +144,7 @@ def forward_passes(model: nn.Module, patterns: Sequence[Any], stop: bool) -> Ite
     adapter.attach(reader.recorder, plan, reader)
     adapter.steps.explicit = True
     training = [module for module in model.modules() if module.training]
+    restore_buffers = _preserve_buffers(model)
     seed, restore_rng_state = torch.get_rng_state(), preserve_rng_state()
     try:
         for module in training:
@@ -152,10 +154,36 @@ def forward_passes(model: nn.Module, patterns: Sequence[Any], stop: bool) -> Ite
             yield TorchForward(model, reader, stop and not tree.compiled_paths(model), chosen)
     finally:
         adapter.detach()
+        restore_buffers()
         for module in training:
             module.training = True
         torch.set_rng_state(seed)
         restore_rng_state()
+
+
+def _preserve_buffers(model: nn.Module) -> Callable[[], None]:
+    """Keep the buffers as they are now; the function given puts back what was written to, or replaced.
+
+    Of buffers beyond a total size only replacing is undone: they are weights, as those of quantized layers.
+    """
+    kept: list[tuple[nn.Module, str, Tensor | None, Tensor | None, int]] = []
+    left = _MOST_BUFFERS
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            copy = None
+            if buffer is not None and not buffer.is_inference() and buffer.nbytes <= left:
+                copy, left = buffer.detach().clone(), left - buffer.nbytes
+            kept.append((module, name, buffer, copy, 0 if copy is None or buffer is None else buffer._version))
+
+    def put_back() -> None:
+        for module, name, buffer, copy, version in kept:
+            if name in module._buffers and module._buffers[name] is not buffer:
+                module._buffers[name] = buffer
+            if buffer is not None and copy is not None and buffer._version != version:
+                with torch.no_grad():
+                    buffer.copy_(copy)
+
+    return put_back
 
 
 def _is_of(site: str, port: str) -> bool:
