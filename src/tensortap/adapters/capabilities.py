@@ -40,7 +40,8 @@ FEATURES: Final[Mapping[str, str]] = {
 class Capabilities:
     """One framework's column of the table: what it lacks, each with the alternative, and conditions on the rest.
 
-    Optional ports (see `select/ports.py`) are lacking unless `optional` names them.
+    Optional ports (see `select/ports.py`) are lacking unless `optional` names them. The registry has an alternative for
+    them; a framework for which that is wrong has its own in `lacks`.
     """
 
     name: str
@@ -51,7 +52,9 @@ class Capabilities:
 
     def __post_init__(self) -> None:
         absent = {
-            name: port.optional for name, port in PORT_INFO.items() if port.optional and name not in self.optional
+            name: port.optional
+            for name, port in PORT_INFO.items()
+            if port.optional and name not in self.optional and name not in self.lacks
         }
         object.__setattr__(self, "lacks", {**self.lacks, **absent})
 

@@ -61,7 +61,7 @@ _REGISTRY: Final = (
     ),
     PortInfo(
         "buffer", "optimizer", "buffer", "buffer", "buffers", stage="buffer",
-        optional="what a layer keeps besides its weights is an array like any other: write 'bn.moving_mean:param'",
+        optional="a layer's state is an array with the port 'param', like its weights: write 'bn.moving_mean:param'",
     ),
 )  # fmt: skip
 

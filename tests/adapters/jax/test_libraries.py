@@ -234,3 +234,26 @@ def test_training_nnx(memory):
     for a, b in zip(bare, tapped, strict=True):
         data = [jax.random.key_data(v) if jnp.issubdtype(v.dtype, jax.dtypes.prng_key) else v for v in (a, b)]
         np.testing.assert_allclose(*map(np.asarray, data), rtol=1e-6, atol=1e-7)
+
+
+class Normalised(nnx.Module):
+    """Names the state of its layer, as the refusal of `:buffer` says."""
+
+    def __init__(self, rngs):
+        self.bn = nnx.BatchNorm(3, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.bn(x)
+        tt.tap(self.bn.mean[...], "bn/mean")
+        return y
+
+
+def test_the_state_of_a_layer_is_named_where_it_runs():
+    """`:buffer` is refused with what to write, and that records the running mean after the step."""
+    model, memory = Normalised(nnx.Rngs(0)), tt.Memory()
+    with pytest.raises(tt.TensortapError, match=r"'buffer' in JAX: .*tensortap\.tap\(self\.bn\.mean"):
+        tt.watch(model, "**:buffer", to=memory)
+    with tt.watch_step(nnx.jit(lambda model, x: model(x)), model, "bn/mean", to=memory) as step:
+        step(model, np.full((4, 3), 2.0, np.float32))
+        step.tap.step()
+    assert memory.records[0]["mean"] == pytest.approx(float(model.bn.mean[...].mean())) != 0

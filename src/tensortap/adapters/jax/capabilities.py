@@ -9,6 +9,7 @@ CAPABILITIES: Final = Capabilities(
     "JAX",
     lacks={
         "update": "name it in your step, which knows it: tensortap.tap(updates, 'net/updates')",
+        "buffer": "name a layer's state where the model runs: tensortap.tap(self.bn.mean[...], 'bn/mean')",
         "exact": "XLA compiles an observed step again, and rounding may differ; tt.verify says whether it does",
         "check_model": "record a few steps, tensortap.watch_step(step), and ask the rules: tensortap check RUN",
         "context": "record the script, whose compiled steps are seen from outside: tensortap run SCRIPT",
