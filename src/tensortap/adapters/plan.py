@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from tensortap.errors import PatternError, nearest
 from tensortap.record.recorder import Point, Recorder
 from tensortap.select.operations import GROUPS
 from tensortap.select.probes import Probe
-from tensortap.select.sites import Candidate, Pattern, select
+from tensortap.select.sites import Candidate, IndexedCandidates, Pattern, select
 from tensortap.types import Place
+
+Wanted = tuple[Pattern, int]  # a pattern, and the probe that has it as a bit
 
 
 class Port:
@@ -70,11 +72,51 @@ class OpName(NamedTuple):
         return f"/{self.op}#{self.number}"
 
 
+class PatternIndex:
+    """Patterns with their probes as bits, those without a wildcard by the paths they can find.
+
+    A thousand patterns for one module each are common, and each of a thousand modules asks which ones want it.
+    """
+
+    def __init__(self, probes: Iterable[Probe], paths_of: Callable[[Pattern], frozenset[str] | None]) -> None:
+        self._anywhere: dict[int, Wanted] = {}
+        self._by_path: dict[str, dict[int, Wanted]] = {}
+        each = ((pattern, 1 << i) for i, probe in enumerate(probes) for pattern in probe.patterns)
+        for number, wanted in enumerate(each):
+            paths = paths_of(wanted[0])
+            groups = [self._anywhere] if paths is None else [self._by_path.setdefault(path, {}) for path in paths]
+            for group in groups:
+                group[number] = wanted
+
+    def possible(self, *paths: str) -> Iterable[Wanted]:
+        """Return the patterns that may find one of these paths, in the order of the probes."""
+        named = [group for path in paths if (group := self._by_path.get(path))]
+        if not named:
+            return self._anywhere.values()
+        found = dict(self._anywhere)
+        for group in named:
+            found.update(group)
+        return [found[number] for number in sorted(found)]
+
+
+def _paths(pattern: Pattern) -> frozenset[str] | None:
+    return pattern.paths
+
+
+def _operation_paths(pattern: Pattern) -> frozenset[str] | None:
+    return pattern.operation.paths if pattern.operation else frozenset()
+
+
+def _indexes(probes: Sequence[Probe]) -> tuple[PatternIndex, PatternIndex]:
+    return PatternIndex(probes, _paths), PatternIndex(probes, _operation_paths)
+
+
 class Plan(NamedTuple):
     """The sites of a model that the probes chose: the patterns for every path and port, with their probes as bits."""
 
-    ports: dict[tuple[str, str], list[tuple[Pattern, int]]]
+    ports: dict[tuple[str, str], list[Wanted]]
     probes: tuple[Probe, ...] = ()
+    indexes: tuple[PatternIndex, PatternIndex] | None = None  # by the paths of modules and of operations
 
     def of(self, recorder: Recorder, path: str, port: str) -> Port | None:
         """Return the port of a module, if any probe wants it."""
@@ -92,12 +134,8 @@ class Plan(NamedTuple):
         """Return the port of a value that the user named, which was not known at set-up. A pattern for it needs a
         slash.
         """
-        patterns = [
-            (pattern, 1 << i)
-            for i, probe in enumerate(self.probes)
-            for pattern in probe.patterns
-            if _chooses(pattern, candidate, port)
-        ]
+        possible = self._index(0).possible(candidate.path)
+        patterns = [wanted for wanted in possible if _chooses(wanted[0], candidate, port)]
         return Port(recorder, candidate.path, port, patterns) if patterns else None
 
     def site(self, path: str) -> str:
@@ -106,13 +144,12 @@ class Plan(NamedTuple):
 
     def port_for_operation(self, recorder: Recorder, call: OpName, port: str, mask: int = -1) -> Port | None:
         """Return the port of an operation, which is known only while it runs; `mask` leaves probes out."""
-        patterns = [
-            (pattern, 1 << i)
-            for i, probe in enumerate(self.probes)
-            for pattern in probe.patterns
-            if mask >> i & 1 and self._means(pattern, call, port)
-        ]
+        possible = self._index(1).possible(*{call.path, self.site(call.path)})
+        patterns = [wanted for wanted in possible if wanted[1] & mask and self._means(wanted[0], call, port)]
         return Port(recorder, f"{self.site(call.path)}{call}", port, patterns, call.op) if patterns else None
+
+    def _index(self, position: int) -> PatternIndex:
+        return (self.indexes or _indexes(self.probes))[position]
 
     def _means(self, pattern: Pattern, call: OpName, port: str) -> bool:
         paths = {call.path, self.site(call.path)}
@@ -139,12 +176,14 @@ def _chooses(pattern: Pattern, candidate: Candidate, port: str) -> bool:
 
 def choose(probes: Sequence[Probe], candidates: Sequence[Candidate], *, late: bool = False) -> Plan:
     """Decide once which probes want which places. A pattern that matches nothing raises, unless more come late."""
-    ports: dict[tuple[str, str], list[tuple[Pattern, int]]] = {}
+    ports: dict[tuple[str, str], list[Wanted]] = {}
+    indexed = IndexedCandidates(candidates)
     for i, probe in enumerate(probes):
-        for matches in select(probe.patterns, candidates, late=late):
+        for pattern, matches in zip(probe.patterns, select(probe.patterns, indexed, late=late), strict=True):
+            wanted = pattern, 1 << i  # one object for all places
             for match in matches:
-                ports.setdefault((match.candidate.path, match.port), []).append((match.pattern, 1 << i))
-    return Plan(ports, tuple(probes))
+                ports.setdefault((match.candidate.path, match.port), []).append(wanted)
+    return Plan(ports, tuple(probes), _indexes(probes))
 
 
 Groups = Mapping[str, frozenset[str]]

@@ -100,10 +100,12 @@ class Adapter:
 
     def plan(self, probes: Sequence[Probe]) -> Plan:
         """Return the sites of this model that the probes choose; raise for a pattern that matches nothing."""
+        known: Collection[str] | None = None
         for pattern in (pattern for probe in probes for pattern in probe.patterns):
             self.refuse(pattern)
             if pattern.kind == "op":  # a framework has thousands of operations, and listing them takes a while
-                check_operation(pattern, self.operations(), self.groups)
+                known = self.operations() if known is None else known
+                check_operation(pattern, known, self.groups)
         candidates = self.candidates()
         _refuse_untappable(self, probes, {candidate.path for candidate in candidates})
         return choose(probes, candidates, late=self.more_sites_later)
@@ -157,8 +159,10 @@ class Adapter:
 
 def _refuse_untappable(adapter: Adapter, probes: Sequence[Probe], paths: Collection[str]) -> None:
     """Raise, with the reason, for a place that was named exactly and cannot be tapped."""
-    for pattern in (p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths):
-        if why := adapter.untappable().get(pattern.head):
+    named = [p for probe in probes for p in probe.patterns if p.kind == "path" and p.head not in paths]
+    untappable = adapter.untappable() if named else {}
+    for pattern in named:
+        if why := untappable.get(pattern.head):
             raise PatternError(f"{pattern.text!r} cannot be tapped: it {why}")
 
 

@@ -20,6 +20,15 @@ def path_regex(text: str) -> re.Pattern[str]:
     return re.compile("|".join(dict.fromkeys([itself, *map(_segments, alternatives(text))])), re.DOTALL)
 
 
+def literal_paths(text: str) -> frozenset[str] | None:
+    """Return all paths that `path_regex` of a text matches; None where a wildcard may match any number.
+
+    >>> sorted(literal_paths("blocks.{0,7}.fc"))
+    ['blocks.0.fc', 'blocks.7.fc', 'blocks.{0,7}.fc']
+    """
+    return None if "*" in text or "?" in text else frozenset([text, *alternatives(text)])
+
+
 def fits(regex: re.Pattern[str], path: str) -> bool:
     """Return whether a path matches a regular expression that `path_regex` made."""
     return regex.fullmatch(f"{path}." if path else "") is not None

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final, Literal, NamedTuple
 
 from tensortap.errors import PatternError, nearest, suggest
-from tensortap.select.globs import alternatives, fits, path_regex, slot_regex, word_regex
+from tensortap.select.globs import alternatives, fits, literal_paths, path_regex, slot_regex, word_regex
 from tensortap.select.names import OPERATION, PORT_AND_SLOT, find_op, operation_number, ports_meant, split_port
 from tensortap.select.ports import OP_PORTS, PORTS
 
@@ -34,6 +34,7 @@ class OperationPattern(NamedTuple):
     names: re.Pattern[str]
     groups: frozenset[str]
     number: int | None
+    paths: frozenset[str] | None  # the only modules' paths it can mean, where that part has no wildcard
 
     def means(self, op: str, groups: Mapping[str, frozenset[str]]) -> bool:
         """Return whether it means operations of this kind, wherever they are."""
@@ -66,6 +67,7 @@ class Pattern:
     slots: re.Pattern[str] | None = None
     operation: OperationPattern | None = None
     kind: Literal["path", "type", "op", "re", "function"] = "path"
+    paths: frozenset[str] | None = None  # the only paths it can find, where it has no wildcard
 
     @staticmethod
     def parse(pattern: PatternLike) -> Pattern:
@@ -140,7 +142,7 @@ def _parse_path(text: str) -> Pattern:
     operation = _operation(found["path"], found) if found else None
     # A path may itself contain a slash (a named value, a Keras layer), so the whole head is tried on candidates too.
     finds = partial(_has_path, path_regex(head))
-    return Pattern(text, head, ports_meant(port), finds, slot_regex(slot), operation)
+    return Pattern(text, head, ports_meant(port), finds, slot_regex(slot), operation, paths=literal_paths(head))
 
 
 def _parse_type(text: str, rest: str) -> Pattern:
@@ -182,7 +184,9 @@ def _operation(path: str, found: re.Match[str]) -> OperationPattern:
     words = alternatives(found["op"])
     groups = frozenset(word[1:] for word in words if word.startswith("@"))
     names = [word for word in words if not word.startswith("@")]
-    return OperationPattern(path_regex(path), found["op"], word_regex(names), groups, operation_number(found))
+    return OperationPattern(
+        path_regex(path), found["op"], word_regex(names), groups, operation_number(found), literal_paths(path)
+    )
 
 
 # What a pattern asks of a candidate: plain functions, so that a pattern can be pickled

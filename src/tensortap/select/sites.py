@@ -16,6 +16,7 @@ A site is `path:port`. The port is `output` unless named; the root module is the
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 from tensortap.errors import PatternError
@@ -35,6 +36,23 @@ class Match(NamedTuple):
     pattern: Pattern
 
 
+class IndexedCandidates(list[Candidate]):
+    """Candidates in their order, and where each path stands: a thousand patterns for one module each are common."""
+
+    @cached_property
+    def _positions(self) -> dict[str, list[int]]:
+        positions: dict[str, list[int]] = {}
+        for i, candidate in enumerate(self):
+            positions.setdefault(candidate.path, []).append(i)
+        return positions
+
+    def possible(self, pattern: Pattern) -> Iterable[Candidate]:
+        """Return those that a pattern may find: all, unless it has no wildcard."""
+        if pattern.paths is None:
+            return self
+        return [self[i] for i in sorted(i for path in pattern.paths for i in self._positions.get(path, ()))]
+
+
 def select(
     patterns: Sequence[PatternLike], candidates: Sequence[Candidate], *, late: bool = False
 ) -> list[list[Match]]:
@@ -46,11 +64,12 @@ def select(
     >>> [[match.candidate.path for match in chosen] for chosen in select(["fc?", "fc2"], sites)]
     [['fc1', 'fc2'], ['fc2']]
     """
+    indexed = candidates if isinstance(candidates, IndexedCandidates) else IndexedCandidates(candidates)
     chosen = []
     for pattern in map(Pattern.parse, patterns):
-        matches = list(_matches(pattern, candidates))
+        matches = list(_matches(pattern, indexed.possible(pattern)))
         if not (matches or late or pattern.is_op):
-            raise PatternError(explain(pattern, candidates))
+            raise PatternError(explain(pattern, indexed))
         chosen.append(matches)
     return chosen
 

@@ -168,11 +168,12 @@ def place_hooks(
     around, layers = HookSet(), EncoderLayerHooks()
     handles: list[RemovableHandle] = []
     compiled = modules.compiled_paths(root)
+    patterns = {pattern.op: pattern for pattern in taps.patterns}.values()  # one for each kind of operation
     for module, paths in names.items():
         if compiled.issuperset(paths):
             taps.visibility.hidden = COMPILED
             continue
-        if module is not root and wants_nothing_of(module, taps.patterns):
+        if module is not root and wants_nothing_of(module, patterns):
             continue
         enter_hook = ModuleEnterHook(taps, paths, module is root, module)
         if any(path in fused for path in paths):

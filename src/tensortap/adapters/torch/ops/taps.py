@@ -26,6 +26,7 @@ from tensortap.adapters.torch.ops.visibility import PlainModule, Visibility
 from tensortap.record.recorder import OpenStep
 from tensortap.reduce import kernel as kernels
 from tensortap.select.operations import GROUPS
+from tensortap.select.patterns import OperationPattern
 from tensortap.select.sites import Pattern
 
 NEVER: Final = "no such operation ran in a step that was observed"
@@ -270,17 +271,37 @@ def op_patterns(plan: Plan, paths: Iterable[str]) -> list[Pattern]:
     found = [p for probe in plan.probes for p in probe.patterns if p.operation is not None]
     if not found:
         return []
-    under = [name for path in paths for name in {path, plan.site(path)}]
-    return [pattern for pattern in dict.fromkeys(found) if means_operations(pattern, under)]
+    under = frozenset(name for path in paths for name in {path, plan.site(path)})
+    known = _KnownOperations()
+    return [pattern for pattern in dict.fromkeys(found) if _means_operations(pattern, under, known)]
 
 
 def means_operations(pattern: Pattern, paths: Iterable[str]) -> bool:
     """Return whether a pattern may mean operations of the modules at these paths."""
+    return _means_operations(pattern, frozenset(paths), _KnownOperations())
+
+
+class _KnownOperations(dict[str, bool]):
+    """Whether there are operations that the text of a pattern means. They are listed once: there are thousands."""
+
+    def __init__(self) -> None:
+        self._names: frozenset[str] = frozenset()
+
+    def include(self, operation: OperationPattern) -> bool:
+        known = self.get(operation.text)
+        if known is None:
+            self._names = self._names or known_operations()
+            self[operation.text] = known = any(operation.means(name, GROUPS) for name in self._names)
+        return known
+
+
+def _means_operations(pattern: Pattern, paths: frozenset[str], known: _KnownOperations) -> bool:
     operation = pattern.operation
     if operation is None or pattern.kind == "op":
         return operation is not None
-    known = any(operation.means(name, GROUPS) for name in known_operations())
-    return known and any(operation.lies_in(path) for path in paths)
+    if not known.include(operation):
+        return False
+    return any(operation.lies_in(path) for path in (paths if operation.paths is None else operation.paths & paths))
 
 
 def wants_nothing_of(module: nn.Module, patterns: Iterable[Pattern]) -> bool:
