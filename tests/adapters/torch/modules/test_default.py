@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -231,3 +233,29 @@ def test_presets_of_scripts_decide_too(watch):
         model(torch.randn(2, 3)).sum().backward()
         seen.tap.step()
     assert seen.places.count("0:output") == 2 and seen.places.count("0:grad_output") == 2
+
+
+def test_deciding_about_nested_modules_walks_no_tree():
+    """A model twice as deep is walked no more than twice as far when its first call decides."""
+
+    def calls(levels):
+        model = nn.Linear(2, 2)
+        for _ in range(levels):
+            model = nn.Sequential(model)
+        x, count = torch.ones(1, 2), 0
+
+        def seen(frame, event, arg):
+            nonlocal count
+            count += event == "call" and frame.f_code is nn.Module.named_modules.__code__
+
+        with tt.watch(model, to=[]):
+            before = sys.getprofile()
+            sys.setprofile(seen)
+            try:
+                model(x)
+            finally:
+                sys.setprofile(before)
+        return count
+
+    calls(3)
+    assert calls(40) <= 2 * calls(20)

@@ -8,6 +8,7 @@ count. A module that returns any other tensor computes itself. The notes keep no
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
@@ -21,6 +22,7 @@ from tensortap.adapters.torch.modules.hookset import Register, may_fuse, new_hoo
 from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.adapters.torch.modules.tensors import without_torch_function
 
+EncoderLayer = nn.TransformerEncoderLayer
 Version = tuple[StorageWeakRef, int]
 OutputAction = Callable[[nn.Module, Any, Any], None]
 _NOTHING: Final[Mapping[str, Any]] = {}
@@ -33,14 +35,21 @@ class UndecidedModule:
     `inside` are the paths of what it calls; `watch` records its output, and from then on that of every call.
     """
 
-    __slots__ = ("bits", "inside", "is_open", "path", "watch")
+    __slots__ = ("bits", "inside", "is_open", "layers", "path", "watch")
 
-    def __init__(self, path: str, inside: list[str], bits: int, watch: OutputAction) -> None:
+    def __init__(
+        self, path: str, inside: list[str], layers: list[EncoderLayer], bits: int, watch: OutputAction
+    ) -> None:
         self.path = path
         self.inside = inside
+        self.layers = [weakref.ref(layer) for layer in layers]  # what may run fused in it
         self.bits = bits
         self.watch = watch
         self.is_open = True
+
+    def hides_calls(self) -> bool:
+        """Return whether a layer in it may have run fused, without the hooks that would have noted its output."""
+        return any((layer := known()) is not None and may_fuse(layer) for known in self.layers)
 
 
 class OwnOutputs:
@@ -161,18 +170,13 @@ class DecidingHook(Hook):
         if is_compiling() or is_tracing():
             return
         self.notes.ran.add(self.undecided.path)
-        can_tell = self.undecided.is_open and not _hides_calls(module)
+        can_tell = self.undecided.is_open and not self.undecided.hides_calls()
         computes = _if_possible(self.notes.lack_some_of, output) if can_tell else None
         _if_possible(self.notes.add, output)
         if computes is not None:
             self.undecided.is_open = False
             if computes:
                 self.undecided.watch(module, args, output)
-
-
-def _hides_calls(module: nn.Module) -> bool:
-    """Return whether a layer in a module may have run fused, without the hooks that would have noted its output."""
-    return any(isinstance(inner, nn.TransformerEncoderLayer) and may_fuse(inner) for inner in module.modules())
 
 
 def _if_possible(act: Callable[[Any], Any], value: Any) -> Any:

@@ -109,10 +109,11 @@ class HookPlacement:
         found = []
         for module, paths in names.items():
             if defaults.is_undecided(paths[0], module) and (ports := self._default_ports(module, paths, types)):
-                below = (inner for _, inner in modules.modules_of(module) if inner is not module)
-                inside = [names[inner][0] for inner in below if inner in names]
+                below = [inner for _, inner in modules.modules_of(module)]
+                inside = [names[inner][0] for inner in below if inner in names and inner is not module]
+                layers = [inner for inner in below if isinstance(inner, nn.TransformerEncoderLayer)]
                 watch = partial(self._watch_output, ports, paths, hooks_for(paths))
-                found.append(UndecidedModule(paths[0], inside, bits_of(ports), watch))
+                found.append(UndecidedModule(paths[0], inside, layers, bits_of(ports), watch))
         return found
 
     def _default_ports(self, module: nn.Module, paths: list[str], types: modules.TypeNames) -> list[Port]:
