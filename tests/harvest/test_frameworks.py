@@ -208,3 +208,21 @@ def test_a_dataset_of_keras(tmp_path: Path) -> None:
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3, name="fc")])
     acts = tt.harvest(model, Batches(), "fc", to=tmp_path / "acts", inputs=0, progress=False)
     assert np.allclose(values(acts), ROWS @ np.asarray(model.layers[0].get_weights()[0]), atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras's own, of NumPy
+def test_a_keras_model_that_is_made_again(tmp_path: Path) -> None:
+    """Keras counts up names and draws seeds: a model made again is the same, one with another activation is not."""
+    keras = pytest.importorskip("keras")
+
+    def model(activation: str) -> Any:
+        made = keras.Sequential(
+            [keras.layers.Input((4,)), keras.layers.Dense(3, activation), keras.layers.Dropout(0.5)]
+        )
+        made.set_weights([np.ones((4, 3)), np.zeros(3)])
+        return made
+
+    first = harvest(model("relu"), tmp_path / "acts", ":output")
+    assert harvest(model("relu"), tmp_path / "acts", ":output").plan == first.plan
+    with pytest.raises(HarvestError, match="another model"):
+        harvest(model("tanh"), tmp_path / "acts", ":output")

@@ -63,6 +63,16 @@ class KerasFramework(ArrayFramework):
         """Return all variables, those of the optimizer and the metrics too."""
         return {f"variable {v.path}": np.array(v.numpy(), copy=True) for v in variables_of_training(model)}
 
+    def weights(self, model: Any) -> dict[str, Array]:
+        """Return the weights in their order, and the bytes of a text that says what the layers are.
+
+        Paths are left out, as Keras counts up the names of models and layers in a process; so are seeds, which a model
+        that is made again may draw anew, and what belongs to an optimizer or a metric.
+        """
+        arrays = {f"{number:06d} {v.name}": np.array(v.numpy(), copy=True) for number, v in enumerate(model.weights)}
+        told = "\n".join(_told_layer(layer.value) for layer in layers_of(model))
+        return {**arrays, "": np.frombuffer(told.encode(), np.uint8)}  # no weight has this name
+
     def traces(self, model: Any) -> dict[str, Any]:
         """Return every attribute of every layer."""
         return {
@@ -86,6 +96,12 @@ class KerasFramework(ArrayFramework):
             )
         with super().isolated(model, backward) as run:
             yield run
+
+
+def _told_layer(layer: Any) -> str:
+    """Return a layer's class and its activation function: two models may differ in nothing else."""
+    activation = getattr(layer, "activation", None)
+    return f"{type(layer).__name__}({getattr(activation, '__name__', activation.__class__.__name__)})"
 
 
 FRAMEWORK: Final = KerasFramework()
