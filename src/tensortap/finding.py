@@ -50,8 +50,8 @@ class Finding:
     message: str
     advice: str = ""
     code: str = ""  # `file:line` of the user's code that is to be changed
-    places: tuple[str, ...] = ()  # where else the same is found
-    consequences: tuple[Finding, ...] = ()  # what other rules found and this explains
+    places: tuple[str, ...] = ()  # other places with the same finding
+    consequences: tuple[Finding, ...] = ()  # findings of other rules that this one explains
 
     def __str__(self) -> str:
         where = f" at {self.site}" if self.site else ""

@@ -221,7 +221,7 @@ class _Tensor(Protocol):
 def _in_batch(batch: Any) -> Origin | None:
     """Return the first tensor of a batch that was not finite when it came in."""
     for slot, tensor in values_in(batch, _Tensor):  # type: ignore[type-abstract]
-        with contextlib.suppress(TensortapError):  # what cannot be read was not looked at by anybody
+        with contextlib.suppress(TensortapError):  # a tensor that cannot be read was not checked
             if not _usable(summary := summarize(tensor)):
                 return Origin.in_batch([TensorSummary(slot, summary)])
     return None

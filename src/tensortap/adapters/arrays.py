@@ -22,7 +22,7 @@ NO_ARRAY_OUT: Final = "returned no array"
 NO_ARRAY_IN: Final = "was given no array"
 NEVER: Final = "never ran in a step that was observed"
 NO_VALUE: Final = "no value of this name was tapped"
-# How long a compiled loop goes on is not known before: so many passes are kept, the others are counted.
+# The length of a compiled loop is not known beforehand: this many iterations are kept, the others are counted.
 MOST_LOOPS: Final = 64
 _NO_NUMBERS: Final = frozenset("OSUTMm")
 

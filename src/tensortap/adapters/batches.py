@@ -10,7 +10,7 @@ import numpy as np
 
 _SAME: Final = (str, bytes, int, float, complex, bool, type(None), type)
 _DEPTH: Final = 8
-CopyLeaf = Callable[[Any], Any]  # a copy of a tensor; None for what is no tensor
+CopyLeaf = Callable[[Any], Any]  # returns a copy of a tensor, and None for anything else
 
 
 def copied(value: Any, copy_leaf: CopyLeaf) -> Any:

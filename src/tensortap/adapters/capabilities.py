@@ -13,7 +13,7 @@ from tensortap.errors import UnsupportedError
 from tensortap.select.ports import PORT_INFO, PORTS
 from tensortap.select.sites import Pattern
 
-# What can be asked of an adapter, and how the table calls it. The ports come first, under their own names.
+# The features that an adapter may offer, with their titles in the table. The ports come first.
 FEATURES: Final[Mapping[str, str]] = {
     **{port: f"`:{port}`" for port in PORTS},
     "op": "single operations (`op:…`)",

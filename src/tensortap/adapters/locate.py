@@ -24,7 +24,7 @@ class _Finder(ArrayCatcher):
         self.origin: Origin | None = None
         self._types = types
         self._given: dict[str, list[TensorSummary]] = {}
-        self.came_in: Origin | None = None  # the first that was given what no layer gave
+        self.came_in: Origin | None = None  # the first whose non-finite input came from no layer
 
     def take(self, point: Point, array: Any, step: OpenStep, recomputed: bool = False) -> None:
         """Check one array."""
@@ -38,7 +38,7 @@ class _Finder(ArrayCatcher):
                 self.came_in = self._made(site, self._given[site], why=_CAME_IN)
             return
         given = self._given.pop(site, [])
-        # Of a layer whose input was not seen, nobody knows who made it once something not finite has come in.
+        # If a layer's input was not seen and a non-finite value has come in before, its origin is not known.
         if (
             not _finite(summary)
             and all(_finite(seen.summary) for seen in given)

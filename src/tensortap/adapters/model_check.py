@@ -30,7 +30,7 @@ class ModelQuestion(NamedTuple):
     batch: Any
     target: Any = None
     loss: Callable[..., Any] | None = None
-    batch_axis: int | None = None  # 0 where nobody says otherwise
+    batch_axis: int | None = None  # 0 by default
     causal: bool | None = None  # None: found out from the target
     steps: int = 30  # of training on the one batch
     seconds: float = 10.0  # that training may take

@@ -14,7 +14,7 @@ class Registered(NamedTuple):
 
     name: str
     modules: tuple[str, ...]
-    plain_objects: bool = False  # asked last, whether it recognizes an object that no module tells
+    plain_objects: bool = False  # asked last whether it recognizes an object whose module names no framework
 
     @property
     def capabilities(self) -> Capabilities:

@@ -146,7 +146,7 @@ class Origin:
         if self.operation or self.module:
             what = self.operation or f"{self.module}'s {self.direction}"
             yield f"{what} in {self.site or '(root)'} ({self.module or 'no module'}), {self.direction}"
-        else:  # nobody could run anything again: the first record that shows it
+        else:  # nothing could be run again: this is the first record that shows it
             yield f"first seen in {self.site or '(root)'}, {self.direction}"
         if self.why:
             yield f"  why     {self.why}"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-OUTPUT: Final = "output"  # what the names of outputs begin with
-GRADIENT: Final = "grad "  # and those of gradients
+OUTPUT: Final = "output"  # prefix of the names of outputs
+GRADIENT: Final = "grad "  # prefix of the names of gradients
 
 
 class VerificationSubject:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-_MOST: Final = 16_384  # elements that are looked at; of larger arrays so many, evenly spaced
+_MOST: Final = 16_384  # number of elements that are read; of larger arrays evenly spaced ones
 
 
 def describe_array(array: npt.NDArray[Any]) -> dict[str, Any]:

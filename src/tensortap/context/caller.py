@@ -19,7 +19,7 @@ _LIBRARIES: Final = tuple(
 )
 # Packages lie elsewhere too: in the user's folder, below a virtual environment, or where Debian puts them.
 _PACKAGES: Final = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
-_LAUNCHER: Final = f"{_OURS}script{os.sep}launch.py"  # outside it there is no code of the user's
+_LAUNCHER: Final = f"{_OURS}script{os.sep}launch.py"  # outside of it there is no user code
 _MOST_FRAMES: Final = 60
 
 

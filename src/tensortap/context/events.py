@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-MOST_EVENTS: Final = 20_000  # of one run; what comes after is counted
+MOST_EVENTS: Final = 20_000  # at most in one run; further ones are counted
 SPARSE: Final = 0  # as `then` of a `Sampling`: at each power of two, and every 256th call
 _LONGEST: Final = 256
 

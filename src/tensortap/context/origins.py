@@ -122,7 +122,7 @@ def _called_name(function: ast.expr) -> str:
 def _followed(calls: list[tuple[str, int]], choose: Any) -> list[str]:
     try:
         return _walked(calls, choose)
-    except Exception:  # a program of a form that was not thought of
+    except Exception:  # a program of an unexpected form
         return []
 
 

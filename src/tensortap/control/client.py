@@ -27,8 +27,8 @@ from tensortap.store.names import RUN_JSON, rank_folder, rank_of
 
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_ANSWER: Final = 1 << 20
-_AHEAD: Final = 3  # steps that ranks may be apart, so that all still have the first one before them
-_LOOK_SECONDS: Final = 0.05  # between two looks, which tell how fast steps are
+_AHEAD: Final = 3  # steps between now and the first step to act at, so that no rank has passed it
+_LOOK_SECONDS: Final = 0.05  # seconds between two readings of the step, which show how fast steps are
 _REACH_SECONDS: Final = 0.5  # within which a request reaches all ranks, also of a busy machine
 _AT_ONCE: Final = 64  # ranks that are asked at a time
 

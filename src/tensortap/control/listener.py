@@ -1,4 +1,4 @@
-"""Listen on a socket in the run folder: one thread that sleeps until somebody connects, and one for each client."""
+"""Listen on a socket in the run folder: one thread that sleeps until a client connects, and one for each client."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Listener:
 
     def after_fork(self) -> None:
         """Let go of the socket in a forked child: it is the parent's."""
-        self._over = threading.Event()  # a thread that stayed behind may have held its lock
+        self._over = threading.Event()  # a thread of the parent may have held its lock
         self._over.set()
         self._socket.close()
 
@@ -92,7 +92,7 @@ class Listener:
                 self._serve(client)
 
     def _serve(self, client: socket.socket) -> None:
-        """Answer on a thread of its own, so that a slow client keeps nobody waiting."""
+        """Answer on a separate thread, so that a slow client does not delay others."""
         if not self._clients.acquire(blocking=False):
             _send(client, {"ok": False, "said": f"{MOST_CLIENTS} clients are being answered already; ask again"})
             return

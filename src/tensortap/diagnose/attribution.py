@@ -16,7 +16,7 @@ _WILD: Final = frozenset(
 _IDLE: Final = frozenset(("unchanged", "update_ratio", "all_zero", "learning_rate_low", "vanishing_gradients"))
 _DULL: Final = frozenset(("dead_units", "saturated", "constant", "vanishing_gradients", "representation_collapse"))
 _ALL: Final = _STUCK | _WILD | _IDLE | _DULL | {"low_precision", "poor_initialisation", "attention_collapse"}
-FOLLOWS: Final[dict[str, frozenset[str]]] = {  # what each cause explains
+FOLLOWS: Final[dict[str, frozenset[str]]] = {  # the findings that each cause explains
     "activation_loss_mismatch": _STUCK | _DULL | _IDLE | _WILD | {"nonfinite", "log_of_zero"},
     "softmax_axis": _STUCK | _DULL | _IDLE | {"nonfinite", "log_of_zero"},
     "constant_output": _STUCK | _DULL | _IDLE | {"labels_one_class"},
@@ -92,7 +92,7 @@ def _depth(finding: Finding) -> int:
 def _explains(cause: Finding, other: Finding) -> bool:
     if cause.severity == "info" or other.rule not in FOLLOWS.get(cause.rule, ()):
         return False
-    # What spreads from a step on explains nothing that was there before.
+    # A fault that begins at a step explains nothing that was there before.
     return cause.rule != "nonfinite" or not (cause.steps and other.steps) or cause.steps.first <= other.steps.first
 
 

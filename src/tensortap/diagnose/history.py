@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 _KEYS: Final = ("step", "rank", "site", "port", "slot", "op", "call", "recomputed")
 _ROWS_AT_ONCE: Final = 200_000
-LAST: Final = 10  # histograms and units are looked at over so many of a site's last steps
+LAST: Final = 10  # number of a site's last steps whose histograms and units are read
 
 
 class SiteHistogram(NamedTuple):
@@ -301,7 +301,7 @@ class _SitesAtPort:
         return rows if rows.arrange() else None
 
     def _plain_sites(self, rows: SingleRows) -> Iterator[SiteHistory]:
-        """Yield the histories of sites, of which a column is read when it is first asked for."""
+        """Yield the histories of sites; a column is read when it is first used."""
         ends = sorted({int(rows.steps[part][-1]) for part in rows.parts.values()})
         table = self._history.table(
             ports=self._port, steps=ends, columns=["step", *Place._fields, "recomputed", "dtype", "shape"]
@@ -371,7 +371,7 @@ def _largest_by_step(
 
 def _read(items: Iterable[TensorEntry]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     for item in items:
-        with contextlib.suppress(DamagedTensorError):  # the run counts it
+        with contextlib.suppress(DamagedTensorError):  # it is counted with the run
             yield item.key.step, item.read()
 
 

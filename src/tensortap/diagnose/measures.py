@@ -11,7 +11,7 @@ from tensortap.diagnose.history import SiteHistogram
 from tensortap.reduce import histogram as buckets
 
 Floats = npt.NDArray[np.float64]
-_FLOOR: Final = 1e-4  # the share that an empty bin counts as, so that one stray element is no infinite distance
+_FLOOR: Final = 1e-4  # the share that replaces an empty bin's, so that one stray element gives no infinite distance
 
 
 def shares(histogram: SiteHistogram) -> Floats:

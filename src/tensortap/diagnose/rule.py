@@ -41,7 +41,7 @@ NO_CONTEXT: Final = (
 )
 
 
-class NoData(Exception):  # noqa: N818  # no error: the rule looks elsewhere than the probes did
+class NoData(Exception):  # noqa: N818  # not an error: the rule's data was not recorded
     """Raised by a rule whose data was not recorded. The message says how to record it."""
 
 

@@ -129,7 +129,7 @@ def _by_signature(
 
 
 def _ports_by_order(a: Sequence[Place], b: Sequence[Place], pairs: Mapping[Place, Place]) -> set[str]:
-    """Return the ports of which too few names match, where those of one run mean nothing in the other.
+    """Return the ports with too few matching names, if the names of one run mean nothing in the other.
 
     Names of modules that both runs know mean something: they have recorded other modules of one model.
     """
@@ -205,7 +205,7 @@ def _useless(rename: Rename, meant: Mapping[Place, str], a: Sequence[Place], b: 
             return f"{said} is the wrong way round: the first run's name comes first, {rename.new}={rename.old}"
         return f"{said} matches no site of the first run.{suggest(rename.old, (p.site for p in a))}"
     name = next(iter(meant.values()))
-    return f"{said} makes {name!r}, of which the second run has no such port.{suggest(name, (p.site for p in b))}"
+    return f"{said} makes {name!r}, and the second run has no such port there.{suggest(name, (p.site for p in b))}"
 
 
 def _by_order(a: Sequence[Place], b: Sequence[Place], score: npt.NDArray[np.float64]) -> dict[Place, Place]:

@@ -61,7 +61,7 @@ class Cause:
     factor: float | None
     everywhere: bool  # all sites of the stage are wrong
     phase: str = ""
-    earlier: Earlier = "steps"  # what of earlier steps was compared, and agrees
+    earlier: Earlier = "steps"  # the parts of earlier steps that were compared, and agree
 
     def __str__(self) -> str:
         more = f" and {len(self.sites) - 1} more" if len(self.sites) > 1 else ""

@@ -18,7 +18,7 @@ from tensortap.diff.tolerance import Precision
 from tensortap.store.arrays import Ints
 
 _LATEST: Final = 1 << 62
-HISTOGRAM_ROWS: Final = 1 << 18  # of files that hold more, distances of histograms are known of the first pairs only
+HISTOGRAM_ROWS: Final = 1 << 18  # rows above which histograms of the first pairs only are compared
 
 
 class ColumnarResult(NamedTuple):
@@ -86,7 +86,7 @@ class ColumnarComparison:
         self._excess.append((pairs.a.site.astype(np.int32), pairs.a.index.astype(np.int32), found.excess))
 
     def _compare_elements(self, pairs: RowPairs, rtol: Floats, found: ChunkDifference) -> Bools:
-        """Compare the pairs of which both runs kept elements, one by one; return which those are."""
+        """Compare the pairs with elements kept in both runs, one by one; return which those are."""
         known = np.zeros(len(pairs), bool)
         if at := self._records.with_elements(pairs):
             known[at] = True

@@ -37,7 +37,7 @@ class RoundingSoFar:
     """
 
     def __init__(self, precision: Precision, is_parameter: Sequence[bool]) -> None:
-        names = [*(d.name for d in DTYPES), ""]  # the last is that of a type that nobody knows
+        names = [*(d.name for d in DTYPES), ""]  # the last is for unknown types
         self._own = np.array([[precision.own(a, b) for b in names] for a in names])
         self._rtol, self.atol = precision.given
         self._is_parameter = np.array(is_parameter, bool)

@@ -21,7 +21,7 @@ from tensortap.types import Place
 Array = npt.NDArray[Any]
 Positions = npt.NDArray[np.int64]
 Call = tuple[int, int, Place, int, str]  # step, rank, place, call, phase
-KINDS: Final = ("full", "rows", "sample")  # those that tell most first
+KINDS: Final = ("full", "rows", "sample")  # those with the most information first
 _ROWS: Final = re.compile(r"Rows\(indices=\((.*?),?\)\)")
 _SAMPLE: Final = re.compile(r"Sample\(n=(\d+), seed=(-?\d+)(, place='')?\)")
 
@@ -49,7 +49,7 @@ class KeptElements:
                 self._kept[call] = min(self._kept.get(call, kept), kept, key=_rank_of_kind)
 
     def calls(self) -> Iterable[Call]:
-        """Return the calls of which something was kept."""
+        """Return the calls with kept elements."""
         return self._kept.keys()
 
     def best(self, call: Call) -> TensorEntry | None:

@@ -180,7 +180,7 @@ class LayoutPairs:
         return arrange(pieces, known, data, shape, member=member, summed=summed)
 
     def _require_mesh(self, place: Place, pieces: Sequence[Piece], shape: Shape, arrangement: Arrangement) -> None:
-        """Raise when ranks of which nothing is known hold a parameter in a way that one side cannot explain."""
+        """Raise if ranks without a known placement hold a parameter in a way that one side cannot explain."""
         ranks = arrangement.sizes.get("rank", 1)
         total = sum(piece.record.summary.numel for piece in pieces)
         if place.port != "param" or ranks < 4 or not math.prod(shape) < total < ranks * math.prod(shape):
@@ -255,7 +255,7 @@ class LayoutPairs:
     def _modules_with_right_gradients(
         self, places: Sequence[Place], a: Records, b: Records, micro: tuple[int, int]
     ) -> set[str]:
-        """Return the modules of which a parameter's gradient is as large as the reference's.
+        """Return the modules with a parameter whose gradient is as large as the reference's.
 
         They tell the factor of gradients of values: one of several losses may have another, and be the fault.
         """

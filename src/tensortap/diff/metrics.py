@@ -132,7 +132,7 @@ def scaled_differences(a: Summary, b: Summary) -> list[ScaledDifference]:
 
 def rms_of(summary: Summary) -> float:
     """Return the root mean square of the finite elements."""
-    return float(summary.l2 / math.sqrt(summary.finite)) if summary.finite > 0 else 0.0  # a damaged file may say less
+    return float(summary.l2 / math.sqrt(summary.finite)) if summary.finite > 0 else 0.0  # negative in a damaged file
 
 
 class Distance(NamedTuple):

@@ -57,7 +57,7 @@ class Pair:
     cosine: float | None = None
     sqnr: float | None = None
     bit_equal: float | None = None
-    step_b: int = -1  # the step of `b` that it was compared with
+    step_b: int = -1  # the step of `b`
     ratio: float | None = None  # of the norms, b's to a's
     phase: str = ""
     hash_equal: float | None = None  # 1 where the content hashes are equal, 0 where not, None where one was not kept

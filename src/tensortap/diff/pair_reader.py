@@ -38,7 +38,7 @@ _HELD: Final = np.dtype(list(_HELD_TYPES.items()))
 _ROW: Final = np.dtype([*((name, np.int64) for name in _FIELDS), ("rtol", np.float64), ("a", _HELD), ("b", _HELD)])
 _READERS: Final = 2
 HISTOGRAM: Final = ("hist_offset", "hist_counts")
-_WORDS: Final = ("phase", "dtype", "shape")  # what a row of a pair does not hold
+_WORDS: Final = ("phase", "dtype", "shape")  # columns that the row of a pair does not hold
 _WITH_HISTOGRAM: Final = (*_WORDS, "step", *Place._fields, *_COUNTS, "zeros", *_STATISTICS, *HISTOGRAM)
 
 
@@ -136,12 +136,12 @@ class PairReader:
 
 
 def _rows_in(table: Any) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a table, few of which are Python objects at once."""
+    """Yield the rows of a table, with few Python objects in memory at once."""
     return (row for batch in table.to_batches(max_chunksize=AT_ONCE) for row in batch.to_pylist())
 
 
 def _kept_in_both(runs: RunPair, a: KeptElements, b: KeptElements) -> dict[int, list[tuple[int, ...]]]:
-    """Return the pairs of which both runs kept elements: by rank, step, site and call as numbers, in order."""
+    """Return the pairs with elements kept in both runs: by rank, step, site and call as numbers, in order."""
     steps = {(phase, at.step): i for i, (at, _) in enumerate(runs.both) for phase in ("", at.phase)}
     sites = {place: i for i, (place, _) in enumerate(runs.places)}
     found: dict[int, list[tuple[int, ...]]] = {}

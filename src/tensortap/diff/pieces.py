@@ -45,8 +45,8 @@ class Arrangement(NamedTuple):
     sizes: Mapping[str, int]
     data: frozenset[str]
     order: BatchOrder = "rank, micro"
-    found: frozenset[str] = frozenset()  # sides of which nothing was recorded
-    sequence: SequenceOrder = "blocks"  # which tokens a rank has where a side of which nothing was recorded cuts them
+    found: frozenset[str] = frozenset()  # sides without a recorded placement
+    sequence: SequenceOrder = "blocks"  # the tokens of a rank if a side without a recorded placement cuts them
     matrices: int = 1  # how many matrices lie side by side, each cut by itself, as those of queries, keys and values
 
     @property
@@ -56,12 +56,12 @@ class Arrangement(NamedTuple):
 
     @property
     def may_hold_several(self) -> bool:
-        """Whether ranks hold pieces of which nothing was recorded: there may be several matrices side by side."""
+        """Whether ranks hold pieces without a recorded placement: there may be several matrices side by side."""
         return any(_SHARD.fullmatch(self.placements.get(side, "")) for side in self.found)
 
     @property
     def cut_behind_rows(self) -> list[str]:
-        """The sides of which nothing was recorded along which ranks hold pieces of a later dimension than the first."""
+        """The sides without a recorded placement along which ranks hold pieces of a later dimension than the first."""
         found = {side: _SHARD.fullmatch(self.placements.get(side, "")) for side in self.found}
         return [side for side, how in found.items() if how is not None and int(how[2]) > 0]
 

@@ -242,7 +242,7 @@ class Diff:
         causes = self._causes()
         if causes:
             yield f"its parameters differ: {listed(causes)}"
-        unequal = self.first_unequal  # statistics of parts that were merged are rounded, and tell nothing of bits
+        unequal = self.first_unequal  # merged statistics are rounded, and tell nothing about bits
         if unequal and unequal is not self.first and (unequal.by_bits or not self.layouts):
             yield f"not bit for bit the same from {unequal.name} at {self.when(unequal)} on"
         if self.paired.moved:

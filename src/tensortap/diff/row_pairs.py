@@ -1,7 +1,7 @@
 """Pair the rows of two runs as arrays, file by file: runs of any length pass through memory in chunks.
 
-Each rank is gone through by itself, in order of steps. A chunk holds the steps of which all rows have been read on both
-sides; the rows of later steps wait for the next one.
+Each rank is read by itself, in order of steps. A chunk holds the steps whose rows have all been read on both sides; the
+rows of later steps wait for the next one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class _StepIndex:
         return np.where(self._keys[at] == keys, self._index[at], -1)
 
     def _phase_of(self, block: RowBlock) -> Ints:
-        """Return the number of each row's phase, -1 for those of which nothing is compared."""
+        """Return the number of each row's phase, -1 for phases that are not compared."""
         known = encoded(block.columns["phase"])
         codes = np.array([self._phases.get(word, -1) for word in known.dictionary.to_pylist()] or [-1], np.int64)
         return np.asarray(codes[array_of(known.indices)])

@@ -65,7 +65,7 @@ class Precision:
         self._before_step = 0.0
 
     def own(self, dtype_a: str, dtype_b: str) -> float:
-        """Return the relative tolerance of two types by themselves; a type that nobody knows has none."""
+        """Return the relative tolerance of two types by themselves; an unknown type has none."""
         return self._which(RTOL.get(dtype_a, 0.0), RTOL.get(dtype_b, 0.0))
 
     @property

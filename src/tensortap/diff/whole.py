@@ -48,7 +48,7 @@ class WholeElements(NamedTuple):
 
 
 def merged_whole(pieces: Sequence[Piece], arrangement: Arrangement, shape: Shape, kept: KeptElements) -> Whole | None:
-    """Return the whole; None for partial sums of which no elements were kept, whose statistics do not add up."""
+    """Return the whole; None for partial sums without kept elements, since their statistics do not add up."""
     first = min((piece.record for piece in pieces), key=lambda record: record.seq)
     if arrangement.summed:
         found = elements_of(pieces, arrangement, shape, kept)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from tensortap.types import Place
 
 ALONE: Final = "alone"  # the group of a piece that no other rank holds
-MISSING: Final = "missing"  # the content of what a rank did not record and its replicas did
+MISSING: Final = "missing"  # the content of a tensor that a rank did not record and its replicas did
 _SAME_START: Final = 0.5  # of the parameters that vary, for ranks of which nothing is known to count as replicas
 Group = tuple[int, ...]
 

@@ -53,7 +53,7 @@ def replica_groups(
         if "R" in shard["placements"]:
             mesh = (*shard["mesh"].items(), *shard["ranks"])
             groups.setdefault((key, mesh, tuple(piece)), []).append(rank)
-    # Of those that hold the same, the first that records counts: not all ranks need be there.
+    # Of several copies, the first recorded one counts: ranks may be missing.
     replicas = {(rank, which[0]) for which, ranks in groups.items() for rank in sorted(set(ranks))[1:]}
     return ReplicaGroups(frozenset(replicas), frozenset(key for _, key, shard in known if shard["summand"]))
 

@@ -21,7 +21,7 @@ _SHAPE: Final = HEAD + 2  # and the type, and the number of dimensions
 
 
 class Reduced(NamedTuple):
-    """A tensor of which only the row is there. `row` has the fields of `statistics.ROW`."""
+    """A tensor of which only the row is known. `row` has the fields of `statistics.ROW`."""
 
     row: Any
     hist_offset: int

@@ -22,7 +22,7 @@ Array = npt.NDArray[Any]
 LEVELS: Final = ("numpy",)
 _MAX_DIMS: Final = 64
 _BYTE: Final = DTYPE_CODE["uint8"]
-_IN_PYTHON: Final = 5000  # nanoseconds that a row costs before it comes here, as csrc/kernel.c has it
+_IN_PYTHON: Final = 5000  # nanoseconds that a row costs before this function is called, as in csrc/kernel.c
 
 # --- one tensor ---------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class NativeHook:
         """Do nothing."""
 
 
-Reader = ModeCall = None  # what only C asks and calls
+Reader = ModeCall = None  # used by C only
 
 
 class ModuleCall:

@@ -1,4 +1,4 @@
-"""Watch processes that nobody starts by `tensortap run`: by environment variables, which children inherit.
+"""Watch processes that are not started by `tensortap run`: by environment variables, which children inherit.
 
 `TENSORTAP` names the run and `TENSORTAP_OPTIONS` holds options of `tensortap run` as a JSON object. Python's start-up
 finds us (`startup/sitecustomize.py`) only where that folder is on PYTHONPATH, so nothing happens by default.

@@ -38,7 +38,7 @@ class _ImportWatch(MetaPathFinder):
         """Return the spec that the other finders give."""
         if fullname != self.name or getattr(self._local, "busy", False):
             return None
-        self._local.busy = True  # the other finders are asked through the same list
+        self._local.busy = True  # the other finders are called through the same list
         try:
             spec = importlib.util.find_spec(fullname)
         finally:

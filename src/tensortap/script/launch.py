@@ -16,7 +16,7 @@ from typing import Any, Final
 Excepthook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _PACKAGE: Final = str(Path(__file__).resolve().parent.parent) + os.sep
-_REPLACED: Final[list[ModuleType]] = []  # a module that is collected loses its globals, and ours are still in use
+_REPLACED: Final[list[ModuleType]] = []  # a deleted module loses its globals, and ours are still in use
 
 
 def launch(target: str, args: Sequence[str], *, module: bool = False) -> None:

@@ -41,14 +41,14 @@ class ScriptRun:
 
     def __init__(self, options: RunOptions, *, joined: bool = False) -> None:
         self.options = options
-        self.joined = joined  # nobody started this process by `tensortap run`: its environment says to record
+        self.joined = joined  # this process was not started by `tensortap run`: its environment says to record
         self.probes = probes_for(options)
         self.totals = Totals()
         self.tap: Tap | None = None
         self.watcher: ScriptWatcher | None = None
         self.keras: KerasScriptWatcher | None = None
         self.jax: JaxScriptWatcher | None = None
-        self.models: dict[str, tuple[str, Tap]] = {}  # of Keras: class and tap by name
+        self.models: dict[str, tuple[str, Tap]] = {}  # Keras models: class and tap by name
         self.left_out: dict[str, str] = {}
         self._start = Path.cwd()
         self._to = options.to if joined else checked_path(options)
@@ -190,7 +190,7 @@ class ScriptRun:
                 tap.ended_by = self._ended_by
                 tap.close()
         rank = world_now().rank if self.tap is None else self.tap.recorder.rank  # its process group may be gone
-        if rank == 0 and (self.tap is not None or not self.joined):  # of a job one process speaks
+        if rank == 0 and (self.tap is not None or not self.joined):  # one process prints for the whole job
             for line in closing_lines(self.seen(), self.tap, self.totals):
                 say(line)
 

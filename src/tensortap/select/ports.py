@@ -73,7 +73,7 @@ PARAMETER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "pa
 BUFFER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of == "buffer")
 MEMBER_PORTS: Final = tuple(port.name for port in _REGISTRY if port.of != "module")  # paths end in an attribute's name
 FORWARD_PORTS: Final = tuple(port.name for port in _REGISTRY if port.when == "forward")
-RESULT_PORTS: Final = ("output", "grad_output")  # what a call gives, and the gradient of it: all that named values have
+RESULT_PORTS: Final = ("output", "grad_output")  # the ports of named values
 GRADIENT_PORTS: Final = tuple(port.name for port in _REGISTRY if port.gradient)
 FORWARD_STAGE: Final = STAGES.index("forward")
 _STAGE_OF: Final = {port.name: STAGES.index(port.stage) for port in _REGISTRY}

@@ -19,7 +19,7 @@ from tensortap.store.files import Files
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 
-_TURNS: Final = itertools.count()  # which of the watches of this process it is
+_TURNS: Final = itertools.count()  # its number among the watches of this process
 
 
 class Destinations(NamedTuple):

@@ -205,7 +205,7 @@ def _as_places(places: tuple[tuple[str, ...], ...]) -> tuple[Place, ...]:
 
 
 class PerPlace:
-    """What is asked of each place of a list: once for several lists in a row that are the same, as files share them."""
+    """An answer for each place of a list, computed once for several equal lists in a row, as files share them."""
 
     def __init__(self, ask: Callable[[Place], Any], dtype: Any) -> None:
         self._ask = ask

@@ -19,7 +19,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class SingleRows:
-    """Rows of which a place has one at a step: `parts` says where in every column a place lies.
+    """Rows with one record for each place and step: `parts` has the range of each place in every column.
 
     A column is a few bytes a record, so that a long run is held a column at a time instead of whole.
     """

@@ -221,7 +221,7 @@ def _fold_tensors(files: Files, catalog: Catalog, rank: int) -> None:
 
 
 def _join_tensors(files: Files, catalog: Catalog, rank: int, batch: list[str]) -> None:
-    """Write the tensors of several files into one, and remove those files of which every tensor could be read."""
+    """Write the tensors of several files into one, and remove the files whose tensors could all be read."""
     rows: list[Stored] = []
     joined: list[layout.TensorFile] = []
     for name in batch:

@@ -38,7 +38,7 @@ class TensorFile(NamedTuple):
 
 
 def new_id() -> str:
-    """Return a name nobody else has."""
+    """Return a unique name."""
     return uuid.uuid4().hex
 
 

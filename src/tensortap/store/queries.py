@@ -114,7 +114,7 @@ def metrics(snapshot: Snapshot) -> Any:
 
 
 def events(snapshot: Snapshot) -> Any:
-    """Return what happened in the training as a `pyarrow.Table`; `data` is a JSON object."""
+    """Return the events of the training as a `pyarrow.Table`; `data` is a JSON object."""
     rows = _read(snapshot, snapshot.events, PLAIN_EVENTS, PLAIN_EVENTS.names, None)
     return rows.sort_by([("rank", "ascending"), ("time", "ascending")])
 
@@ -162,7 +162,7 @@ def replicas(snapshot: Snapshot, replicated: Replicated = None) -> ReplicaGroups
 
 
 def _shards_with_rows(snapshot: Snapshot) -> dict[int, dict[str, dict[str, Any]]]:
-    """Return the shards of which there are rows: where a rank's files are gone, its replicas count in its place."""
+    """Return the shards that have rows: if a rank's files are gone, its replicas count instead."""
     said = shards(snapshot)
     present: dict[int, set[str]] = {files.rank: set() for files in snapshot.records}
     for files in snapshot.records:

@@ -39,8 +39,8 @@ from tensortap.types import Place
 class RunFacts:
     """What a run says of itself: its state, ranks, places, steps and counts.
 
-    Every property is read anew, from a snapshot of its own: a run may grow. To read several facts of one moment, take
-    one snapshot, `run.snapshots.take()`, and read them from it.
+    Every property takes a snapshot of its own, since a run may grow. To read several facts of one moment, take one
+    snapshot, `run.snapshots.take()`, and read them from it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

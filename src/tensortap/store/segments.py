@@ -244,7 +244,7 @@ def _readable(tensors: Sequence[TailTensor]) -> tuple[list[Stored], bool]:
 
 
 def retire(tail: Path, content: TailContent) -> None:
-    """Remove a tail that was read to its end. One that was not is kept aside: somebody may read more of it one day."""
+    """Remove a tail that was read to its end. One that was not is kept aside, so that more of it may be read later."""
     if content.damaged:
         keep_aside(tail)
     else:

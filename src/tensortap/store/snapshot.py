@@ -192,7 +192,7 @@ class Snapshot:
 
 
 def phase_steps(snapshot: Snapshot) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the steps of each phase that have records, in order; under an empty name those of which none is known."""
+    """Return the steps of each phase that have records, in order; steps without a known phase have an empty name."""
     parts = [
         snapshot.catalog.steps_by_phase(name, outline)
         for files in snapshot.records

@@ -43,7 +43,7 @@ _SIZES: Final = {dtype.name: dtype.itemsize for dtype in NUMPY_DTYPES}
 
 
 class TensorLayout:
-    """What the tensors that a step keeps are called, of which types and shapes they are, and in which order they lie.
+    """The names, types, shapes and order of the tensors that a step keeps.
 
     Mostly the same in every step: a table remembers it.
     """

@@ -144,7 +144,7 @@ def _outermost_call(active: Sequence[JaxTap], module: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _named_layers(entered: Sequence[JaxTap], model: Any) -> Iterator[Any]:
-    """Name the layers, also those that transformations inside the call build anew."""
+    """Name the layers, also those that transformations inside the call rebuild."""
     try:
         with layer_names.with_names(model) as model:
             by_id = {identity: paths for identity, (_, paths) in paths_of(model).items()}

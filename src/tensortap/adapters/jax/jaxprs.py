@@ -70,6 +70,6 @@ def debug_info(jaxpr: Any, arguments: int | None = None) -> Any:
 
 @functools.cache
 def unspecified() -> Any:
-    """Return JAX's value for a sharding that nobody has chosen."""
+    """Return JAX's value for an unspecified sharding."""
     traced = jax.make_jaxpr(jax.jit(lambda x: x))(0.0)
     return traced.jaxpr.eqns[0].params["out_shardings"][0]

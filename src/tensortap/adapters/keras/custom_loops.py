@@ -85,7 +85,7 @@ def _replace(cls: Any, name: str, wrap: Callable[[Any], Any]) -> Callable[[], No
 
     def undo() -> None:
         if vars(cls).get(name) is not ours:
-            return  # somebody has replaced it in turn
+            return  # another library has replaced it in turn
         if own is not None:
             setattr(cls, name, own)
         else:

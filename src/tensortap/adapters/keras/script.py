@@ -78,7 +78,7 @@ class KerasScriptWatcher:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         try:
             call = inspect.signature(method).bind(model, *args, **kwargs)
-        except TypeError:  # Keras says it better
+        except TypeError:  # Keras raises a better error
             return args, kwargs
         given = call.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):

@@ -116,7 +116,7 @@ class StepFunctionWrapper:
         return vars(model)[self._attribute]
 
     def change(self, hooks: tuple[CallHook, ...]) -> None:
-        """Use other hooks: the next call traces anew. Without any, restore the function that was there before."""
+        """Use other hooks: the next call traces again. Without hooks, restore the original function."""
         self.hooks, self.inner = hooks, None
         model = self._model()
         if hooks or model is None or vars(model).get(self._attribute) is not self:

@@ -51,7 +51,7 @@ def wrap_method(owner: Any, name: str, hook: CallHook) -> Callable[[], None]:
 def _remove(owner: Any, name: str, wrapper: MethodWrapper, hook: CallHook) -> None:
     with _LOCK:
         wrapper.hooks = tuple(other for other in wrapper.hooks if other is not hook)
-        if wrapper.hooks or vars(owner).get(name) is not wrapper:  # or somebody has wrapped it again meanwhile
+        if wrapper.hooks or vars(owner).get(name) is not wrapper:  # or another library has wrapped it again meanwhile
             return
         if wrapper.own:
             object.__setattr__(owner, name, wrapper.original)

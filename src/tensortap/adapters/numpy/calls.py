@@ -209,5 +209,5 @@ def _release(owner: type, name: str) -> None:
     method.users -= 1
     if method.users == 0:
         del _METHODS[owner, name]
-        if vars(owner).get(name) is method:  # somebody else's wrapper around ours stays, and ours does nothing
+        if vars(owner).get(name) is method:  # another library's wrapper around ours stays, and ours does nothing
             setattr(owner, name, method.original)

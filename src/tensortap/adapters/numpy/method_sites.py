@@ -5,7 +5,8 @@
         def relu(self, x): ...
         def forward(self, x): return self.relu(self.conv_layer(x))
 
-As in calls.py a descriptor takes the method's place in the class; it is restored when nobody observes the method.
+As in calls.py a descriptor takes the method's place in the class; it is restored when no hook observes the method any
+more.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class MLPTaps:
                     self._activations[name] = _Activation(function)
 
     def detach(self) -> None:
-        """Restore the activation functions when nobody needs them any more."""
+        """Restore the activation functions when no tap needs them any more."""
         with _LOCK:
             rest = tuple(other for other in _INSIDE.pop(self._key, ()) if other is not self)
             if rest:

@@ -28,7 +28,7 @@ GROUPS: Final[Groups] = {
         ("matmul", "dot", "vdot", "inner", "outer", "einsum", "tensordot", "matvec", "vecmat", "vecdot")
     )
 }
-# The names of NumPy's functions, to tell an operation of a layer from a value that is still to be named.
+# The names of NumPy's functions, to tell an operation of a layer from a value that the user names later.
 KNOWN: Final = frozenset(
     name for name, value in vars(np).items() if callable(value) and not isinstance(value, type) and name[0] != "_"
 )

@@ -40,7 +40,7 @@ class NumpyTaps:
             for name in members.methods:
                 self._attach_method(root, name)
             self._operations = self._attach_operations(members)
-        except BaseException:  # a class that lets nobody set its attributes
+        except BaseException:  # a class whose attributes cannot be set
             self.detach()
             raise
         ports = ((member, self._port(member.path, "param")) for member in members.arrays)
@@ -134,7 +134,7 @@ def _wrap_function(reference: Reference, hook: calls.CallHook) -> Callable[[], N
 
 def _unwrap_function(reference: Reference, wrapper: FunctionWrapper, hook: calls.CallHook) -> None:
     wrapper.hooks = tuple(other for other in wrapper.hooks if other is not hook)
-    if not wrapper.hooks and reference.get() is wrapper:  # otherwise somebody has put something else there
+    if not wrapper.hooks and reference.get() is wrapper:  # otherwise another object was put there meanwhile
         reference.put(wrapper.original)
 
 

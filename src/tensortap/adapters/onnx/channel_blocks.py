@@ -14,7 +14,7 @@ import onnx
 
 DOMAIN: Final = "com.microsoft.nchwc"
 _WIDEST: Final = 16  # channels in a block, or a divisor of it
-_SUFFIX: Final = "_nchwc"  # a node in blocks is called after the tensor it made before
+_SUFFIX: Final = "_nchwc"  # a node in blocks has the name of the tensor that it made before
 
 
 class ChannelBlocks(NamedTuple):

@@ -98,7 +98,7 @@ def remove_observer(session: Any, observer: RunObserver) -> None:
     with _LOCK:
         own = vars(session)
         run = own.get("run")
-        if not isinstance(run, _Run):  # somebody has wrapped it meanwhile, and keeps their wrapper
+        if not isinstance(run, _Run):  # another library has wrapped it meanwhile: its wrapper stays
             return
         run.observers = tuple(other for other in run.observers if other is not observer)
         if not run.observers:

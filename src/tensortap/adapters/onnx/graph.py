@@ -170,7 +170,7 @@ class OnnxGraph:
         path = self.folder / f"instrumented-{len(list(self.folder.iterdir()))}.onnx"
         path.write_bytes(model.SerializeToString())
         level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        # Without a path for it, or the user's own optimised model would be written over.
+        # Without a path, so that the user's own optimised model is not overwritten.
         return self._session(str(path), graph_optimization_level=level, optimized_model_filepath="")
 
     @property

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 _OWN: Final = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 _CONTAINERS: Final = (list, dict, set, deque)
-# What an attribute may hold that a forward made and that is safe to take away again.
+# Types of attributes that a forward may make and that can be removed safely.
 _DATA: Final = (Tensor, int, float, complex, str, bytes, type(None), tuple, PackedSequence, *_CONTAINERS)
 # Wrappers whose attributes mirror state of their own in C++.
 _LEFT_ALONE: Final = ("torch.distributed", "torch.nn.parallel", "torch._dynamo")

@@ -97,7 +97,7 @@ def _of_batches(history: RunHistory, far: float, extreme: float) -> Iterator[Fin
 
 
 def _called(slot: str) -> str:
-    """Return what an input is called: by its name where there are several, of which one may be the targets."""
+    """Return the name of an input: its own if there are several, since one of them may be the targets."""
     return f"The argument {slot.removeprefix('.')}" if slot.startswith(".") else f"The input{slot and f' {slot}'}"
 
 

@@ -151,7 +151,7 @@ class _Pair(Trigger):
         self.left, self.right = left, right
 
     def after(self, step: int, seen: StepOutcome) -> str | None:
-        # Both are asked whatever the first says: a spike must see every step to know its history.
+        # Both are called whatever the first returns: a spike must see every step to know its history.
         asked = [side.after(step, seen) for side in (self.left, self.right)]
         reasons = [reason for reason in asked if reason is not None]
         return f" {self.sign} ".join(reasons) if len(reasons) >= self.needed else None

@@ -131,7 +131,7 @@ class _Spike(Trigger):
         return str(self) if fired else None
 
     def _limit(self) -> float:
-        # Summed anew, not kept running: one huge value would leave its rounding error behind for ever.
+        # Summed again each time: in a running sum one huge value would leave its rounding error for ever.
         mean = sum(self.history) / len(self.history)
         if min(self.history) >= 0:
             return self.factor * mean

@@ -46,7 +46,7 @@ def unreadable(ident: str, error: Exception) -> dict[str, Any]:
 
 
 def shown_state(snapshot: Snapshot) -> str:
-    """Return the state of a run, or `empty` when nothing was recorded and nobody writes any more."""
+    """Return the state of a run, or `empty` if nothing was recorded and no process writes any more."""
     return snapshot.state if snapshot.outlines or snapshot.state == "live" else "empty"
 
 

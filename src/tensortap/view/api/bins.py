@@ -32,7 +32,7 @@ class StepBins(NamedTuple):
 
 
 def bins_for(low: int, high: int, width: int) -> StepBins:
-    """Return the smallest bins of which at most `width` cover the recorded steps from `low` to before `high`.
+    """Return the smallest bins such that at most `width` of them cover the recorded steps from `low` to before `high`.
 
     >>> bins_for(0, 5000, 1000)
     StepBins(level=3, first=0, last=625)

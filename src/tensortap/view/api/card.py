@@ -17,7 +17,7 @@ from tensortap.view.api.metrics import Series, series_of
 
 SHOWN: Final = 8  # metrics
 POINTS: Final = 40  # of a line over steps
-_BAD: Final = ("nan", "posinf")  # what masks hold (−Inf) is no trouble
+_BAD: Final = ("nan", "posinf")  # −Inf is not counted, since masks hold it
 
 
 def card(snapshot: Snapshot, of_phase: Snapshot, cache: SizedCache, found: dict[str, Any]) -> dict[str, Any]:

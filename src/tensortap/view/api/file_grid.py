@@ -1,6 +1,6 @@
 """Read one file of a run as a grid of one statistic: only the columns it takes.
 
-A column of which the footer says "all zero" (no NaN, nothing recomputed) is known without reading it, and in a folded
+A column that is "all zero" by the footer (no NaN, nothing recomputed) is known without reading it, and in a folded
 segment, which is sorted by place, the footer tells which rows are whose.
 """
 
@@ -117,7 +117,7 @@ class FileCells(NamedTuple):
         return (cells if self.order is None else cells[np.argsort(self.order)]).reshape(-1)
 
     def grid(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return values of which each is the next cell as steps × places."""
+        """Return values, which are in the order of cells, as steps × places."""
         steps, places = self.shape
         if not self.by_place:
             return values.reshape(self.shape)
@@ -308,7 +308,7 @@ def _grid(rows: FileColumns, cells: FileCells, stat: Stat) -> FileGrid | None:
 
 
 def _as_grid(values: npt.NDArray[Any], bad: npt.NDArray[np.bool_] | None, cells: FileCells) -> Grid:
-    """Return records of which each is the next cell."""
+    """Return records that are in the order of cells."""
     marks = None if bad is None or not bad.any() else cells.grid(bad)
     return Grid(cells.grid(as_floats(values)), bad=marks)
 

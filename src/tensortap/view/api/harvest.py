@@ -1,4 +1,4 @@
-"""Harvests for the page: which there are, a site of one closely, and the samples that activate a dimension most."""
+"""Harvests for the page: their list, one site in detail, and the samples that activate a dimension most."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def series_of(snapshot: Snapshot, cache: SizedCache, rank: int | None = None) ->
 
 
 def of_phase(snapshot: Snapshot, table: Any) -> Any:
-    """Return the metrics of the phase that is shown, and those whose phase nobody said.
+    """Return the metrics of the phase that is shown, and those without a phase.
 
     Where all steps are numbered in one sequence, a metric that only another phase has (a validation loss) stays too.
     """

@@ -100,7 +100,7 @@ class OpenRun:
         return self.cache.get(key, lambda: self._kept.by_place(snapshot), size)
 
     def site(self, snapshot: Snapshot, query: Query, read: ReadColumns | None = None) -> ColumnAnswer:
-        """Return one place closely; with `read`, from records that were read already."""
+        """Return one place in detail; with `read`, from records that were read already."""
         return site(snapshot, query, self.kept(snapshot), read)
 
     def facts(self, snapshot: Snapshot) -> dict[Triple, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Show one place closely: its statistics over steps, its distribution, its last record, its neighbours."""
+"""Show one place in detail: its statistics over steps, its distribution, its last record, its neighbours."""
 
 from __future__ import annotations
 

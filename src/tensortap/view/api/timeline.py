@@ -74,7 +74,7 @@ def timeline(snapshot: Snapshot) -> Timeline:
 
 
 def phase_spans(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return which steps are of which phase, where all are numbered in one sequence; the longest of very many."""
+    """Return the spans of steps of each phase, if all are numbered in one sequence; of very many, the longest."""
     if len(snapshot.phases) < 2 or facts.numbered_phases(snapshot):
         return []
     of: dict[int, str] = {}

@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 
 
 class DetailLevel(NamedTuple):
-    """How closely something is shown."""
+    """The level of detail of an answer."""
 
     width: int
     buckets: int
@@ -66,7 +66,7 @@ SITES: Final = tuple(
 
 
 class Embedded(NamedTuple):
-    """The answers by address, how many of the run's sites can be looked at closely, and at every how many-th step."""
+    """The answers by address, the number of sites shown in detail, and the stride of their steps."""
 
     entries: Entries
     sites: int
@@ -85,7 +85,7 @@ class FrozenRun(NamedTuple):
         return REQUESTS[path](self.opened, self.snapshot, Query(given))
 
     def shown_steps(self) -> ShownSteps:
-        """Return the steps at which sites are looked at closely."""
+        """Return the steps at which sites are shown in detail."""
         shown = self.shown()
         return self.opened.grids.kept(shown, ("shown", shown.version), lambda: shown_steps(shown), lambda _: 64)
 
@@ -162,7 +162,7 @@ def _most_wanted(sites: list[dict[str, Any]], findings: Mapping[str, Any]) -> li
 
 
 def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progress: Progress) -> Entries:
-    """Return each site closely, as far as there is room."""
+    """Return each site in detail, as far as there is room."""
     groups = _groups(run, order)
     held = dict(_reads(run, groups)) if len(groups) == 1 else {}
     sample = order[:: max(1, len(order) // _SAMPLE)]
@@ -182,7 +182,9 @@ def _sites(run: FrozenRun, order: list[str], tensors: Tensors, limit: int, progr
 
 
 def _detail(run: FrozenRun, reads: list[tuple[str, ReadColumns]], tensors: Tensors, room: float) -> DetailLevel:
-    """Return how closely all can be embedded, judged by some; with no more columns than histograms are read."""
+    """Return the level of detail at which all sites fit, judged by some; with no more columns than histograms
+    are read.
+    """
     count, histograms = len(run.shown().steps), run.shown_steps().histograms
     for detail in SITES:
         if histograms is not None and bins_for(0, count, detail.width).size > len(histograms):

@@ -1,4 +1,4 @@
-"""Choose the steps of a very long run at which a report shows sites closely.
+"""Choose the steps of a very long run at which a report shows sites in detail.
 
 Numbers are quick to read. Histograms are not, by far, and of a list in Parquet all that lies before a row has to be
 decoded too: they are taken from the first step of files, where there are enough of them.
@@ -21,7 +21,7 @@ _ENOUGH: Final = 0.9
 
 
 class ShownSteps(NamedTuple):
-    """One of `every` steps is looked at closely: which (None: all), and at which of them histograms are read."""
+    """One of `every` steps is shown in detail: which (None: all), and at which of them histograms are read."""
 
     every: int
     steps: list[int] | None = None
@@ -29,7 +29,7 @@ class ShownSteps(NamedTuple):
 
 
 def shown_steps(snapshot: Snapshot) -> ShownSteps:
-    """Return the steps of which a report shows sites closely: all of them, unless there are very many records."""
+    """Return the steps at which a report shows sites in detail: all of them, unless there are very many records."""
     every = max(1, -(-snapshot.record_count // RECORDS))
     if every == 1:
         return ShownSteps(1)

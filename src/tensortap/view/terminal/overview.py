@@ -24,7 +24,7 @@ from tensortap.types import Place
 
 TREND: Final = 16  # points in a line over steps
 TREND_OF: Final = {"absmax": ("absmax",), "zeros": ("zeros", "numel"), "nan": ("nan", "posinf", "neginf")}
-RECENT_STEPS: Final = 256  # what can be read again every second, however long the run is
+RECENT_STEPS: Final = 256  # as much as can be read again every second, however long the run is
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -23,7 +23,7 @@ from tensortap.view.terminal.site_names import SiteNames
 
 _UNBOUNDED: Final = 10_000
 _BARS: Final = 10
-_NAMED: Final = 3  # of what was not seen
+_NAMED: Final = 3  # names of sites that were not seen
 _STATES: Final = {"live": "green", "crashed": formats.WARN}
 
 

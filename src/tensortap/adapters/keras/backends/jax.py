@@ -85,7 +85,7 @@ class KerasJaxObserver(KerasObserver):
     def _receive(self, point: Point, value: Any) -> None:
         try:
             self.record(point, np.asarray(value))
-        except Exception as error:  # nobody would catch it in a callback
+        except Exception as error:  # inside a callback no caller could catch it
             self.arrays.recorder.counters.note("skipped_tensors", f"recording {point.text}", error)
 
 

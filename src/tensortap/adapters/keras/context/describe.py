@@ -176,4 +176,4 @@ def host_array(value: Any) -> Any:
     tensor = value.value if isinstance(value, keras.Variable) else value
     if keras.backend.backend() == "torch":
         return keras.ops.convert_to_numpy(tensor)
-    return np.asarray(tensor)  # Keras's own way copies, and NumPy warns of how
+    return np.asarray(tensor)  # Keras's own conversion copies, and NumPy warns about it

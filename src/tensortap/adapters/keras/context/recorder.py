@@ -29,13 +29,13 @@ from tensortap.context.events import EventLog, Sampling
 from tensortap.reduce.summary import summarize
 
 LINES: Final[weakref.WeakKeyDictionary[Any, str]] = weakref.WeakKeyDictionary()
-"""The lines that made optimizers and compiled models, where somebody noted them."""
+"""The lines that made optimizers and compiled models, if they were noted."""
 
 CONTEXTS: Final[weakref.WeakKeyDictionary[Any, KerasContext]] = weakref.WeakKeyDictionary()
 """The contexts of models that are watched."""
 
 _BATCHES: Final = 6  # of the data that are described when a training begins
-_MOST: Final = 65_536  # elements of a variable that an update is measured by
+_MOST: Final = 65_536  # elements of a variable by which an update is measured
 
 
 class KerasContext:

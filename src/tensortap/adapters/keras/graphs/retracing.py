@@ -137,7 +137,7 @@ class Retracing:
         return partial(self._leave, watched)
 
     def renew(self, watched: WatchedModel) -> None:
-        """Trace anew: taps were put on or taken off."""
+        """Trace again: taps were added or removed."""
         with self._lock:
             self._begin({**self._models.active, watched: next(_NUMBERS)})
 
@@ -156,7 +156,7 @@ class Retracing:
         @functools.wraps(original)
         def define(args: Any, kwargs: Any, tracing_options: Any) -> Any:
             options = tracing_options
-            # Somebody who replaced it after us may keep calling ours when we are gone.
+            # Whoever replaced it after us may go on calling our function after it was removed.
             if self._replacement is define and options.function_cache is not None:
                 options = TappedCache(options, self._models, partial(self._keep, options)).options
             return original(args, kwargs, options)

@@ -43,7 +43,7 @@ class Clipping:
             self._original = getattr(clip_grad, _NAME)
             setattr(clip_grad, _NAME, self._clip)
         elif not self._listeners and self._original is not None and getattr(clip_grad, _NAME) == self._clip:
-            # Where somebody has replaced our function in turn, theirs stays and calls ours.
+            # If another library has replaced our function in turn, its function stays and calls ours.
             setattr(clip_grad, _NAME, self._original)
             self._original = None
 

@@ -176,7 +176,7 @@ class GradientSum(PendingGradient):
         try:
             with torch.no_grad(), without_torch_function():
                 self.total = gradient if self.total is None else add_locally(self.total, gradient)
-        except Exception:  # half a sum is not the gradient
+        except Exception:  # a part of the sum is not the gradient
             self.total, self.incomplete = None, True
             raise
 

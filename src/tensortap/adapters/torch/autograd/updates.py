@@ -157,7 +157,7 @@ class UpdateRecorder:
             point = port.point("")
             if not copied.copies[i, _SUBTRACTED] > 0 and self._is_on_host(copied.parameters[i]):
                 norms[i] = _norm(copied.old(i))
-                # What the user's functions are given must stay as it is.
+                # The tensors that user functions receive must not change afterwards.
                 change = copied.change(i, in_place=not step.armed & point.keeping)
                 return observer.take(point, change, step)
             change = copied.change(i)
@@ -185,7 +185,7 @@ class UpdateRecorder:
 
 def _norm(tensor: Tensor) -> float:
     norm = kernels.norms((tensor,))[0] if kernels.norms is not None and type(tensor) is Tensor else None
-    # Some, such as single elements, C leaves to PyTorch.
+    # C does not handle some, such as single elements; PyTorch does.
     return float(torch.linalg.vector_norm(local_of(tensor))) if norm is None else norm
 
 

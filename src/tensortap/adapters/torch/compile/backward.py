@@ -117,7 +117,7 @@ def _arrange(
         return
     try:
         note, awaited = trace()
-    except Exception as error:  # the user's code must compile all the same
+    except Exception as error:  # the user's code must compile nevertheless
         note, awaited = f"{NOT_ARRANGED}: {type(error).__name__}: {error}", []
     torch.ops.tensortap.notify(order, handle, note, "".join(slot + SEPARATOR for slot in awaited))
 

@@ -24,7 +24,7 @@ Found = list[tuple[str, Tensor]]  # tensors by slot
 is_exporting: Final = getattr(torch.compiler, "is_exporting", bool)
 
 FORWARD_ORDER: Final = torch.zeros(())
-BACKWARD_ORDER: Final = torch.zeros(())  # separate: a graph that saved it for backward must not find it written to
+BACKWARD_ORDER: Final = torch.zeros(())  # separate: a graph that saved it for backward must not see a write to it
 
 _IDS: Final = itertools.count(1)
 _RECEIVERS: Final[weakref.WeakValueDictionary[int, GraphReceiver]] = weakref.WeakValueDictionary()

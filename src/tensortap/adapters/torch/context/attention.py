@@ -29,7 +29,7 @@ def describe_attention(
     for node in nodes:
         try:
             weights = _weights(node)
-        except RuntimeError:  # what autograd saved was freed, or changed in place
+        except RuntimeError:  # the tensors that autograd saved were freed, or changed in place
             continue
         if weights is not None:
             found.append(

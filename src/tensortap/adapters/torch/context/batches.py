@@ -56,7 +56,7 @@ class LoaderRecord:
         self.order = ""  # a hash of the samples in the first batch of this epoch
         self.current: list[int] = []  # the indices of the samples in the last batch
         self._drawn: deque[list[int]] = deque(maxlen=256)  # of batches that are being read
-        self._sampler = _reference(loader._index_sampler)  # a loader itself may be gone while it is iterated
+        self._sampler = _reference(loader._index_sampler)  # a loader may be deleted while it is iterated
         self._described = _describe(loader)
 
     def of(self, loader: Any) -> bool:

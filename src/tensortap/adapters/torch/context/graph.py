@@ -82,15 +82,15 @@ class LossGraph:
         self.linear_pairs: list[tuple[str, str]] = []  # linear layers that follow each other with nothing between
         self.broadcasts: list[dict[str, Any]] = []
         self.penalty = False  # parameters themselves are added to the loss
-        self.softmax_before: list[str] = []  # linear layers that are given a softmax's output
+        self.softmax_before: list[str] = []  # linear layers whose input is a softmax's output
         self.activations = 0
         self.weighted = 0  # linear layers and convolutions
         self.multiplied: set[str] = (
             set()
         )  # parameters that are a factor of a product, as kernels are and tables are not
-        self.unnamed: list[Any] = []  # parameters of no model that is known
+        self.unnamed: list[Any] = []  # parameters of no known model
         self.attentions: list[Any] = []  # nodes of the softmax of an attention, or of a fused one
-        self.upright: set[Any] = set()  # of those, whose last axis the product sums over
+        self.upright: set[Any] = set()  # those of them whose last axis the product sums over
         self._uses: Counter[Any] = Counter()
         nodes = list(_breadth_first(loss.grad_fn, _MOST_NODES, self._uses))
         for count, node in enumerate(nodes, 1):
@@ -130,7 +130,7 @@ class LossGraph:
 
     def _pair(self, node: Any, name_of: NameOf) -> None:
         below = _skip(node.next_functions[_LINEAR[node.name()]][0], self._uses)
-        layer = node.name() != "MmBackward0"  # without a bias it is a memory that is read
+        layer = node.name() != "MmBackward0"  # without a bias it is a lookup in a memory
         if layer and below is not None and below.name() == "SoftmaxBackward0" and (weight := _weight(node, name_of)):
             self.softmax_before.append(weight[0])
         if below is None or below.name() not in _LINEAR:

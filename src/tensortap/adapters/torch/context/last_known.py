@@ -21,9 +21,9 @@ _MOST_SHAPES: Final = 12
 class _Known:
     """One model as it was when it was last looked at; parameters by their id."""
 
-    names: dict[int, str] = field(default_factory=dict)  # those that may be trained
+    names: dict[int, str] = field(default_factory=dict)  # the trainable ones
     of_model: set[int] = field(default_factory=set)
-    with_gradient: set[int] = field(default_factory=set)  # at any look
+    with_gradient: set[int] = field(default_factory=set)  # in any check
     broken_ties: list[list[str]] = field(default_factory=list)
     batch_norms: list[dict[str, Any]] = field(default_factory=list)
 

@@ -14,9 +14,9 @@ from typing import Any, Final
 from tensortap.adapters.torch.context.optimizers import OptimizerRecord
 
 FRESH: Final = "fresh"  # there was no gradient, or it had been reset after the last step
-STALE: Final = "stale"  # the gradient of before the last step is still there
+STALE: Final = "stale"  # the gradient from before the last step is still there
 ADDED: Final = "added"  # added to that of another backward since the last step
-RESET: Final = "reset"  # that of another backward since the last step was thrown away
+RESET: Final = "reset"  # the gradient of another backward since the last step was discarded
 _MOST_STATES: Final = 64
 
 
@@ -106,7 +106,7 @@ class LoopState:
             self._pending_calls += 1
             if mode == "eval" and depends:
                 self._without_dropout.add(model)
-            # The model goes on to train: what it gave without gradients was for nobody else.
+            # The model goes on to train: its output without gradients was not for another model.
             self._evaluated[model] += self._plain_call == model
             self._plain_call = None
 
@@ -180,7 +180,7 @@ class LoopState:
         if watch is not None:
             watch.stepped()
         for other in self._watches.values():
-            other.states = []  # what was thrown away before is another optimizer's affair
+            other.states = []  # gradients discarded before belong to another optimizer
         self._calls.clear()
         self._without_dropout.clear()
         self._backwards = self._losses = 0

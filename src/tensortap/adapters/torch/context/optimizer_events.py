@@ -60,7 +60,7 @@ class OptimizerEvents:
         self._made["scheduler"] += 1
         if self._made["scheduler"] <= _MOST_MADE:
             options = {k: v for k, v in vars(scheduler).items() if isinstance(v, (int, float)) and k[:1] != "_"}
-            options["seen"] = type(scheduler).step is LRScheduler.step  # one with a step of its own is not
+            options["seen"] = type(scheduler).step is LRScheduler.step  # a scheduler with its own step method
             self.hub.add("scheduler", type(scheduler).__name__, user_line(3), options)
 
     @guarded

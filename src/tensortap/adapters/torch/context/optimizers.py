@@ -57,7 +57,7 @@ class OptimizerRecord:
         if seen == self._seen:
             return []
         now = [] if optimizer is None else rates_of(optimizer)
-        # A tensor may change where it lies: it has to be read every time.
+        # A tensor may change in place: it has to be read every time.
         self._seen = [] if any(isinstance(rate, Tensor) for rates in seen for rate in rates) else seen
         if now == self.rates:
             return []

@@ -1,4 +1,4 @@
-"""Functions of PyTorch that are replaced while somebody listens, and put back afterwards.
+"""Functions of PyTorch that are replaced while there are listeners, and restored afterwards.
 
 Each replacement calls the original with what it was given and returns what it returned. The compiler traces through
 them and finds nothing of ours. If another library has replaced a replacement in turn, its function stays and calls

@@ -29,7 +29,7 @@ _MOST_NODES: Final = 3000
 _MOST_WEIGHTS: Final = 512
 _MOST_ELEMENTS: Final = 4096
 _MOST_FRAMES: Final = 3
-_MOST_NAMED: Final = 16  # nodes below a loss that may have a name
+_MOST_NAMED: Final = 16  # nodes below a loss that are searched for a name
 _GAINS: Final = re.compile(
     r"(^|_)(adv|advs|advantages?|rewards?|returns?|rets?|td_errors?|gaes?|gains?)($|_|\d)|^(R|G|Rs|Gt|delta|deltas)$"
 )
@@ -189,7 +189,7 @@ def _values(value: Any) -> Floats | None:
         if isinstance(value, (int, float, np.ndarray)) or (isinstance(value, (list, tuple)) and value):
             found = np.asarray([_number(v) for v in value] if isinstance(value, (list, tuple)) else value, np.float64)
             return found.reshape(-1) if 0 < found.size <= _MOST_ELEMENTS else None
-    except (TypeError, ValueError, RuntimeError):  # a list of something else, a tensor elsewhere
+    except (TypeError, ValueError, RuntimeError):  # a list of other things, a tensor on another device
         return None
     return None
 

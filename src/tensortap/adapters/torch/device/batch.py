@@ -32,7 +32,7 @@ class _ReservedRow(NamedTuple):
     begin: int
     numel: int
     histogram: bool
-    hashed: int | None  # the bytes of which there is a hash
+    hashed: int | None  # the number of bytes that were hashed
 
 
 class Batch:

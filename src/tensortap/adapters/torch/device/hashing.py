@@ -21,7 +21,7 @@ class _TorchHashOperations(HashOperations):
         return torch.cat([raw.new_zeros(before), raw])
 
     def lookup(self, table: Words, index: Tensor) -> Tensor:
-        key = (id(table), index.device)  # the tables are there for good
+        key = (id(table), index.device)  # the tables are kept for the whole process
         if key not in _TABLES:
             _TABLES[key] = torch.from_numpy(table.view(np.int64)).to(index.device)
         return _TABLES[key][index]

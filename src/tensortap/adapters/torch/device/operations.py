@@ -22,7 +22,7 @@ POWER: Final = 4 + len(MOMENTS)
 HASH: Final = POWER + 1
 COUNTS: Final = WORDS
 COUNT_WORDS: Final = 2048
-_BIN: Final = 2 * COUNT_WORDS - 1  # what has no bucket: zeros and what is not finite
+_BIN: Final = 2 * COUNT_WORDS - 1  # elements without a bucket: zeros, and values that are not finite
 _PIECE: Final = 1 << 20
 _INFINITY: Final = float("inf")
 

@@ -21,7 +21,7 @@ from tensortap.adapters.torch.modules.nested import tensors_in
 from tensortap.finding import Finding
 
 _RATES: Final = (1e-2, 1e-3, 1e-1)
-_ENOUGH: Final = 0.5  # of the first loss: overfitting goes well
+_ENOUGH: Final = 0.5  # share of the first loss below which overfitting counts as successful
 _SLOW: Final = 0.9
 _NONE: Final = 0.98
 _FEWEST: Final = 8  # steps, to say anything

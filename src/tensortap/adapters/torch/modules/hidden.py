@@ -62,7 +62,7 @@ class _Hiding:
         with self._lock:
             self._models += 1
             if self._models == 1:
-                self._reduce = copyreg.dispatch_table.get(OrderedDict)  # somebody else's, if there is one
+                self._reduce = copyreg.dispatch_table.get(OrderedDict)  # another library's reducer, if there is one
                 self._create = getattr(_JIT, _CREATE)
                 copyreg.dispatch_table[OrderedDict] = self._reduce_visible
                 setattr(_JIT, _CREATE, self._create_script_module)

@@ -46,7 +46,7 @@ from tensortap.adapters.torch.modules.tensors import (
 from tensortap.record.recorder import OpenStep, Point
 from tensortap.reduce import kernel as kernels
 
-is_tracing: Final = torch._C._is_tracing  # torch.jit.trace would record what a hook asks of a tensor
+is_tracing: Final = torch._C._is_tracing  # torch.jit.trace would record the operations that a hook calls on a tensor
 _NOTHING: Final[Mapping[str, Any]] = {}
 NO_TENSOR_OUT: Final = "returned no tensor"
 NO_TENSOR_IN: Final = "was given no tensor"
@@ -144,7 +144,7 @@ class ForwardPreHook(Hook, kernels.NativeHook):
         self.inputs = ports.get("input", [])
         self.grad_inputs = ports.get("grad_input", [])
         self.bits = bits_of([*self.inputs, *self.grad_inputs])
-        self.names: tuple[str, ...] = ()  # of what forward takes: the compiler could not ask for them
+        self.names: tuple[str, ...] = ()  # names of forward's parameters: the compiler could not look them up
         self.receivers = (
             PortReceiver(observer, steps, self.inputs, compile_status),
             GradientReceiver(observer, steps, self.grad_inputs, compile_status),

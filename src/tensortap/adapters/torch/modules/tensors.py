@@ -33,7 +33,7 @@ _FLAG: Final = "_is_compiling_flag"  # what torch.compiler.is_compiling() tells,
 PLAIN: Final = frozenset((Tensor, torch.nn.Parameter))
 mode_is_on: Final = (
     torch._C._is_torch_function_mode_enabled
-)  # a function mode would see what an observer asks of a tensor
+)  # a function mode would see the functions that an observer calls on a tensor
 
 
 DisableTorchFunction: Final = torch._C.DisableTorchFunction

@@ -41,7 +41,7 @@ class OriginFinder:
         self._devices = observer.devices
         self._explained: dict[str, Origin | None] = {}  # by module; None: it only masks with −inf
         self._pending: dict[OpenStep, list[tuple[Origin, Tensor]]] = {}  # sums on a device, by the module of each
-        self._first: dict[OpenStep, Origin] = {}  # the first non-finite output that no module is known to have made
+        self._first: dict[OpenStep, Origin] = {}  # the first non-finite output of unknown origin
         self._versions: dict[int, int] = {}
 
     def begin(self, given: Any) -> None:

@@ -63,7 +63,7 @@ def _watch_forward(
     with _hooks([module.register_forward_hook(after, with_kwargs=True) for module in names]):
         try:
             run()
-        except Exception:  # what the user's step does with a NaN is not our business here
+        except Exception:  # errors that the user's step raises because of a NaN are ignored here
             if not found:
                 raise
     return found[0] if found else None
@@ -322,5 +322,5 @@ def _hooks(handles: list[Any]) -> Iterator[None]:
 def _ignored() -> Iterator[None]:
     try:
         yield
-    except Exception:  # the first run showed what there is to see; the user's own error comes from their own step
+    except Exception:  # the first run showed all there is; the user's own error comes from their own step
         return

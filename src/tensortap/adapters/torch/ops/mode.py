@@ -18,7 +18,7 @@ _depth: Final = torch._C._len_torch_function_stack
 _at: Final = torch._C._get_function_stack_at
 _push: Final = torch._C._push_on_torch_function_stack
 _pop: Final = torch._C._pop_torch_function_stack
-STACK: Final = (_push, _pop)  # what C needs of it
+STACK: Final = (_push, _pop)  # the functions of PyTorch that C needs
 
 
 class OperationListener(Protocol):

@@ -120,7 +120,7 @@ def _key(dataset: Any, index: Any, depth: int = 4) -> str:
             listed = vars(dataset).get(name)
             if isinstance(listed, (list, tuple)) and len(listed) == len(dataset):
                 return _text_in(listed[index])
-    except Exception:  # a data set of the user's own may do anything
+    except Exception:  # a user's data set may raise anything
         return ""
     return ""
 

@@ -29,7 +29,7 @@ class SampleMonitor:
         self._parameters = parameters
         self._histories: dict[Any, LossHistory] = {}
         self._sizes: dict[Any, InputSizes] = {}
-        self._inputs: list[Any] = []  # weak, since a script may free what it gave
+        self._inputs: list[Any] = []  # weak, since a script may free the batch
         self._call: LossCall | None = None
 
     def model_called(self, inputs: Any) -> None:

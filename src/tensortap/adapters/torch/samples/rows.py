@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_LARGE: Final = 10.0  # times the median of the batch: a sample that is out of size
+_LARGE: Final = 10.0  # times the median of the batch: the size from which a sample is suspicious
 _DECADES: Final = 2.0  # how many make a suspicion of 1, as much as all of a spike's loss
 BAD: Final = 100.0  # the suspicion of an output, a loss or a gradient that is not finite
 _NEGLIGIBLE: Final = 1e-12
@@ -74,7 +74,7 @@ def _excess(losses: Tensor) -> Tensor:
 
 
 def call_behind(loss: Tensor) -> LossCall | None:
-    """Return the call of a loss function that autograd's graph remembers, where nobody saw it being called."""
+    """Return the call of a loss function from autograd's graph, if the call itself was not seen."""
     node = loss.grad_fn
     for _ in range(_MOST_NODES):
         if node is None:

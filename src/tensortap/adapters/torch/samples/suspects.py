@@ -43,7 +43,7 @@ class LossHistory:
         known = self._values
         spike = len(known) >= _FEWEST and self._is_far(value)
         known.append(value)
-        self._sum = sum(known)  # anew: a huge value would leave its rounding error behind
+        self._sum = sum(known)  # summed again: a huge value would leave its rounding error behind
         return "spike" if spike else ""
 
     @property

@@ -32,7 +32,7 @@ class GlobalPreHook:
         if on:
             hooks.setdefault(self.handle.id, self._hook)
         else:
-            hooks.pop(self.handle.id, None)  # another thread may have been quicker
+            hooks.pop(self.handle.id, None)  # another thread may have done it already
 
 
 class AfterCall(Hook):

@@ -48,7 +48,7 @@ class Losses:
         self._measured += _scalars(output)
 
     def take(self) -> Tensor | None:
-        """Return the step's loss, if it has one, on the device it was computed on; and start anew."""
+        """Return the step's loss, if it has one, on the device it was computed on, and reset."""
         summed, averaged = self._backward, self._measured
         self._backward, self._measured = [], []
         self._closure = None if self._closure is None else 0

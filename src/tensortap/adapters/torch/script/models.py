@@ -84,7 +84,7 @@ class ScriptModel:
         """Attach its hooks. Steps are found for all models together, so its adapter does not look for them."""
         plan = self.plan(recorder, probes)
         self.adapter.attach(recorder, plan)
-        # What only the script's further probes chose is for the rules: nobody asked for it by name.
+        # Sites that only the script's further probes chose are for the rules: the user did not name them.
         further = range(2, 1 << len(probes))
         self._added = {f"{path}:{port}" for (path, port), of in plan.ports.items() if all(b in further for _, b in of)}
         steps = self.adapter.steps
@@ -110,7 +110,7 @@ class ScriptModels(Adapter):
         self.probes = tuple(probes)
         self.patterns = tuple({pattern.text: pattern for probe in probes for pattern in probe.patterns}.values())
         self.members: list[ScriptModel] = []
-        self.unmatched: dict[str, str] = {}  # patterns that chose nothing so far, and what there was to choose
+        self.unmatched: dict[str, str] = {}  # patterns that matched nothing so far, and the sites that there were
         self._matched: set[str] = set()
         self._recorder: Recorder | None = None
 

@@ -27,14 +27,14 @@ class LossOwners:
         if id(optimizer) not in self._known:
             self._known.add(id(optimizer))
             self._several |= len({_owner(each, models) or str(id(each)) for each in _in_use(models)}) > 1
-            self._owners.clear()  # models may have come
+            self._owners.clear()  # new models may have been added
         if self._several:
             if optimizer not in self._owners:
                 self._owners[optimizer] = _owner(optimizer, models) or type(optimizer).__name__
             self._owner = self._owners[optimizer]
 
     def take(self) -> str:
-        """Return the owner of the step's loss, and start anew."""
+        """Return the owner of the step's loss, and reset."""
         owner, self._owner = self._owner, ""
         return owner
 

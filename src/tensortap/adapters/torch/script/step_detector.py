@@ -63,7 +63,7 @@ class ScriptStepDetector:
 
     @property
     def holds_old_gradients(self) -> bool:
-        """Return whether gradients that there are now are none of the open step, which evaluates."""
+        """Return whether the current gradients are not from the open step, which evaluates."""
         return not (self._learning or self._backward)
 
     def expected_phase(self, module: nn.Module) -> str:

@@ -75,7 +75,7 @@ class ScriptWatcher:
             register_optimizer_step_pre_hook(self._before_optimizer),
             register_optimizer_step_post_hook(self._after_optimizer),
         ]
-        # PyTorch warns of what does not concern us: we tell a compiled model from the module it was made of.
+        # The warning does not concern us: we tell a compiled model from the module that it wraps.
         warnings.filterwarnings("ignore", "Using `torch.compile.module.` when there are global hooks")
         CONTEXT.join(EventLog(), self, pending=True)  # what is made before the first model is called counts too
         self._backward = torch.autograd.backward
@@ -161,7 +161,7 @@ class ScriptWatcher:
             self._local.called.add(module)
             self._local.depth += 1
             self._shared |= not self._at_home()
-            # What a known model calls is known: let it run as if nobody watched. A new one is listened to once, unless
+            # The parts of a known model are known: it runs without our hooks. A new one is observed once, unless
             # it may be compiled just now: the code would be compiled again when the hook is gone.
             if not new_hooks or "torch._dynamo" in sys.modules:
                 self._every_call.switch(self._shared)
@@ -194,7 +194,7 @@ class ScriptWatcher:
                 self._track(module)  # its steps and losses are still its own
                 return []
             if self._at_home() and not _computes_again():
-                self._end_before(module)  # the step that is over is none of a model that joins only now
+                self._end_before(module)  # the finished step does not belong to a model that joins only now
             before = set(module._forward_pre_hooks)
             try:
                 self._watch(module)
@@ -202,7 +202,7 @@ class ScriptWatcher:
                 self.left_out[type(module).__name__] = str(error)
                 return self._known.pass_by(module)
             self._known.note_model(module, [key for key in module._forward_pre_hooks if key not in before])
-            self._track(module)  # the last: until it is known, other threads that call it wait for the lock
+            self._track(module)  # done last: until the module is known, other threads that call it wait for the lock
             return self._known.new_hooks(module)
 
     def _watch(self, module: nn.Module) -> None:

@@ -67,7 +67,7 @@ def _is_judged(event: TrainingEvent) -> bool:
 
 
 def _compares(data: dict[str, Any]) -> bool:
-    """Return whether the logits are similarities, of which the first is the right one, as in contrastive losses."""
+    """Return whether the logits are similarities and the first one is right, as in contrastive losses."""
     operations = data.get("operations") or [""]
     return str(operations[0]) in ("Div", "Mul", "Mm", "Bmm", "Sub", "Neg", "Cat")
 

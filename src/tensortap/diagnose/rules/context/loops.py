@@ -115,7 +115,7 @@ def graph_detached(history: RunHistory) -> Iterator[Finding]:
 
 
 def _is_side_branch(history: RunHistory, known: dict[str, Any], names: list[str]) -> bool:
-    """Return whether a layer or two are cut off while the first layer learns: an output that nobody asked for.
+    """Return whether one or two layers are cut off while the first layer learns: an unused output.
 
     Whoever cuts the way from the loss cuts it for all that comes before.
     """
