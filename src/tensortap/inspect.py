@@ -17,7 +17,7 @@ from tensortap.diagnose import findings
 from tensortap.errors import ProbeError, TensortapError, suggest
 from tensortap.finding import Findings
 from tensortap.reduce.summary import Summary, summarize
-from tensortap.select.probes import Probe
+from tensortap.select.probes import Probe, is_model_or_array
 from tensortap.select.sites import Candidate, Pattern
 from tensortap.verification import run_verification
 from tensortap.watch import watch
@@ -83,8 +83,7 @@ def _refuse_other_order(inputs: Any, patterns: Sequence[Any]) -> None:
     named = isinstance(inputs, (str, Pattern))
     for item in patterns:
         is_pattern = isinstance(item, (str, Pattern, Probe, type)) or callable(item)
-        is_value = any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__"))
-        if (is_value and not isinstance(item, type)) or (named and not is_pattern):
+        if is_model_or_array(item) or (named and not is_pattern):
             example = getattr(inputs, "text", inputs) if named else "layer1"
             raise ProbeError(
                 f"capture(model, batch, patterns) takes the batch second and patterns after it, got a "

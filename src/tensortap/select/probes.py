@@ -135,12 +135,22 @@ def escalation(
     return Escalation(tuple(Pattern.parse(site) for site in sites), as_reducers(keep), trigger)
 
 
+def is_model_or_array(item: Any) -> bool:
+    """Return whether a value is a model or an array, given in the place of a pattern.
+
+    >>> is_model_or_array("fc"), is_model_or_array(range), is_model_or_array(memoryview(b""))
+    (False, False, False)
+    """
+    if isinstance(item, type):  # a class chooses the layers of that class
+        return False
+    return any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__"))
+
+
 def as_probes(items: Iterable[Probe | str | Pattern | Callable[[Candidate], bool]]) -> tuple[Probe, ...]:
     """Return the arguments of `watch` as probes: bare patterns are combined into one default probe."""
     given = tuple(items)
     for item in given:
-        looks_like_a_model = any(hasattr(item, name) for name in ("named_modules", "get_weights", "__array__"))
-        if looks_like_a_model and not isinstance(item, type):  # a class chooses the layers of that class
+        if is_model_or_array(item):
             raise ProbeError(
                 f"watch() takes one model, then patterns and probes; got a {type(item).__name__} among them. Watch "
                 "another model by a call of its own, tt.watch(other), or put both into one module"
