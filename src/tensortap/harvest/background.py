@@ -33,13 +33,15 @@ class BackgroundWriter:
         self._bytes = 0
         self._busy = False
         self._failure: BaseException | None = None
-        self._changed = threading.Condition()
+        # Python's own `__enter__` of a condition could be left by a KeyboardInterrupt with the lock held for ever.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def put(self, work: Work, size: int = 0) -> None:
         """Give work that holds so many bytes until it is done."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._failure or self._bytes + size <= self._most or not self._bytes)
             self._raise()
             self._waiting.append((work, size))
@@ -51,13 +53,13 @@ class BackgroundWriter:
 
     def wait(self) -> None:
         """Wait until everything is done."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._failure or not (self._waiting or self._busy))
             self._raise()
 
     def close(self) -> None:
         """Drop what waits, let what is being done end, and end the thread."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._waiting.clear()
             self._changed.notify_all()
@@ -83,7 +85,7 @@ class BackgroundWriter:
             self._done(size, failure)
 
     def _next(self) -> tuple[Work, int] | None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._closed or (self._waiting and self._failure is None))
             if self._closed:
                 return None
@@ -91,7 +93,7 @@ class BackgroundWriter:
             return self._waiting.popleft()
 
     def _done(self, size: int, failure: BaseException | None) -> None:
-        with self._changed:
+        with self._lock:
             self._busy = False
             self._bytes = max(0, self._bytes - size)
             self._failure = failure
