@@ -234,6 +234,14 @@ def test_a_longer_loader_is_other_data(tmp_path: Path) -> None:
         harvest(DataLoader(TensorDataset(torch.cat([ROWS, ROWS])), 2), tmp_path / "acts", inputs=[0])
 
 
+def test_a_loader_draws_nothing_from_the_users_random_state(tmp_path: Path) -> None:
+    """A loader draws a seed for each pass over it; the generator's state is afterwards what it was."""
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    harvest(DataLoader(TensorDataset(ROWS), 2), tmp_path / "acts", inputs=[0])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_texts_with_a_collate_are_samples(tmp_path: Path) -> None:
     """A list of texts is a list of paths only where nothing turns texts into batches."""
 

@@ -214,6 +214,10 @@ class Framework:
         """Return the arrays that a model holds, by name: what tells one model from another."""
         return {}
 
+    def structure(self, model: Any) -> str:
+        """Return the classes and settings of a model's layers: models with the same weights may differ in them."""
+        return ""
+
     def parameters_of_call(self, model: Any) -> frozenset[str] | None:
         """Return the parameter names of a model's call; None if any name is accepted."""
         return None

@@ -110,10 +110,11 @@ class _Harvesting:
 
     def run(self, overwrite: bool, shown: bool) -> Harvest:
         """Harvest, or go on with it, and take the taps off whatever happens."""
-        try:
-            self._run(overwrite, shown)
-        finally:
-            self._model.close()
+        with self._model.framework.seeded(self._options["seed"]):  # a loader draws a seed for each pass
+            try:
+                self._run(overwrite, shown)
+            finally:
+                self._model.close()
         return open_harvest(self._folder.files.url)
 
     def _run(self, overwrite: bool, shown: bool) -> None:

@@ -64,14 +64,16 @@ class KerasFramework(ArrayFramework):
         return {f"variable {v.path}": np.array(v.numpy(), copy=True) for v in variables_of_training(model)}
 
     def weights(self, model: Any) -> dict[str, Array]:
-        """Return the weights in their order, and the bytes of a text that says what the layers are.
+        """Return the weights in their order.
 
         Paths are left out, as Keras counts up the names of models and layers in a process; so are seeds, which a model
         that is made again may draw anew, and what belongs to an optimizer or a metric.
         """
-        arrays = {f"{number:06d} {v.name}": np.array(v.numpy(), copy=True) for number, v in enumerate(model.weights)}
-        told = "\n".join(_told_layer(layer.value) for layer in layers_of(model))
-        return {**arrays, "": np.frombuffer(told.encode(), np.uint8)}  # no weight has this name
+        return {f"{number:06d} {v.name}": np.array(v.numpy(), copy=True) for number, v in enumerate(model.weights)}
+
+    def structure(self, model: Any) -> str:
+        """Return the class and the activation function of every layer."""
+        return "\n".join(_told_layer(layer.value) for layer in layers_of(model))
 
     def traces(self, model: Any) -> dict[str, Any]:
         """Return every attribute of every layer."""

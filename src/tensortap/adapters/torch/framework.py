@@ -97,10 +97,14 @@ class TorchFramework(Framework):
                 torch.cuda.set_rng_state_all(gpus)
 
     def weights(self, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-        """Return parameters and buffers, and the bytes of a text that says what the modules are."""
+        """Return parameters and buffers."""
         named = [*model.named_parameters(), *model.named_buffers()]
-        arrays = {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
-        return {**arrays, "": np.frombuffer(_told_modules(model).encode(), np.uint8)}  # no weight has this name
+        return {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
+
+    def structure(self, model: nn.Module) -> str:
+        """Return the class and the settings of every module."""
+        told = (f"{path} {module._get_name()}({module.extra_repr()})" for path, module in model.named_modules())
+        return _ADDRESS.sub("", "\n".join(told))
 
     def parameters_of_call(self, model: nn.Module) -> frozenset[str] | None:
         """Return the names of forward's parameters."""
@@ -292,9 +296,3 @@ def _own_tensor(leaf: Any) -> Tensor | None:
 
 
 FRAMEWORK: Final = TorchFramework()
-
-
-def _told_modules(model: nn.Module) -> str:
-    """Return the class and the settings of every module: two models may differ in nothing else."""
-    told = (f"{path} {module._get_name()}({module.extra_repr()})" for path, module in model.named_modules())
-    return _ADDRESS.sub("", "\n".join(told))
