@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from types import FrameType
-from typing import Any
-
 import pytest
+from interrupts import ends, interrupted_behind_locks
 
 from tensortap.harvest.background import BackgroundWriter
-
-ENTERED = threading.Condition.__enter__.__code__
-
-
-def interrupt_behind_the_lock(frame: FrameType, event: str, arg: object) -> Any:
-    """A tracer that raises as a signal handler does, between taking a condition's lock and the block."""
-    if event == "return" and frame.f_code is ENTERED:
-        raise KeyboardInterrupt
-    return interrupt_behind_the_lock
 
 
 @pytest.mark.parametrize("method", ["put", "wait", "close"])
@@ -29,15 +16,6 @@ def test_an_interrupt_leaves_no_lock_behind(method: str) -> None:
     writer.put(lambda: done.append(1))
     writer.wait()
     given = [lambda: done.append(2)] if method == "put" else []
-    before = sys.gettrace()
-    sys.settrace(interrupt_behind_the_lock)
-    try:
+    with interrupted_behind_locks():
         getattr(writer, method)(*given)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(before)
-    closing = threading.Thread(target=writer.close, daemon=True)
-    closing.start()
-    closing.join(20)
-    assert not closing.is_alive() and done[0] == 1
+    assert ends(writer.close) and done[0] == 1

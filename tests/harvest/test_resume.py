@@ -100,6 +100,18 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing(tmp_path: Path, monkeypa
     assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
 
 
+def test_unfinished_files_of_a_killed_process_are_cleared_away(tmp_path: Path) -> None:
+    """What was not whole yet when a process died is gone once the harvest is complete, in every folder."""
+    torch.set_num_threads(1)
+    harvest(tmp_path / "whole")
+    assert killed(lambda: harvest(tmp_path / "acts"), 20)
+    for name in ("manifest/.part-000001.json.0a1b2c3d", "statistics/.part-000001.safetensors.0a1b2c3d"):
+        (tmp_path / "acts" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "acts" / name).write_bytes(b"")
+    harvest(tmp_path / "acts")
+    assert contents(tmp_path / "acts") == contents(tmp_path / "whole")
+
+
 def test_killed_again_and_again(tmp_path: Path) -> None:
     """A harvest that dies after every few writes gets to its end, and every row is there once."""
     torch.set_num_threads(1)

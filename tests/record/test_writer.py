@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from interrupts import ends, interrupted_behind_locks
 
 from tensortap.record.counters import Counters, TensortapWarning
 from tensortap.record.step import Step
 from tensortap.record.writer import Writer
 from tensortap.reduce.reducers import full
+from tensortap.sinks.memory import Memory
 from tensortap.store.folder import RunFolder
 from tensortap.store.run import open_run
 
@@ -131,6 +133,19 @@ def test_flush_waits_for_everything_handed_over(make_step: MakeStep) -> None:
     writer.flush()
     assert sink.steps == list(range(5)) and not sink.closed
     writer.close()
+
+
+@pytest.mark.parametrize("method", ["put", "flush", "close"])
+def test_an_interrupt_leaves_no_lock_behind(method: str, make_step: MakeStep) -> None:
+    """After Ctrl-C in any of its methods the thread still writes what it was given, and `close` ends."""
+    memory = Memory()
+    writer = Writer([memory])
+    writer.put(make_step({"a": np.ones(3)}))
+    writer.flush()
+    given = [make_step({"a": np.ones(3)}, number=1)] if method == "put" else []
+    with interrupted_behind_locks():
+        getattr(writer, method)(*given)
+    assert ends(writer.close) and memory.records[0].step == 0
 
 
 def test_closing_twice_closes_once(make_step: MakeStep) -> None:

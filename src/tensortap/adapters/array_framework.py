@@ -17,7 +17,7 @@ from tensortap.adapters.batches import copied
 from tensortap.adapters.locate import locate
 from tensortap.adapters.nested import call_with
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions, Framework
-from tensortap.adapters.results import Captured, Origin
+from tensortap.adapters.results import Captured, ModelIdentity, Origin
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.errors import UnsupportedError
 from tensortap.record.recorder import OpenStep, Point, Recorder
@@ -58,9 +58,9 @@ class ArrayFramework(Framework):
         """Return the arrays that a model holds, by name."""
         return {}
 
-    def weights(self, model: Any) -> dict[str, Array]:
-        """Return the arrays that a model holds, by name."""
-        return self.state(model)
+    def identity(self, model: Any) -> ModelIdentity:
+        """Return the arrays that a model holds."""
+        return ModelIdentity(self.state(model))
 
     def traces(self, model: Any) -> dict[str, Any]:
         """Return the state in which leftovers of a tap would show."""

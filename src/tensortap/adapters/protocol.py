@@ -6,7 +6,7 @@ Both are base classes with a default for whatever is optional. A new framework i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Literal, NamedTuple
 
@@ -17,7 +17,7 @@ from tensortap.adapters.batches import host_arrays
 from tensortap.adapters.capabilities import Capabilities, refuse
 from tensortap.adapters.model_check import ModelCheck, ModelQuestion
 from tensortap.adapters.plan import Groups, Plan, check_operation, choose
-from tensortap.adapters.results import Captured, Origin, full_site_name
+from tensortap.adapters.results import Captured, ModelIdentity, Origin, full_site_name
 from tensortap.adapters.rng import seeded_rng
 from tensortap.adapters.steps import StepDetector
 from tensortap.adapters.verification import VerificationSubject
@@ -210,13 +210,9 @@ class Framework:
         """
         return seeded_rng(seed)
 
-    def weights(self, model: Any) -> Mapping[str, npt.NDArray[Any]]:
-        """Return the arrays that a model holds, by name: what tells one model from another."""
-        return {}
-
-    def structure(self, model: Any) -> str:
-        """Return the classes and settings of a model's layers: models with the same weights may differ in them."""
-        return ""
+    def identity(self, model: Any) -> ModelIdentity:
+        """Return what tells one model from another."""
+        return ModelIdentity({})
 
     def parameters_of_call(self, model: Any) -> frozenset[str] | None:
         """Return the parameter names of a model's call; None if any name is accepted."""

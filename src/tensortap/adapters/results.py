@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy.typing as npt
+
 from tensortap import text
 from tensortap.reduce.summary import Summary, describe
 from tensortap.select.patterns import Pattern
@@ -110,6 +112,16 @@ _STATE: Final = (
 
 def _verdict(same: bool) -> str:
     return "bit for bit the same with and without taps" if same else "DIFFER with taps"
+
+
+class ModelIdentity(NamedTuple):
+    """What tells one model from another: its arrays by name, and the classes and settings of its layers.
+
+    Models with the same weights may differ in their layers: in an activation function, say.
+    """
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    layers: str = ""
 
 
 class TensorSummary(NamedTuple):

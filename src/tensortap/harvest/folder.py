@@ -26,7 +26,7 @@ from tensortap.harvest.rows import Array
 from tensortap.harvest.staging import PARTIAL, Staging, part_name, reading, storing
 from tensortap.harvest.statistics import SiteStatistics
 from tensortap.store.files import Files, load_json
-from tensortap.store.names import HARVEST_JSON, is_hidden_name
+from tensortap.store.names import HARVEST_JSON, is_hidden_name, visible_name
 
 PLAN: Final = HARVEST_JSON
 MANIFEST: Final = "manifest"
@@ -221,7 +221,7 @@ def _remove_work(files: Files) -> None:
 
 def _remove_ours(files: Files, folder: str, kind: str) -> None:
     there = files.list(folder)
-    ours = [name for name in there if _OURS[kind].fullmatch(name) or is_hidden_name(name)]
+    ours = [name for name in there if _OURS[kind].fullmatch(visible_name(name)) or is_hidden_name(name)]
     if ours and len(ours) == len(there):
         files.remove_all(folder)
         return

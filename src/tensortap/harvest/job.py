@@ -69,10 +69,10 @@ class TappedModel:
         return BatchForward(job, self._run, self.framework, self.framework.parameters_of_call(self.model))
 
     def fingerprint(self) -> str:
-        """Return a hash that tells other models from this, by its weights and its structure."""
-        model, framework = self.model, self.framework
-        head = f"{framework.capabilities.title} {type(model).__qualname__}\n{framework.structure(model)}"
-        return fingerprint_of_arrays(head, framework.weights(model) or arrays_of_object(model))
+        """Return a hash that tells other models from this, by its weights and its layers."""
+        identity = self.framework.identity(self.model)
+        head = f"{self.framework.capabilities.title} {type(self.model).__qualname__}\n{identity.layers}"
+        return fingerprint_of_arrays(head, identity.arrays or arrays_of_object(self.model))
 
     def close(self) -> None:
         """Take the taps off, and leave the model as it was."""

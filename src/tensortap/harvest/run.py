@@ -106,6 +106,7 @@ class _Harvesting:
         self._options = options
         self._model = TappedModel(job)
         self._source = job.source()
+        self._world = engine.world if isinstance(engine, Processes) else World(0, 1)
         self._left_out: dict[str, tuple[int, ...]] = {}
 
     def run(self, overwrite: bool, shown: bool) -> Harvest:
@@ -140,7 +141,7 @@ class _Harvesting:
             self._folder.tidy()
             progress.say("is complete already; nothing was done")
             return
-        if resumed:
+        if resumed and self._world.rank == 0:  # to another process, what its neighbours have done looks the same
             done = len(self._folder.committed())
             progress.say(f"{text.counted(done, 'part')} committed before; going on from there")
         parts = self._engine.run(self._job, self._model, self._source, plan, self._folder, progress)
@@ -177,11 +178,10 @@ class _Harvesting:
         return plan
 
     def _run_ahead(self) -> BatchAhead | None:
-        world = self._engine.world if isinstance(self._engine, Processes) else World(0, 1)
-        if world.rank == 0:
+        if self._world.rank == 0:
             return None
-        notes = CrashNotes(self._folder.staging, f"ahead-{world.rank}")
-        return run_ahead(self._source, world, self._model.forward(self._job), notes)
+        notes = CrashNotes(self._folder.staging, f"ahead-{self._world.rank}")
+        return run_ahead(self._source, self._world, self._model.forward(self._job), notes)
 
     def _keep_for_later(self, number: int, rows: Mapping[str, KeptRows]) -> None:
         """Keep the rows of a batch that was run before the work began, which then need not run it."""

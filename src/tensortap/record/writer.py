@@ -52,7 +52,7 @@ class Writer:
         self._most_bytes = queue_bytes
         self._block = when_full == "block"
         self._release = release
-        self._changed = threading.Condition()
+        self._make_lock()
         self._busy = False
         self._closing = False
         self._alive = True
@@ -84,7 +84,7 @@ class Writer:
 
     def flush(self) -> None:
         """Wait until everything handed over so far is written."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not (self._queue or self._busy) or not self._running())
         self.guarded.raise_error()
 
@@ -103,7 +103,13 @@ class Writer:
         self._alive = False
         self._forked = True
         self._queue.clear()
-        self._changed = threading.Condition()
+        self._make_lock()
+
+    def _make_lock(self) -> None:
+        # `with condition:` runs Python's own `__enter__`, which a KeyboardInterrupt can leave with the lock held for
+        # ever; a lock's is one instruction.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def _refuse(self, step: Step) -> None:
         if not self._forked:
@@ -117,7 +123,7 @@ class Writer:
         def fits() -> bool:  # a step larger than the queue goes through alone
             return not self._queued_bytes or self._queued_bytes + size <= self._most_bytes
 
-        with self._changed:
+        with self._lock:
             if not self._block and not fits():
                 self._drop(step, sinks)
                 return
@@ -149,12 +155,12 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def _ensure_running(self) -> None:
-        with self._changed:  # threads that hand over their first steps at once start one writer, not two
+        with self._lock:  # threads that hand over their first steps at once start one writer, not two
             if not self._running():
                 self._start()
 
     def _stop(self, timeout: float | None) -> None:
-        with self._changed:
+        with self._lock:
             self._closing = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -172,7 +178,7 @@ class Writer:
     def _write_all(self) -> None:
         due = time.monotonic() + _TICK_SECONDS
         while True:
-            with self._changed:
+            with self._lock:
                 if not self._queue and not self._closing:
                     self._changed.wait(max(0.0, due - time.monotonic()))
                 if not self._queue and self._closing:
@@ -184,12 +190,12 @@ class Writer:
                 due = time.monotonic() + _TICK_SECONDS
 
     def _write_next(self) -> None:
-        with self._changed:
+        with self._lock:
             step, sinks, size = self._queue.popleft()
             self._busy = True
         self.guarded.write(step, sinks)
         self._release(step)
-        with self._changed:
+        with self._lock:
             self._queued_bytes -= size
             self._busy = False
             self._changed.notify_all()

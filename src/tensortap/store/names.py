@@ -72,6 +72,16 @@ def hidden_name(name: str) -> str:
     return f".{name}.{new_id()[:8]}"
 
 
+def visible_name(name: str) -> str:
+    """Return what a hidden file is called once it is whole; other names as they are.
+
+    >>> visible_name(".part-000001.json.0a1b2c3d"), visible_name("part-000001.json")
+    ('part-000001.json', 'part-000001.json')
+    """
+    found = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}", name)
+    return found[1] if found else name
+
+
 def is_hidden_name(name: str) -> bool:
     """Return whether a file has the name of one that is not whole yet."""
     return bool(_HIDDEN.fullmatch(name))

@@ -17,6 +17,7 @@ from tensortap.adapters.keras.layers import layers_of
 from tensortap.adapters.keras.observer import arrays_of
 from tensortap.adapters.keras.state import build, names_of_arguments, preserved, training_step, variables_of_training
 from tensortap.adapters.protocol import DEFAULT_OPTIONS, AdapterOptions
+from tensortap.adapters.results import ModelIdentity
 from tensortap.adapters.verification import VerificationSubject
 from tensortap.errors import UnsupportedError
 
@@ -63,17 +64,14 @@ class KerasFramework(ArrayFramework):
         """Return all variables, those of the optimizer and the metrics too."""
         return {f"variable {v.path}": np.array(v.numpy(), copy=True) for v in variables_of_training(model)}
 
-    def weights(self, model: Any) -> dict[str, Array]:
-        """Return the weights in their order.
+    def identity(self, model: Any) -> ModelIdentity:
+        """Return the weights in their order, and the class and the activation function of every layer.
 
         Paths are left out, as Keras counts up the names of models and layers in a process; so are seeds, which a model
         that is made again may draw anew, and what belongs to an optimizer or a metric.
         """
-        return {f"{number:06d} {v.name}": np.array(v.numpy(), copy=True) for number, v in enumerate(model.weights)}
-
-    def structure(self, model: Any) -> str:
-        """Return the class and the activation function of every layer."""
-        return "\n".join(_told_layer(layer.value) for layer in layers_of(model))
+        arrays = {f"{number:06d} {v.name}": np.array(v.numpy(), copy=True) for number, v in enumerate(model.weights)}
+        return ModelIdentity(arrays, "\n".join(_told_layer(layer.value) for layer in layers_of(model)))
 
     def traces(self, model: Any) -> dict[str, Any]:
         """Return every attribute of every layer."""

@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime
 
 from tensortap.adapters.array_framework import ArrayFramework
-from tensortap.adapters.arrays import Array
 from tensortap.adapters.onnx.adapter import OnnxAdapter
 from tensortap.adapters.onnx.capabilities import CAPABILITIES
+from tensortap.adapters.results import ModelIdentity
 
 
 class OnnxFramework(ArrayFramework):
@@ -31,10 +31,10 @@ class OnnxFramework(ArrayFramework):
             inputs = dict(zip((given.name for given in model.get_inputs()), values, strict=True))
         return model.run(None, dict(inputs))  # type: ignore[no-any-return]
 
-    def weights(self, model: Any) -> dict[str, Array]:
+    def identity(self, model: Any) -> ModelIdentity:
         """Return the bytes of the model, as the session was given them."""
         data = model._model_bytes or Path(model._model_path).read_bytes()
-        return {"model": np.frombuffer(data, np.uint8)}
+        return ModelIdentity({"model": np.frombuffer(data, np.uint8)})
 
     def parameters_of_call(self, model: Any) -> frozenset[str]:
         """Return the names of the session's inputs."""

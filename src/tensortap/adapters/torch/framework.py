@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -24,7 +23,7 @@ from tensortap.adapters.protocol import (
     Framework,
     watched_by_default,
 )
-from tensortap.adapters.results import Captured, Origin
+from tensortap.adapters.results import Captured, ModelIdentity, Origin
 from tensortap.adapters.torch import metrics
 from tensortap.adapters.torch.adapter import TorchAdapter, adapt
 from tensortap.adapters.torch.capabilities import CAPABILITIES
@@ -96,15 +95,12 @@ class TorchFramework(Framework):
             if gpus:
                 torch.cuda.set_rng_state_all(gpus)
 
-    def weights(self, model: nn.Module) -> dict[str, npt.NDArray[Any]]:
-        """Return parameters and buffers."""
+    def identity(self, model: nn.Module) -> ModelIdentity:
+        """Return parameters, buffers, and the class and the settings of every module."""
         named = [*model.named_parameters(), *model.named_buffers()]
-        return {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
-
-    def structure(self, model: nn.Module) -> str:
-        """Return the class and the settings of every module."""
-        told = (f"{path} {module._get_name()}({module.extra_repr()})" for path, module in model.named_modules())
-        return _ADDRESS.sub("", "\n".join(told))
+        arrays = {name: host_array(tensor) for name, tensor in named if not nn.parameter.is_lazy(tensor)}
+        layers = (f"{path} {module._get_name()}({module.extra_repr()})" for path, module in model.named_modules())
+        return ModelIdentity(arrays, _ADDRESS.sub("", "\n".join(layers)))
 
     def parameters_of_call(self, model: nn.Module) -> frozenset[str] | None:
         """Return the names of forward's parameters."""
