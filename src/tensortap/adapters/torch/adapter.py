@@ -96,8 +96,9 @@ class TorchAdapter(Adapter):
         self.steps = TorchStepDetector(recorder, PendingGradients(owners, sharded).any)
         self._hooks = ModelHooks(tree, self._observer, self.steps, plan, self.options)
         self._names = NamedValues(self._observer, self.steps, plan, self._hooks.compile_status)
-        self._hooks.register(tree, root if (called := self._called()) is None else called, self._root_called)
         self._parameters = ParameterTaps(self._observer, self.steps, self._members(plan, owners, sharded))
+        # From here on another thread may call the model: what its hooks ask for is there.
+        self._hooks.register(tree, root if (called := self._called()) is None else called, self._root_called)
         self._optimizers = OptimizerHooks(self.steps, self._parameters)
         if self.options.context:
             CONTEXT.join(recorder.events, self)
