@@ -34,6 +34,7 @@ def ray() -> Iterator[Any]:
     variables = {
         "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1",
         "RAY_AUTH_MODE": "disabled", "RAY_enable_metrics_collection": "0",
+        "RAY_worker_niceness": "0",  # by default 15: beside other tests they would wait for minutes
     }  # fmt: skip
     handler, printing = signal.getsignal(signal.SIGTERM), builtins.print
     with pytest.MonkeyPatch.context() as patch:
